@@ -1,0 +1,67 @@
+# Two commands from a fresh clone: `make demo` and `make test`. Both set up .venv if it is not there, or if what it
+# was built from has changed since.
+
+PYTHON ?= python3
+DEMO ?=
+PYTEST ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format tables test-neon build clean
+
+help:
+	@echo 'make demo      train with 2 local workers, dense and with 2-bit gradients, and compare (DEMO="--compressor topk")'
+	@echo 'make test      lint, type check and run the whole suite (PYTEST="-k ddp")'
+	@echo 'make lint      ruff, mypy, pre-commit configuration'
+	@echo 'make format    let ruff mend what it can'
+	@echo 'make tables    rewrite the tables of README.md and docs/ from the registry'
+	@echo 'make test-neon compare the NEON kernels with the scalar ones in an emulator'
+	@echo 'make build     a wheel in dist/'
+	@echo 'make clean     remove all that these commands made, .venv included'
+
+demo: .venv/.bench
+	$(BIN)/gradwire demo $(DEMO)
+
+test: lint
+	$(BIN)/pytest --doctest-modules src tests $(PYTEST)
+
+lint: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pre-commit validate-config
+
+format: .venv/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+tables: .venv/.test
+	$(BIN)/python -m tests.house.tables
+
+test-neon:
+	csrc/tests/neon.sh
+
+build: .venv/.made
+	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "gradwire needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.bench: .venv/.made $(SOURCES)
+	$(PIP) -e '.[bench]'
+	@touch $@
+
+# It contains the other, so the demo need not install again.
+.venv/.test: .venv/.made $(SOURCES)
+	$(PIP) -e '.[test]'
+	@touch .venv/.bench $@

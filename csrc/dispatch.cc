@@ -1,0 +1,95 @@
+#include "dispatch.h"
+
+#include <atomic>
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace gradwire {
+
+namespace scalar {
+extern const KernelTable table;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const KernelTable table;
+}
+namespace avx512 {
+extern const KernelTable table;
+}
+#elif defined(__aarch64__)
+namespace neon {
+extern const KernelTable table;
+}
+#endif
+
+namespace {
+
+struct Target {
+  const KernelTable* table;
+  bool supported;
+  std::atomic<std::int64_t> calls{0};
+};
+
+#if defined(__x86_64__)
+// Not every compiler's __builtin_cpu_supports() knows this name.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt") && has_f16c(); }
+
+bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+// Best first; scalar is always the last.
+Target all[] = {
+#if defined(__x86_64__)
+    {&avx512::table, has_avx512()},
+    {&avx2::table, has_avx2()},
+#elif defined(__aarch64__)
+    {&neon::table, true},
+#endif
+    {&scalar::table, true},
+};
+
+Target* best() {
+  for (Target& target : all)
+    if (target.supported) return &target;
+  return nullptr;
+}
+
+std::atomic<Target*> chosen{best()};
+
+Target& find(const std::string& name) {
+  for (Target& target : all)
+    if (target.supported && name == target.table->target) return target;
+  std::string allowed;
+  for (const std::string& known : targets()) allowed += (allowed.empty() ? "" : ", ") + known;
+  throw std::invalid_argument("the SIMD target must be one of " + allowed + " on this CPU, got '" + name + "'");
+}
+
+}  // namespace
+
+std::vector<std::string> targets() {
+  std::vector<std::string> names;
+  for (const Target& target : all)
+    if (target.supported) names.push_back(target.table->target);
+  return names;
+}
+
+const KernelTable& active() { return *chosen.load(std::memory_order_relaxed)->table; }
+
+void set_target(const std::string& name) { chosen.store(&find(name), std::memory_order_relaxed); }
+
+std::int64_t calls(const std::string& name) { return find(name).calls.load(std::memory_order_relaxed); }
+
+void count_call() { chosen.load(std::memory_order_relaxed)->calls.fetch_add(1, std::memory_order_relaxed); }
+
+}  // namespace gradwire

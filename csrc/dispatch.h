@@ -1,0 +1,36 @@
+// Which SIMD target runs, and the call of one of its kernels.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "parallel.h"
+
+namespace gradwire {
+
+// The targets this CPU has, best first.
+std::vector<std::string> targets();
+
+// The kernels in use: those of the best target until set_target().
+const KernelTable& active();
+
+// Throws std::invalid_argument for a name that is not in targets(). Not meant to be called while kernels run.
+void set_target(const std::string& name);
+
+// How many kernels of this target were started since the program began.
+std::int64_t calls(const std::string& name);
+
+void count_call();
+
+// Runs a kernel over [0, n) in ranges that begin at multiples of `align`.
+template <class Args>
+void run(void (*KernelTable::*kernel)(const Args&, std::int64_t, std::int64_t), const Args& args, std::int64_t n,
+         std::int64_t align, int threads) {
+  const auto function = active().*kernel;
+  count_call();
+  parallel_for(n, align, threads, [&](std::int64_t begin, std::int64_t end, int) { function(args, begin, end); });
+}
+
+}  // namespace gradwire

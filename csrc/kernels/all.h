@@ -1,0 +1,23 @@
+// Every kernel, for the target that csrc/targets/table.inc is compiling.
+#pragma once
+
+#include "kernels/cast_add_decoded.h"
+#include "kernels/cast_encode.h"
+#include "kernels/nonfinite.h"
+#include "kernels/onebit_add_decoded.h"
+#include "kernels/onebit_encode.h"
+#include "kernels/onebit_encode_feedback.h"
+#include "kernels/philox.h"
+#include "kernels/qsgd_add_decoded.h"
+#include "kernels/qsgd_encode.h"
+#include "kernels/qsgd_encode_feedback.h"
+#include "kernels/sparse_add_decoded.h"
+#include "kernels/swap.h"
+#include "kernels/topk_emit.h"
+#include "kernels/topk_emit_found.h"
+#include "kernels/topk_scan.h"
+#include "kernels/topk_scan_feedback.h"
+#include "kernels/triad.h"
+#include "kernels/twobit_add_decoded.h"
+#include "kernels/twobit_encode.h"
+#include "kernels/twobit_encode_feedback.h"

@@ -1,0 +1,165 @@
+// The vector types on AVX-512: one register each.
+#pragma once
+
+namespace gradwire::avx512 {
+
+struct F32 { __m512 v; };
+struct U32 { __m512i v; };
+struct Mask { __mmask16 v; };
+
+GRADWIRE_INLINE F32 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+GRADWIRE_INLINE void store(float* p, F32 x) { _mm512_storeu_ps(p, x.v); }
+GRADWIRE_INLINE void store_past_cache(float* p, F32 x) { _mm512_stream_ps(p, x.v); }
+GRADWIRE_INLINE void finish_stores() { _mm_sfence(); }
+GRADWIRE_INLINE F32 set(float x) { return {_mm512_set1_ps(x)}; }
+GRADWIRE_INLINE F32 operator+(F32 a, F32 b) { return {_mm512_add_ps(a.v, b.v)}; }
+GRADWIRE_INLINE F32 operator-(F32 a, F32 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+GRADWIRE_INLINE F32 operator*(F32 a, F32 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+GRADWIRE_INLINE F32 operator/(F32 a, F32 b) { return {_mm512_div_ps(a.v, b.v)}; }
+GRADWIRE_INLINE F32 mul_add_exact(F32 a, F32 b, F32 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+GRADWIRE_INLINE F32 min(F32 a, F32 b) { return {_mm512_min_ps(a.v, b.v)}; }
+GRADWIRE_INLINE F32 sqrt(F32 x) { return {_mm512_sqrt_ps(x.v)}; }
+GRADWIRE_INLINE F32 floor(F32 x) { return {_mm512_roundscale_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)}; }
+GRADWIRE_INLINE Mask ge(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ)}; }
+GRADWIRE_INLINE Mask gt(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ)}; }
+GRADWIRE_INLINE Mask le(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LE_OQ)}; }
+GRADWIRE_INLINE Mask lt(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
+GRADWIRE_INLINE F32 select(Mask m, F32 yes, F32 no) { return {_mm512_mask_blend_ps(m.v, no.v, yes.v)}; }
+
+GRADWIRE_INLINE std::uint16_t bits(Mask m) { return m.v; }
+GRADWIRE_INLINE Mask mask_of(std::uint16_t bits) { return {bits}; }
+GRADWIRE_INLINE Mask operator&(Mask a, Mask b) { return {__mmask16(a.v & b.v)}; }
+GRADWIRE_INLINE Mask and_not(Mask a, Mask b) { return {__mmask16(a.v & ~b.v)}; }
+
+GRADWIRE_INLINE U32 as_u32(F32 x) { return {_mm512_castps_si512(x.v)}; }
+GRADWIRE_INLINE F32 as_f32(U32 x) { return {_mm512_castsi512_ps(x.v)}; }
+GRADWIRE_INLINE U32 to_i32(F32 x) { return {_mm512_cvttps_epi32(x.v)}; }
+GRADWIRE_INLINE F32 from_i32(U32 x) { return {_mm512_cvtepi32_ps(x.v)}; }
+
+GRADWIRE_INLINE U32 set_u32(std::uint32_t x) { return {_mm512_set1_epi32(int(x))}; }
+GRADWIRE_INLINE U32 iota() { return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)}; }
+GRADWIRE_INLINE U32 load_u32(const void* p) { return {_mm512_loadu_si512(p)}; }
+GRADWIRE_INLINE U32 load_u16(const void* p) {
+  return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+GRADWIRE_INLINE U32 load_i8(const void* p) {
+  return {_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+GRADWIRE_INLINE U32 load_u8(const void* p) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+GRADWIRE_INLINE void store_u32(void* p, U32 x) { _mm512_storeu_si512(p, x.v); }
+GRADWIRE_INLINE void store_u16(void* p, U32 x) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x.v));
+}
+GRADWIRE_INLINE void store_u8(void* p, U32 x) {
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
+}
+// Four vectors of numbers from -128 to 127, as 64 bytes.
+GRADWIRE_INLINE __m512i pack_i8_(U32 a, U32 b, U32 c, U32 d) {
+  const __m512i words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i lo = _mm512_packs_epi32(a.v, b.v), hi = _mm512_packs_epi32(c.v, d.v);
+  return _mm512_permutexvar_epi32(words, _mm512_packs_epi16(lo, hi));
+}
+GRADWIRE_INLINE void store_i8(void* p, U32 a, U32 b, U32 c, U32 d) { _mm512_storeu_si512(p, pack_i8_(a, b, c, d)); }
+GRADWIRE_INLINE void store_u4(void* p, U32 a, U32 b, U32 c, U32 d) {
+  const __m512i nibbles = _mm512_and_si512(pack_i8_(a, b, c, d), _mm512_set1_epi8(15));
+  const __m512i pairs = _mm512_maddubs_epi16(nibbles, _mm512_set1_epi16(0x1001));
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi16_epi8(pairs));
+}
+// The low four bits of each lane, two lanes to a byte, the first in the lower half.
+GRADWIRE_INLINE void store_u4(void* p, U32 x) {
+  const __m512i nibbles = _mm512_and_si512(x.v, _mm512_set1_epi32(15));
+  const __m512i pairs = _mm512_or_si512(nibbles, _mm512_srli_epi64(nibbles, 28));
+  _mm_storel_epi64(static_cast<__m128i*>(p), _mm512_cvtepi64_epi8(pairs));
+}
+
+GRADWIRE_INLINE U32 operator+(U32 a, U32 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+GRADWIRE_INLINE U32 operator-(U32 a, U32 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+GRADWIRE_INLINE U32 operator*(U32 a, U32 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
+GRADWIRE_INLINE U32 operator&(U32 a, U32 b) { return {_mm512_and_si512(a.v, b.v)}; }
+GRADWIRE_INLINE U32 operator|(U32 a, U32 b) { return {_mm512_or_si512(a.v, b.v)}; }
+GRADWIRE_INLINE U32 operator^(U32 a, U32 b) { return {_mm512_xor_si512(a.v, b.v)}; }
+GRADWIRE_INLINE U32 shl(U32 x, int n) { return {_mm512_slli_epi32(x.v, unsigned(n))}; }
+GRADWIRE_INLINE U32 shr(U32 x, int n) { return {_mm512_srli_epi32(x.v, unsigned(n))}; }
+GRADWIRE_INLINE U32 shl(U32 x, U32 n) { return {_mm512_sllv_epi32(x.v, n.v)}; }
+GRADWIRE_INLINE U32 shr(U32 x, U32 n) { return {_mm512_srlv_epi32(x.v, n.v)}; }
+GRADWIRE_INLINE U32 sar(U32 x, int n) { return {_mm512_srai_epi32(x.v, unsigned(n))}; }
+GRADWIRE_INLINE U32 max_u32(U32 a, U32 b) { return {_mm512_max_epu32(a.v, b.v)}; }
+GRADWIRE_INLINE Mask eq(U32 a, U32 b) { return {_mm512_cmpeq_epu32_mask(a.v, b.v)}; }
+GRADWIRE_INLINE Mask ge(U32 a, U32 b) { return {_mm512_cmpge_epu32_mask(a.v, b.v)}; }
+GRADWIRE_INLINE Mask gt(U32 a, U32 b) { return {_mm512_cmpgt_epu32_mask(a.v, b.v)}; }
+GRADWIRE_INLINE U32 select(Mask m, U32 yes, U32 no) { return {_mm512_mask_blend_epi32(m.v, no.v, yes.v)}; }
+GRADWIRE_INLINE std::uint32_t reduce_max(U32 x) { return _mm512_reduce_max_epu32(x.v); }
+
+// The 64-bit products of the lanes, as their high and low halves.
+GRADWIRE_INLINE void mul_wide(U32 a, U32 b, U32& high, U32& low) {
+  const __m512i even = _mm512_mul_epu32(a.v, b.v);
+  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), _mm512_srli_epi64(b.v, 32));
+  high = {_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd)};
+  low = {_mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32))};
+}
+
+// Four values, looked up by the low two bits of each lane.
+struct Table4 { __m512 v; };
+GRADWIRE_INLINE Table4 table4(float a, float b, float c, float d) { return {_mm512_set4_ps(d, c, b, a)}; }
+GRADWIRE_INLINE F32 lookup(Table4 t, U32 index) { return {_mm512_permutexvar_ps(index.v, t.v)}; }
+
+GRADWIRE_INLINE F32 load_f16(const void* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+GRADWIRE_INLINE void store_f16(void* p, F32 x) {
+  _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+// The selected lanes, side by side; memory beyond them is not written. Returns how many there are.
+GRADWIRE_INLINE int store_selected(std::uint32_t* p, U32 x, Mask m) {
+  const int count = _mm_popcnt_u32(m.v);
+  _mm512_mask_storeu_epi32(p, __mmask16((1u << count) - 1), _mm512_maskz_compress_epi32(m.v, x.v));
+  return count;
+}
+GRADWIRE_INLINE int store_selected_u16(void* p, U32 x, Mask m) {
+  const int count = _mm_popcnt_u32(m.v);
+  const __m256i halves = _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(m.v, x.v));
+  _mm256_mask_storeu_epi16(p, __mmask16((1u << count) - 1), halves);
+  return count;
+}
+
+// The selected lanes side by side, for bulk: up to 16 words from p on are overwritten. Returns how many are selected.
+GRADWIRE_INLINE int store_front(std::uint32_t* p, U32 x, Mask m) {
+  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(m.v, x.v));
+  return _mm_popcnt_u32(m.v);
+}
+// The same for masks that rarely select more than four lanes: it then writes little.
+GRADWIRE_INLINE int store_few(std::uint32_t* p, U32 x, Mask m) {
+  const __m512i front = _mm512_maskz_compress_epi32(m.v, x.v);
+  const int count = _mm_popcnt_u32(m.v);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_castsi512_si128(front));
+  if (__builtin_expect(count > 4, 0)) _mm512_storeu_si512(p, front);
+  return count;
+}
+GRADWIRE_INLINE int store_front_u16(void* p, U32 x, Mask m) {
+  store_u16(p, {_mm512_maskz_compress_epi32(m.v, x.v)});
+  return _mm_popcnt_u32(m.v);
+}
+
+// 8 uint64.
+struct U64 { __m512i v; };
+constexpr int kPhiloxBatches = 4;
+GRADWIRE_INLINE U64 set_u64(std::uint64_t x) { return {_mm512_set1_epi64(std::int64_t(x))}; }
+GRADWIRE_INLINE U64 count_u64(std::uint64_t first) {
+  return {_mm512_add_epi64(set_u64(first).v, _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7))};
+}
+GRADWIRE_INLINE U64 xor3(U64 a, U64 b, U64 c) { return {_mm512_ternarylogic_epi64(a.v, b.v, c.v, 0x96)}; }
+GRADWIRE_INLINE U64 high_half(U64 x) { return {_mm512_shuffle_epi32(x.v, _MM_PERM_DDBB)}; }
+GRADWIRE_INLINE U64 mul_low_halves(U64 a, U64 b) { return {_mm512_mul_epu32(a.v, b.v)}; }
+
+// The low halves, as a[0] b[0] c[0] d[0] a[1] ...: 32 words.
+GRADWIRE_INLINE void store_low_halves(std::uint32_t* p, U64 a, U64 b, U64 c, U64 d) {
+  const __m512i ab = _mm512_mask_shuffle_epi32(a.v, 0xaaaa, b.v, _MM_PERM_CCAA);
+  const __m512i cd = _mm512_mask_shuffle_epi32(c.v, 0xaaaa, d.v, _MM_PERM_CCAA);
+  _mm512_storeu_si512(p, _mm512_permutex2var_epi64(ab, _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), cd));
+  _mm512_storeu_si512(p + 16, _mm512_permutex2var_epi64(ab, _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15), cd));
+}
+
+}  // namespace gradwire::avx512

@@ -1,0 +1,115 @@
+// 16 lanes at a time: the vector types of the target being compiled, and what can be written for all of them.
+//
+//   F32   16 float32           + - * / sqrt floor ge gt le lt select
+//   U32   16 uint32            + - * & | ^ shl shr eq ge gt max_u32 select
+//   U64   8 uint64             ^ high_half mul_low_halves store_low_halves: what Philox needs
+//   Mask  a truth value a lane; bits() and mask_of() convert to and from 16 bits, lane i in bit i
+//
+// Every operation rounds once, to nearest even, keeps subnormals, and gives the same bits on every target (NaNs may
+// differ in their payload). Memory need not be aligned.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define GRADWIRE_INLINE static inline __attribute__((always_inline))
+
+namespace gradwire::GRADWIRE_TARGET {
+constexpr int kLanes = 16;
+}
+
+#include GRADWIRE_TARGET_HEADER
+
+namespace gradwire::GRADWIRE_TARGET {
+
+// The first `count` lanes from or to memory, nothing beyond; lanes not loaded are zero. For a constant count of
+// kLanes the compiler drops the slow branch, so one `step` serves the body of a loop and its tail.
+GRADWIRE_INLINE F32 load(const float* p, int count) {
+  if (count == kLanes) return load(p);
+  float lanes[kLanes] = {};
+  std::memcpy(lanes, p, sizeof(float) * count);
+  return load(lanes);
+}
+
+// The same, asking for what a loop over an array will need 4 KB later: the CPU's own prefetcher stops at the end of a
+// page. Measured on DRAM and in L3: 1.1 to 1.3 times as fast.
+GRADWIRE_INLINE F32 load_ahead(const float* p, int count) {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(p) + 4096));
+  return load(p, count);
+}
+
+GRADWIRE_INLINE void store(float* p, F32 x, int count) {
+  if (count == kLanes) return store(p, x);
+  float lanes[kLanes];
+  store(lanes, x);
+  std::memcpy(p, lanes, sizeof(float) * count);
+}
+
+GRADWIRE_INLINE U32 load_u16(const void* p, int count) {
+  if (count == kLanes) return load_u16(p);
+  std::uint16_t lanes[kLanes] = {};
+  std::memcpy(lanes, p, sizeof(std::uint16_t) * count);
+  return load_u16(lanes);
+}
+
+GRADWIRE_INLINE void store_u16(void* p, U32 x, int count) {
+  if (count == kLanes) return store_u16(p, x);
+  std::uint16_t lanes[kLanes];
+  store_u16(lanes, x);
+  std::memcpy(p, lanes, sizeof(std::uint16_t) * count);
+}
+
+GRADWIRE_INLINE F32 load_f16(const void* p, int count) {
+  if (count == kLanes) return load_f16(p);
+  std::uint16_t lanes[kLanes] = {};
+  std::memcpy(lanes, p, sizeof(std::uint16_t) * count);
+  return load_f16(lanes);
+}
+
+GRADWIRE_INLINE void store_f16(void* p, F32 x, int count) {
+  if (count == kLanes) return store_f16(p, x);
+  std::uint16_t lanes[kLanes];
+  store_f16(lanes, x);
+  std::memcpy(p, lanes, sizeof(std::uint16_t) * count);
+}
+
+GRADWIRE_INLINE U32 abs_bits(F32 x) { return as_u32(x) & set_u32(0x7fffffff); }
+
+GRADWIRE_INLINE std::uint16_t bits_of_count(int count) { return std::uint16_t((1u << count) - 1); }
+
+GRADWIRE_INLINE int count_of(Mask m) { return __builtin_popcount(bits(m)); }
+
+// Without the lanes from `count` on.
+GRADWIRE_INLINE Mask first_of(Mask m, int count) { return count == kLanes ? m : m & mask_of(bits_of_count(count)); }
+
+// Remembers in `worst` the largest magnitude seen; flag_nonfinite() then sets the status to 1 if that is no number.
+GRADWIRE_INLINE void watch(U32& worst, F32 x) { worst = max_u32(worst, abs_bits(x)); }
+
+GRADWIRE_INLINE void flag_nonfinite(std::int32_t* status, U32 worst) {
+  if (reduce_max(worst) >= 0x7f800000) __atomic_fetch_or(status, 1, __ATOMIC_RELAXED);
+}
+
+}  // namespace gradwire::GRADWIRE_TARGET
+
+// The kernel `name` over a range, from name##_step(args, first element, number of elements), `width` at a time.
+// The copy of the arguments is one that no store through a pointer can change: the compiler keeps it in registers.
+#define GRADWIRE_RANGE_KERNEL(name, Args, width)                                 \
+  static void name(const Args& args, std::int64_t begin, std::int64_t end) {     \
+    const Args k = args;                                                         \
+    std::int64_t i = begin;                                                      \
+    for (; end - i >= (width); i += (width)) name##_step(k, i, (width));         \
+    if (i < end) name##_step(k, i, int(end - i));                                \
+  }
+
+// The same for a kernel that watches its values for NaN and infinity: the step has `worst` as a fourth argument, and
+// where `status` is not null it is set in the end.
+#define GRADWIRE_WATCHING_KERNEL(name, Args, width)                              \
+  static void name(const Args& args, std::int64_t begin, std::int64_t end) {     \
+    const Args k = args;                                                         \
+    U32 worst = set_u32(0);                                                      \
+    std::int64_t i = begin;                                                      \
+    for (; end - i >= (width); i += (width)) name##_step(k, i, (width), worst);  \
+    if (i < end) name##_step(k, i, int(end - i), worst);                         \
+    if (k.status) flag_nonfinite(k.status, worst);                               \
+  }

@@ -1,0 +1,158 @@
+// Compares every kernel of every SIMD target with the scalar one on random data, bit for bit. For targets that the
+// Python tests cannot reach on the machine at hand: csrc/tests/neon.sh runs it for 64-bit Arm in an emulator.
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "dispatch.h"
+#include "topk.h"
+
+namespace {
+
+using namespace gradwire;
+
+constexpr std::int64_t kRanks = 3;
+constexpr int kGuard = 64;
+
+std::mt19937 generator(1);
+
+// What a kernel may read and write: arrays of n elements, payloads for kRanks ranks, and room beyond that it must not
+// touch.
+struct Buffers {
+  std::vector<float> a, b, c;
+  std::vector<std::uint8_t> bytes;
+  std::vector<std::int32_t> status{0};
+
+  explicit Buffers(std::int64_t n)
+      : a(values(n)), b(values(n)), c(values(n)), bytes(std::size_t(kRanks * row_bytes(n) + kGuard)) {
+    for (std::uint8_t& byte : bytes) byte = std::uint8_t(generator());
+  }
+
+  static std::int64_t row_bytes(std::int64_t n) { return 4 * n + kGuard; }
+
+  Rows rows(std::int64_t n) const { return {bytes.data(), kRanks, row_bytes(n)}; }
+
+  // A third are arbitrary bits: NaN, infinity, subnormals, huge values.
+  static std::vector<float> values(std::int64_t n) {
+    std::vector<float> x(std::size_t(n + kGuard));
+    std::normal_distribution<float> normal;
+    for (float& value : x) {
+      const std::uint32_t word = std::uint32_t(generator());
+      value = normal(generator);
+      if (word % 3 == 0) std::memcpy(&value, &word, sizeof value);
+    }
+    return x;
+  }
+};
+
+bool same(const std::vector<float>& x, const std::vector<float>& y) {
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const bool nan = x[i] != x[i] && y[i] != y[i];
+    if (!nan && std::memcmp(&x[i], &y[i], sizeof(float)) != 0) return false;
+  }
+  return true;
+}
+
+bool same(const Buffers& x, const Buffers& y) {
+  return same(x.a, y.a) && same(x.b, y.b) && same(x.c, y.c) && x.bytes == y.bytes && x.status == y.status;
+}
+
+int failures = 0;
+
+// Calls `function` on equal buffers with the scalar target and with `target`.
+template <class Function>
+void compare(const std::string& target, const char* name, const Function& function) {
+  for (const std::int64_t n : {0, 1, 2, 7, 15, 16, 17, 31, 33, 63, 64, 65, 255, 256, 257, 1000, 100003}) {
+    const Buffers start(n);
+    Buffers expected = start, actual = start;
+    set_target("scalar");
+    function(expected, n);
+    set_target(target);
+    function(actual, n);
+    if (same(expected, actual)) continue;
+    std::printf("%s %s differs from scalar at n = %lld\n", target.c_str(), name, static_cast<long long>(n));
+    ++failures;
+  }
+}
+
+// One kernel; `arguments` makes its Args from the buffers.
+template <class Args, class Make>
+void check(const std::string& target, const char* name,
+           void (*KernelTable::*kernel)(const Args&, std::int64_t, std::int64_t), const Make& arguments) {
+  compare(target, name, [&](Buffers& x, std::int64_t n) { (active().*kernel)(arguments(x, n), 0, n); });
+}
+
+void check_topk(const std::string& target, std::int64_t divisor) {
+  const auto places = [](Buffers& x, std::int64_t n) {
+    return reinterpret_cast<std::int32_t*>(x.bytes.data() + Buffers::row_bytes(n) / 4 * 4);
+  };
+  compare(target, "topk", [&](Buffers& x, std::int64_t n) {
+    const auto indices = reinterpret_cast<std::uint16_t*>(x.bytes.data());
+    topk({{nullptr, nullptr, nullptr}, x.a.data(), x.c.data(), indices, places(x, n), n / divisor, n}, 1);
+  });
+  compare(target, "topk with feedback", [&](Buffers& x, std::int64_t n) {
+    const auto indices = reinterpret_cast<std::uint16_t*>(x.bytes.data());
+    const Feedback feedback = {x.a.data(), x.b.data(), x.status.data()};
+    topk({feedback, x.b.data(), x.c.data(), indices, places(x, n), n / divisor, n}, 1);
+  });
+}
+
+void check_qsgd(const std::string& target, int bits, bool l2) {
+  const auto qsgd = [=](Buffers& x) { return Qsgd{x.c.data(), x.bytes.data(), bits, 48, l2, 0x9876543210, 3}; };
+  check(target, "qsgd_encode", &KernelTable::qsgd_encode, [&](Buffers& x, std::int64_t) {
+    return QsgdEncode{qsgd(x), x.a.data()};
+  });
+  check(target, "qsgd_encode_feedback", &KernelTable::qsgd_encode_feedback, [&](Buffers& x, std::int64_t) {
+    return QsgdEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, qsgd(x)};
+  });
+  check(target, "qsgd_add_decoded", &KernelTable::qsgd_add_decoded, [&](Buffers& x, std::int64_t n) {
+    return QsgdAddDecoded{x.rows(n), x.rows(n), x.a.data(), bits, 48, 0.3f};
+  });
+}
+
+void check_all(const std::string& target) {
+#define CHECK(name, ...) \
+  check(target, #name, &KernelTable::name, [](Buffers& x, std::int64_t n) { return static_cast<void>(n), __VA_ARGS__; })
+  CHECK(triad, Triad{x.a.data(), x.b.data(), x.c.data(), 0.3f, false});
+  CHECK(nonfinite, Nonfinite{x.a.data(), x.status.data()});
+  CHECK(swap, Swap{x.a.data(), x.b.data()});
+  for (const bool bfloat : {false, true}) {
+    check(target, "cast_encode", &KernelTable::cast_encode, [&](Buffers& x, std::int64_t) {
+      return CastEncode{x.a.data(), x.bytes.data(), 0.3f, bfloat};
+    });
+    check(target, "cast_add_decoded", &KernelTable::cast_add_decoded, [&](Buffers& x, std::int64_t n) {
+      return CastAddDecoded{x.rows(n), x.a.data(), 0.3f, bfloat};
+    });
+  }
+  CHECK(twobit_encode, TwobitEncode{x.a.data(), x.bytes.data(), 0.5f});
+  CHECK(twobit_encode_feedback, TwobitEncodeFeedback{{x.a.data(), x.b.data(), nullptr}, x.bytes.data(), 0.5f});
+  CHECK(twobit_encode_feedback, TwobitEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), 0.5f});
+  CHECK(twobit_add_decoded, TwobitAddDecoded{x.rows(n), x.a.data(), 0.3f});
+  CHECK(onebit_encode, OnebitEncode{x.a.data(), x.bytes.data(), 0.5f});
+  CHECK(onebit_encode_feedback, OnebitEncodeFeedback{{x.a.data(), x.b.data(), nullptr}, x.bytes.data(), 0.5f});
+  CHECK(onebit_encode_feedback, OnebitEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), 0.5f});
+  CHECK(onebit_add_decoded, OnebitAddDecoded{x.rows(n), x.a.data(), 0.3f});
+  check(target, "philox", &KernelTable::philox, [](Buffers& x, std::int64_t) {
+    return Philox{reinterpret_cast<std::uint32_t*>(x.bytes.data()), 0x123456789abcdef0, 7, 0xfffffff0};
+  });
+  CHECK(sparse_add_decoded, SparseAddDecoded{x.rows(n), x.rows(n), x.rows(n), n, x.a.data(), n, 0.3f});
+  for (const std::int64_t divisor : {1, 3, 100}) check_topk(target, divisor);
+  for (int bits = 2; bits <= 8; ++bits) check_qsgd(target, bits, bits % 2 != 0);
+#undef CHECK
+}
+
+}  // namespace
+
+int main() {
+  int compared = 0;
+  for (const std::string& target : targets()) {
+    if (target == "scalar") continue;
+    check_all(target);
+    std::printf("%s compared with scalar\n", target.c_str());
+    ++compared;
+  }
+  std::printf("%d targets, %d failures\n", compared, failures);
+  return failures != 0 || compared == 0;
+}

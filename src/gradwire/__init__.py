@@ -1,0 +1,38 @@
+"""gradwire: compressed gradient exchange for data-parallel training.
+
+    model = DistributedDataParallel(model)
+    gradwire.compress_ddp(model, "twobit", threshold=1e-3)
+
+Importing it loads torch and the kernels, and neither triton, zmq, the command line nor the benchmarks.
+"""
+
+from gradwire import helpers, schedules
+from gradwire.compat import from_params
+from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors.simple import SimpleCompressor
+from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
+from gradwire.exchange import Exchange
+from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
+from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.settings import compressor
+from gradwire.version import __version__
+
+__all__ = [
+    "Compressor",
+    "ConfigError",
+    "Exchange",
+    "GradwireError",
+    "GradwireState",
+    "GroupError",
+    "MultiRound",
+    "SimpleCompressor",
+    "WireError",
+    "__version__",
+    "compress_ddp",
+    "compress_optimizer",
+    "compressor",
+    "from_params",
+    "gradwire_hook",
+    "helpers",
+    "schedules",
+]

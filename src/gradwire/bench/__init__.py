@@ -1,0 +1,1 @@
+"""What gradwire is measured with: real models, real data, and the runs that compare methods."""

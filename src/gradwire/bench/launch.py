@@ -1,0 +1,116 @@
+"""Start workers on this machine with torch's elastic launcher, and wait for all of them.
+
+Law: it ends. A collective has a deadline, a worker that fails takes the others with it, and an interrupt stops them
+all; in each case no process stays behind, and the error says which worker failed first and why.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from gradwire.errors import GroupError, is_int, require
+
+__all__ = ["launch"]
+
+
+def launch(workers: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
+    """Call ``function(*args)`` in each of ``workers`` processes that form a Gloo group; one torch thread each.
+
+    Args:
+        workers: at least 1.
+        function: importable by its module; its result is sent back.
+        args: sent to every worker.
+        timeout: seconds that a collective may take before the workers give up.
+
+    Returns:
+        The results in rank order.
+
+    Raises:
+        GroupError: a worker failed; the text is that of the first failure.
+        KeyboardInterrupt: the user stopped it; the workers are gone.
+    """
+    require(is_int(workers, 1), "workers", "an integer >= 1", workers)
+    with quiet(), signals_restored(), tempfile.TemporaryDirectory() as folder:
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=workers, run_id=uuid.uuid4().hex, max_restarts=0,
+            rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", shutdown_timeout=5,
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )  # fmt: skip
+        try:
+            results = elastic_launch(config, worker)(timeout, function, args)
+        except ChildFailedError as error:
+            raise GroupError(first_failure(error, Path(folder))) from None
+        except SignalException as error:
+            raise KeyboardInterrupt(str(error)) from None
+    return [results[rank] for rank in range(workers)]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop the launcher's log: it repeats, with a stack trace for each process, what our error says in a line."""
+    loggers = [logging.getLogger(f"torch.{name}") for name in ("distributed.elastic", "multiprocessing.spawn")]
+    nothing = logging.NullHandler()
+    for logger in loggers:
+        logger.addHandler(nothing)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.propagate = True
+            logger.removeHandler(nothing)
+
+
+@contextmanager
+def signals_restored() -> Iterator[None]:
+    """The launcher leaves its own handlers behind."""
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def worker(timeout: float, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """What each process does: join the group, work, leave the group."""
+    torch.set_num_threads(1)
+    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    if loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    result = function(*args)
+    # Only now: after a failure the others would see the connection break before the cause is written down.
+    dist.destroy_process_group()
+    return result
+
+
+def first_failure(error: ChildFailedError, folder: Path) -> str:
+    """What went wrong first: a worker that was killed, else the earliest exception."""
+    rank, failure = error.get_first_failure()
+    notes = sorted(folder.rglob("error.json"), key=lambda note: note.stat().st_mtime_ns)
+    if failure.exitcode < 0:
+        return f"worker {rank} died: {failure.message}"
+    if not notes:
+        return f"worker {rank} ended with exit code {failure.exitcode} before it could say why"
+    message = json.loads(notes[0].read_text())["message"]
+    return f"worker {notes[0].parent.name} failed: {message['message']}"

@@ -1,0 +1,42 @@
+"""The plain-torch reference in place of the kernels, within one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradwire import ops
+
+__all__ = ["Reference"]
+
+
+class Reference(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within it, on this thread, every operation of ``gradwire.ops`` runs its plain-torch reference.
+
+    Attributes:
+        calls: how many operations it caught, so that a comparison can show that it compared something.
+
+    Example:
+        >>> import torch
+        >>> codes = torch.empty(4, dtype=torch.uint8)
+        >>> with Reference() as reference:
+        ...     ops.twobit_encode(torch.ones(3), codes, 0.5)
+        >>> codes.tolist(), reference.calls
+        ([252, 0, 0, 0], 1)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = 0
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        run: Callable[..., Any] = func
+        if func.namespace == "gradwire":
+            self.calls += 1
+            run = getattr(ops, func._schema.name.partition("::")[2]).reference
+        return run(*args, **(kwargs or {}))

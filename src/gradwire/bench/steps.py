@@ -1,0 +1,114 @@
+"""The operations that are timed: each as it runs, as the contract says it in full, and the fewest bytes it must move.
+
+The contract's wording of a fused operation is the default of ``Compressor``: encode, then decode with a minus sign.
+A compressor that overrides it must give the same bits.
+
+Fewest bytes, for n float32 elements and w bytes of payload: the gradient is read once (4n), a residual is read and
+written (8n), an accumulator likewise, a payload crosses once. In a method of several rounds a round must be complete
+before the next can begin, so each one reads the gradient again, and the residual is finished in a pass of its own.
+A payload that names its elements ("indices") touches, when decoded, at most one cache line for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gradwire.bench.workload import Workload
+from gradwire.compressors.base import Compressor
+
+__all__ = ["STEPS", "Step"]
+
+RANKS = 8
+_LINE_READ_AND_WRITTEN = 2 * 64
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of a compressor.
+
+    Args:
+        name: as in the rows.
+        run: what is timed.
+        plain: the same in the contract's own words.
+        fewest_bytes: that must cross between memory and processor.
+        decodes: needs payloads to begin with.
+        ranks: payloads.
+    """
+
+    name: str
+    run: Callable[[Workload], None]
+    plain: Callable[[Workload], None]
+    fewest_bytes: Callable[[Workload], int]
+    decodes: bool = False
+    ranks: int = 1
+
+    def workload(self, compressor: Compressor, n: int, poison: int = 0) -> Workload:
+        """Tensors as ``run`` and ``plain`` expect them."""
+        work = Workload(compressor, n, self.ranks, poison)
+        if self.decodes:
+            work.fill()
+        return work
+
+
+def _encode(work: Workload) -> None:
+    work.compressor.encode(work.grad, work.payload, work.state, work.key)
+
+
+def _encode_bytes(work: Workload) -> int:
+    return 4 * work.n * work.compressor.rounds_needed + work.layout.nbytes
+
+
+def _feedback(work: Workload) -> None:
+    work.compressor.encode_feedback(work.grad, work.residual, work.payload, work.state, work.key)
+
+
+def _plain_feedback(work: Workload) -> None:
+    Compressor.encode_feedback(work.compressor, work.grad, work.residual, work.payload, work.state, work.key)
+
+
+def _feedback_bytes(work: Workload) -> int:
+    rounds = work.compressor.rounds_needed
+    later = 0 if rounds == 1 else 4 * (rounds - 1) + 8
+    return (12 + later) * work.n + work.layout.nbytes
+
+
+def _undo(work: Workload) -> None:
+    work.compressor.encode_feedback(work.grad, work.residual, work.payload, work.state, work.key, work.status)
+
+
+def _plain_undo(work: Workload) -> None:
+    code, status = work.compressor, work.status
+    Compressor.encode_feedback(code, work.grad, work.residual, work.payload, work.state, work.key, status)
+
+
+def _undo_bytes(work: Workload) -> int:
+    return _feedback_bytes(work) + 4 * work.n
+
+
+def _decode(work: Workload) -> None:
+    work.compressor.add_decoded(work.payload, work.out, 1 / RANKS)
+
+
+def _decode_many(work: Workload) -> None:
+    work.compressor.add_decoded_many(work.payloads, work.out, 1 / RANKS)
+
+
+def _plain_decode_many(work: Workload) -> None:
+    Compressor.add_decoded_many(work.compressor, work.payloads, work.out, 1 / RANKS)
+
+
+def _decode_bytes(work: Workload) -> int:
+    named = sum(field.count for field in work.layout.fields if field.name == "indices") * work.ranks
+    touched = min(8 * work.n, _LINE_READ_AND_WRITTEN * named) if named else 8 * work.n
+    return touched + work.ranks * work.layout.nbytes
+
+
+STEPS = (
+    Step("encode", _encode, _encode, _encode_bytes),
+    Step("encode_feedback", _feedback, _plain_feedback, _feedback_bytes),
+    Step("encode_feedback_undo", _undo, _plain_undo, _undo_bytes),
+    Step("decode", _decode, _decode, _decode_bytes, decodes=True),
+    Step(f"decode{RANKS}", _decode_many, _plain_decode_many, _decode_bytes, decodes=True, ranks=RANKS),
+)
+"""In the order in which they are checked and timed: what decodes comes after what encodes."""

@@ -1,0 +1,1 @@
+"""One benchmark task in each file: data, model, recipe and the measure of quality. The contract is in ``base``."""

@@ -1,0 +1,81 @@
+"""The tensors with which one compressor is measured at one size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import Compressor
+from gradwire.types import Key, Payload, align
+
+__all__ = ["Workload"]
+
+_RANK_STRIDE = 16
+
+
+class Workload:
+    """A gradient and a residual of normal random values, and room for the payloads of ``ranks`` ranks.
+
+    Two workloads of the same arguments hold the same values.
+
+    Args:
+        compressor: what is measured.
+        n: elements; they form the most nearly square matrix, because some methods need one.
+        ranks: payloads that ``fill`` makes.
+        poison: the byte that payloads are filled with before anything is written to them.
+    """
+
+    def __init__(self, compressor: Compressor, n: int, ranks: int = 1, poison: int = 0) -> None:
+        self.compressor, self.n, self.ranks, self.key = compressor, n, ranks, Key(seed=1, tensor=7)
+        self.shape = _matrix(n)
+        self.layout = compressor.layout(self.shape)
+        self.grad = self._gradient(0).clone()
+        self.residual = self._gradient(1).clone().mul_(0.5)
+        self.out = self._gradient(2).clone()
+        self.status = torch.zeros(1, dtype=torch.int32)
+        self.state = compressor.init_state(self.shape, self.key)
+        rows = torch.full((ranks, align(self.layout.nbytes)), poison, dtype=torch.uint8)
+        self.payloads: Payload = self.layout.views(rows[:, : self.layout.nbytes])
+
+    @property
+    def payload(self) -> Payload:
+        """That of the first rank."""
+        return self.of_rank(0)
+
+    def of_rank(self, rank: int) -> Payload:
+        return tuple(field[rank] for field in self.payloads)
+
+    def fill(self) -> None:
+        """Give each rank the payload of a gradient of its own."""
+        for rank in range(self.ranks):
+            self.compressor.encode(self._gradient(rank).clone(), self.of_rank(rank), self.state, self.key)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Everything an operation may write, by name."""
+        yield from (("grad", self.grad), ("residual", self.residual), ("out", self.out), ("status", self.status))
+        yield from ((f"state {name}", value) for name, value in self.state.items())
+        for field, values in zip(self.layout.fields, self.payloads, strict=True):
+            yield f"payload {field.name}", values
+
+    def _gradient(self, rank: int) -> Tensor:
+        noise = _noise(self.n + 16 * _RANK_STRIDE)
+        return noise[rank * _RANK_STRIDE :][: self.n].view(self.shape)
+
+
+@lru_cache(maxsize=1)
+def _noise(n: int) -> Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(20))
+
+
+def _matrix(n: int) -> tuple[int, int]:
+    """The most nearly square shape of n elements; (1, n) for a prime.
+
+    >>> _matrix(1 << 13), _matrix(7)
+    ((64, 128), (1, 7))
+    """
+    rows = next(d for d in range(math.isqrt(n), 0, -1) if n % d == 0)
+    return rows, n // rows

@@ -1,0 +1,103 @@
+"""The only caller of ``torch.distributed`` collectives.
+
+Laws, each found by measuring Gloo:
+    everything crosses as bytes or as a float the collective can sum; sizes agree on all ranks by construction;
+    receives are posted before sends, or a full-duplex link runs at half its rate;
+    ``reduce_scatter`` is never called: it is an all-reduce inside and moves twice the bytes;
+    one thread issues all calls of one channel, on a process group that nobody else uses.
+On NCCL ``wait`` orders streams and does not block the CPU; on Gloo it blocks the thread, until the group's timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.errors import GroupError
+from gradwire.metrics import Metrics
+
+__all__ = ["Channel"]
+
+
+class Channel:
+    """Collectives on one process group, with the bytes counted; they block unless their name says ``begin``.
+
+    Args:
+        group: used by this channel alone; None stands for a group of one, which needs no process group at all.
+        metrics: receives the byte counts and the time spent.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, metrics: Metrics) -> None:
+        self.group, self.metrics = group, metrics
+        self.rank = dist.get_rank(group) if group is not None else 0
+        self.world = dist.get_world_size(group) if group is not None else 1
+        self.is_nccl = group is not None and dist.get_backend(group) == "nccl"
+        self._global = dist.get_process_group_ranks(group) if group is not None else [0]
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum ``tensor`` over the ranks, in place. Traffic of a ring: 2 (W-1)/W of its bytes, whatever W is."""
+        self.begin_all_reduce(tensor)()
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
+        """Start an all-reduce; the sum is there when the returned function has been called."""
+        if self.world == 1 or tensor.numel() == 0:
+            return lambda: None
+        moved = 2 * (self.world - 1) * tensor.nbytes // self.world
+        self._count(moved, moved)
+        with self.metrics.timed("communicate"):
+            work = dist.all_reduce(tensor, group=self.group, async_op=True)
+        return partial(self._finish, [work])
+
+    def all_gather(self, rows: Tensor) -> None:
+        """Row ``rank`` of ``rows`` goes to every rank. Traffic: (W-1) rows; it grows with the number of workers."""
+        own = rows[self.rank]
+        self.exchange([own] * self.world, list(rows.unbind(0)))
+
+    def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
+        """``sends[j]`` goes to rank j, ``receives[j]`` comes from rank j; a rank's own entries are its business."""
+        peers = [j for j in range(self.world) if j != self.rank]
+        if not peers:
+            return
+        with self.metrics.timed("communicate"):
+            works = self._post(sends, receives, peers)
+        self._finish(works)
+        self._count(sum(sends[j].nbytes for j in peers), sum(receives[j].nbytes for j in peers))
+
+    def broadcast(self, rows: Tensor) -> None:
+        """The same result as ``all_gather``, by one broadcast from each rank."""
+        if self.world == 1 or rows.numel() == 0:
+            return
+        with self.metrics.timed("communicate"):
+            works = [
+                dist.broadcast(rows[j], self._global[j], group=self.group, async_op=True) for j in range(self.world)
+            ]
+        self._finish(works)
+        moved = (self.world - 1) * rows[0].nbytes
+        self._count(moved, moved)
+
+    def _post(self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int]) -> list[dist.Work]:
+        incoming = [(j, receives[j]) for j in peers if receives[j].numel()]
+        outgoing = [(j, sends[j]) for j in peers if sends[j].numel()]
+        if self.is_nccl:
+            ops = [dist.P2POp(dist.irecv, tensor, self._global[j], self.group) for j, tensor in incoming]
+            ops += [dist.P2POp(dist.isend, tensor, self._global[j], self.group) for j, tensor in outgoing]
+            return dist.batch_isend_irecv(ops) if ops else []
+        works = [dist.irecv(tensor, self._global[j], group=self.group) for j, tensor in incoming]
+        works += [dist.isend(tensor, self._global[j], group=self.group) for j, tensor in outgoing]
+        return [work for work in works if work is not None]
+
+    def _finish(self, works: Sequence[dist.Work | None]) -> None:
+        try:
+            with self.metrics.timed("communicate"):
+                for work in works:
+                    if work is not None:
+                        work.wait()
+        except RuntimeError as error:
+            raise GroupError(f"rank {self.rank} of {self.world} lost a peer or met the deadline: {error}") from error
+
+    def _count(self, sent: int, received: int) -> None:
+        self.metrics.bytes_sent += sent
+        self.metrics.bytes_received += received

@@ -1,0 +1,37 @@
+"""What ``allgather`` and ``broadcast`` share: every rank gets every payload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from gradwire.comm._channel import Channel
+from gradwire.comm._part import Message, Part, Unit
+from gradwire.comm.base import Session, Site
+from gradwire.types import Key
+
+__all__ = ["GatheredSession"]
+
+
+class GatheredSession(Session):
+    """Encode into the own row, move the rows, decode them all.
+
+    Memory and traffic grow with the number of workers: W messages are held, W-1 received.
+    """
+
+    def __init__(self, units: Sequence[Unit], site: Site, move: Callable[[Channel, Tensor], None]) -> None:
+        self.channel, self.move = site.channel, move
+        self.part = Part([site.whole(unit) for unit in units])
+        self.rows = Message(self.part.packing, site.device, rows=self.channel.world)
+        self.own = self.rows.row(self.channel.rank)
+
+    def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
+        metrics = self.channel.metrics
+        with metrics.timed("encode"):
+            self.part.encode(flat, self.own, key)
+        self.move(self.channel, self.rows.buffer)
+        with metrics.timed("decode"):
+            bad = (self.rows.status != 0).any() | dense()
+            self.part.deliver(flat, bad, lambda: self.part.add_decoded(self.rows, flat, 1.0 / self.channel.world))
+        return bad

@@ -1,0 +1,32 @@
+"""Every rank sends its payload to every other, and decodes them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradwire.comm._channel import Channel
+from gradwire.comm._gathered import GatheredSession
+from gradwire.comm._part import Unit
+from gradwire.comm.base import Session, Site, Strategy
+from gradwire.compressors.base import Compressor
+
+__all__ = ["AllGather"]
+
+
+@dataclass(frozen=True)
+class AllGather(Strategy):
+    """One compression, one round; traffic of a rank is (W-1) payloads, so it suits few workers.
+
+    Example:
+        >>> AllGather().to_config()
+        {'name': 'allgather'}
+    """
+
+    name = "allgather"
+
+    def check(self, compressor: Compressor) -> None:
+        self.refuse_rounds(compressor)
+
+    def plan(self, units: Sequence[Unit], site: Site) -> Session:
+        return GatheredSession(units, site, Channel.all_gather)

@@ -1,0 +1,103 @@
+"""The contract of an exchange strategy: how payloads travel and who decodes what.
+
+Law: a strategy is configuration only. ``plan`` lays out the messages for the units of one bucket and returns a
+``Session`` that owns every buffer; ``Session.run`` averages a flat gradient over the ranks, in place. All ranks end
+with the same bits, because each decodes the same payloads in the same order.
+
+``run`` is plain sequential code over a ``Channel``. It is called by one thread for each channel, in the same order on
+all ranks, and never from a callback of a collective (a dependent collective started there hangs, or mixes gradients).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire import registry
+from gradwire.comm._channel import Channel
+from gradwire.comm._part import Piece, Unit
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError
+from gradwire.types import Key, State
+
+__all__ = ["Session", "Site", "Strategy"]
+
+Keep = Callable[[Unit, Sequence[str]], Mapping[str, Tensor]]
+Remember = Callable[[Unit], State]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a session runs, and who keeps what outlives it.
+
+    Args:
+        channel: the collectives and the byte counters.
+        device: of the gradients.
+        keep: gives the memory's flat float32 tensors of a unit, keyed by parameter name.
+        remember: gives the compressor's state of a unit.
+        server: gives the tensors that a shard's owner keeps for pieces it compresses a second time.
+    """
+
+    channel: Channel
+    device: torch.device
+    keep: Keep
+    remember: Remember
+    server: Callable[[Piece, Sequence[str]], Mapping[str, Tensor]]
+
+    def whole(self, unit: Unit) -> Piece:
+        """The unit as one piece, at its place in the bucket."""
+        kept = {name: flat.view(unit.shape) for name, flat in self.keep(unit, unit.memory.buffers).items()}
+        return Piece(unit, unit.memory, unit.shape, unit.lo, state=self.remember(unit), kept=kept)
+
+
+class Session(ABC):
+    """One bucket's messages and buffers."""
+
+    @abstractmethod
+    def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
+        """Replace the units in ``flat`` by their mean over the ranks.
+
+        Args:
+            flat: the bucket's gradients, contiguous float32.
+            key: of this step.
+            dense: waits for what travels uncompressed in this bucket, and tells whether it has a value that is not
+                finite; it says the same on all ranks, and the whole bucket is taken back then.
+
+        Returns:
+            bool of one element: whether some rank had a value that is not finite. Then the units hold NaN (or what
+            the sum made of them) on every rank, and all memories are as they were.
+        """
+
+
+class Strategy(ABC):
+    """Base of every strategy: subclass it as a frozen dataclass, one in each file."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def check(self, compressor: Compressor) -> None:
+        """Refuse a compressor that this strategy cannot carry, with the reason and the remedy.
+
+        Raises:
+            ConfigError
+        """
+
+    @abstractmethod
+    def plan(self, units: Sequence[Unit], site: Site) -> Session:
+        """Make the buffers for the units of one bucket."""
+
+    def to_config(self) -> dict[str, Any]:
+        """The configuration as plain JSON values."""
+        return registry.to_config(self)
+
+    def refuse_rounds(self, compressor: Compressor) -> None:
+        if compressor.rounds_needed > 1:
+            raise ConfigError(
+                f"strategy {self.name!r} sends one message, but {compressor.name!r} needs "
+                f"{compressor.rounds_needed} averaging rounds: use strategy='allreduce'"
+            )

@@ -1,0 +1,32 @@
+"""Each rank broadcasts its payload in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradwire.comm._channel import Channel
+from gradwire.comm._gathered import GatheredSession
+from gradwire.comm._part import Unit
+from gradwire.comm.base import Session, Site, Strategy
+from gradwire.compressors.base import Compressor
+
+__all__ = ["Broadcast"]
+
+
+@dataclass(frozen=True)
+class Broadcast(Strategy):
+    """The result of ``allgather`` by W broadcasts: slower on Gloo, kept for networks with a real multicast.
+
+    Example:
+        >>> Broadcast().to_config()
+        {'name': 'broadcast'}
+    """
+
+    name = "broadcast"
+
+    def check(self, compressor: Compressor) -> None:
+        self.refuse_rounds(compressor)
+
+    def plan(self, units: Sequence[Unit], site: Site) -> Session:
+        return GatheredSession(units, site, Channel.broadcast)

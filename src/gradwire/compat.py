@@ -1,0 +1,155 @@
+"""For people who come from GRACE: its parameter dictionary, read into our objects.
+
+Law: a key means here what it means there, or it is refused with the reason; none is ignored in silence. Where GRACE's
+helper has a default, it is the default here, except that a memory and a communicator that are not named are chosen
+from what the compressor declares (GRACE takes ``none`` and ``allreduce``, which suits few methods).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire import registry
+from gradwire.comm.base import Strategy
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, is_int, nearest, require
+from gradwire.memory.base import Memory
+
+__all__ = ["Recipe", "from_params"]
+
+_RENAMED = {"compress_ratio": "ratio", "quantum_num": "bits", "bucket_size": "block", "compress_rank": "rank"}
+
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "topk": {"compress_ratio": 0.3}, "qsgd": {"quantum_num": 127}, "powersgd": {"compress_rank": 1},
+}  # fmt: skip
+
+_MEMORIES = {"powersgd": "residual"}
+"""GRACE's PowerSGD memory is a residual that also holds the warm start, which here is the compressor's state."""
+
+_COMMUNICATORS = {"all_to_all": "two_phase"}
+
+_NEAREST = {
+    "adaq": "'topk'", "dgc": "'topk' with memory 'residual'", "efsignsgd": "'twobit'", "inceptionn": "'bf16'",
+    "natural": "'qsgd' with quantum_num 7", "randomk": "'topk'", "signsgd": "'twobit'", "signum": "'twobit'",
+    "sketch": "'qsgd'", "terngrad": "'qsgd' with quantum_num 1", "threshold": "'twobit'", "u8bit": "'qsgd'",
+}  # fmt: skip
+"""GRACE's methods, each with what comes nearest to it; one that is registered under its name needs no such hint."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What ``compress_ddp`` and ``compress_optimizer`` take in place of a compressor.
+
+    Args:
+        compressor: the method.
+        memory: None: what the compressor declares.
+        strategy: None: chosen from declared properties and the number of workers.
+    """
+
+    compressor: Compressor
+    memory: Memory | None = None
+    strategy: Strategy | None = None
+
+
+def from_params(params: Mapping[str, Any]) -> Recipe:
+    """Read the dictionary that GRACE's ``grace_from_params`` takes.
+
+    Args:
+        params: ``compressor``, ``memory`` and ``communicator`` by name, and their parameters:
+            ``compress_ratio`` in (0, 1] is our ``ratio``;
+            ``quantum_num`` from 1 to 127, the levels on each side of zero, is rounded up to whole ``bits`` (127: 8);
+            ``bucket_size`` is our ``block``, ``compress_rank`` our ``rank``;
+            ``threshold``, ``beta``, ``gamma`` and every parameter of ours under its own name are themselves.
+            ``world_size`` is ignored with a warning: the process group knows it.
+
+    Returns:
+        The compressor, and the memory and strategy that were named.
+
+    Raises:
+        ConfigError: an unknown name or key, with the nearest known one; a value out of range; a communicator that
+            cannot carry the compressor.
+
+    Example:
+        >>> recipe = from_params({"compressor": "topk", "memory": "residual", "communicator": "allgather",
+        ...                       "compress_ratio": 0.01})
+        >>> recipe.compressor, recipe.memory, recipe.strategy
+        (TopK(ratio=0.01), Residual(beta=1.0, gamma=1.0), AllGather())
+    """
+    require(isinstance(params, Mapping), "params", "a mapping of names to values", params)
+    rest = dict(params)
+    if rest.pop("world_size", None) is not None:
+        warnings.warn("world_size is ignored: the process group knows it", UserWarning, stacklevel=2)
+    name, memory_name, communicator = (_pop_name(rest, key) for key in ("compressor", "memory", "communicator"))
+    cls = _compressor_class("none" if name is None else name)
+    memory_cls = None if memory_name is None else registry.find("memory", _MEMORIES.get(memory_name, memory_name))
+    given = _translate({**_defaults(cls.name, rest), **rest})
+    compressor: Compressor = cls(**_take(given, cls))
+    memory: Memory | None = None if memory_cls is None else memory_cls(**_take(given, memory_cls))
+    _refuse_rest([key for key in rest if _RENAMED.get(key, key) in given], [cls, memory_cls])
+    strategy: Strategy | None = None
+    if communicator is not None:
+        strategy = registry.build("comm", _COMMUNICATORS.get(communicator, communicator))
+        strategy.check(compressor)
+    return Recipe(compressor, memory, strategy)
+
+
+def _pop_name(params: dict[str, Any], key: str) -> str | None:
+    name: str | None = params.pop(key, None)
+    require(name is None or isinstance(name, str), key, "a name", name)
+    return name
+
+
+def _compressor_class(name: str) -> type[Any]:
+    if name == "onebit":
+        raise ConfigError(
+            "GRACE's 'onebit' is 1-bit SGD with two means; gradwire's 'onebit' is MXNet's, which sends "
+            "+1 or -1: if that is what you want, pass gradwire.compressor('onebit') itself"
+        )
+    if name in _NEAREST and name not in registry.names("compressors"):
+        known = ", ".join(registry.names("compressors"))
+        raise ConfigError(f"GRACE's {name!r} is not in gradwire yet; nearest is {_NEAREST[name]}. Known: {known}")
+    return registry.find("compressors", name)
+
+
+def _defaults(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """GRACE's defaults for what is named neither in its words nor in ours."""
+    defaults = _DEFAULTS.get(name, {})
+    return {key: value for key, value in defaults.items() if key not in given and _RENAMED[key] not in given}
+
+
+def _translate(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys and values in our words."""
+    given: dict[str, Any] = {}
+    for key, value in params.items():
+        ours = _RENAMED.get(key, key)
+        if ours in given:
+            raise ConfigError(f"{key!r} and {ours!r} are the same parameter: give one of them")
+        given[ours] = _bits(value) if key == "quantum_num" else value
+    return given
+
+
+def _bits(quantum_num: Any) -> int:
+    require(is_int(quantum_num, 1, 127), "quantum_num", "an integer from 1 to 127 (8 bits with the sign)", quantum_num)
+    return int(quantum_num).bit_length() + 1
+
+
+def _take(given: dict[str, Any], cls: type[Any]) -> dict[str, Any]:
+    return {name: given.pop(name) for name in _parameters(cls) if name in given}
+
+
+def _parameters(cls: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls) if field.init]
+
+
+def _refuse_rest(keys: Sequence[str], classes: Iterable[type[Any] | None]) -> None:
+    if not keys:
+        return
+    used = [cls for cls in classes if cls is not None]
+    known = {"compressor", "memory", "communicator"}.union(*map(_parameters, used))
+    known |= {theirs for theirs, ours in _RENAMED.items() if ours in known}
+    names = " and ".join(f"{cls.name!r}" for cls in used)
+    raise ConfigError(f"{keys[0]!r} is no parameter of {names}: {nearest(keys[0], known)}")

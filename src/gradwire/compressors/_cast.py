@@ -1,0 +1,40 @@
+"""What the two 16-bit casts share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.compressors.base import Compressor
+from gradwire.types import Field, Key, Layout, Payload, State
+
+__all__ = ["Cast"]
+
+
+class Cast(Compressor):
+    """Round every element to ``dtype``, to nearest, ties to even; the 1/W of a mean goes in before the rounding."""
+
+    dtype: ClassVar[torch.dtype]
+
+    summable = True
+    elementwise = True
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        return Layout((Field("values", self.dtype, math.prod(shape)),))
+
+    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        ops.cast_encode(x.view(-1), payload[0], 1.0)
+
+    def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
+        ops.cast_encode(x.view(-1), payload[0], scale)
+
+    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        ops.cast_add_decoded(payload[0].unsqueeze(0), out.view(-1), scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        ops.cast_add_decoded(payloads[0], out.view(-1), scale)

@@ -1,0 +1,74 @@
+"""Thin products for low-rank methods: batched where that copies nothing, factors in rows of (r, m)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from gradwire import ops
+
+__all__ = ["add_product", "multiply", "normal", "orthonormalise"]
+
+_OUTER = 4
+"""Up to this rank, r passes of an outer product beat one thin matrix product on a CPU."""
+
+
+def add_product(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:
+    """``out += scale * p^T q`` without a temporary; shapes (m, L), (r, m), (r, L)."""
+    if out.is_cpu and p.shape[0] <= _OUTER:
+        for left, right in zip(p, q, strict=True):
+            out.addcmul_(left.unsqueeze(1), right, value=scale)
+    else:
+        out.addmm_(p.mT, q, alpha=scale)
+
+
+def multiply(lefts: list[Tensor], rights: list[Tensor], outs: list[Tensor]) -> None:
+    """``outs[i] = lefts[i] @ rights[i]``, in one launch where the rights, the large ones, lie evenly in memory."""
+    batch = _evenly_spaced(rights)
+    if batch is None:
+        for left, right, out in zip(lefts, rights, outs, strict=True):
+            torch.mm(left, right, out=out)
+    else:
+        torch._foreach_copy_(outs, torch.bmm(torch.stack(lefts), batch).unbind())
+
+
+def orthonormalise(factors: list[Tensor]) -> None:
+    """Make the rows of each (r, m) matrix orthonormal, in place; a row that depends on earlier ones becomes zero.
+
+    Gram-Schmidt, each row cleaned twice: where the second time takes half of what the first had left, that was
+    rounding noise (W. Kahan's "twice is enough"). The comparison is false for NaN, so a broken gradient stays visible.
+    """
+    rows = torch.stack(factors)
+    rows.div_(rows.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(rows.dtype).tiny))
+    for j in range(rows.shape[1]):
+        row, before = rows[:, j : j + 1], rows[:, :j]
+        once = row.sub_(row @ before.mT @ before).norm(dim=-1, keepdim=True)
+        twice = row.sub_(row @ before.mT @ before).norm(dim=-1, keepdim=True)
+        row.div_(twice).masked_fill_(twice <= 0.5 * once, 0.0)
+    torch._foreach_copy_(factors, rows.unbind())
+
+
+def normal(count: int, stream: int, device: torch.device | None = None) -> Tensor:
+    """Nearly normal numbers of mean 0 and variance 1, the same bits on every device.
+
+    Each is the sum of eight 16-bit numbers, an exact integer; the usual logarithm is not the same everywhere.
+    """
+    words = torch.empty(4 * count, dtype=torch.int32, device=device)
+    ops.philox(words, stream, 0)
+    halves = (words & 0xFFFF) + ((words >> 16) & 0xFFFF)
+    centred = halves.view(count, 4).sum(1) - 8 * 0xFFFF // 2
+    return centred.float().mul_(1 / math.sqrt(8 * (2**32 - 1) / 12))
+
+
+def _evenly_spaced(tensors: Sequence[Tensor]) -> Tensor | None:
+    """One (B, ...) view of tensors of one shape at equal distances in one storage, as in a bucket; else None."""
+    first = tensors[0]
+    steps = {b.storage_offset() - a.storage_offset() for a, b in pairwise(tensors)}
+    storages = {t.untyped_storage().data_ptr() for t in tensors}
+    if len(steps) != 1 or len(storages) != 1 or min(steps) <= 0:
+        return None
+    return first.as_strided((len(tensors), *first.shape), (steps.pop(), *first.stride()), first.storage_offset())

@@ -1,0 +1,245 @@
+"""The contract of a compressor.
+
+A compressor is configuration only: a frozen dataclass, so equality, ``repr`` and a JSON round trip come for free.
+Whatever it must remember (a warm-start factor, a momentum) is a separate ``State``, a dict of plain tensors that the
+caller keeps and checkpoints. It never sees ``torch.distributed`` and never touches a global random generator.
+
+Its law, for a compensated gradient x of n float32 elements, a payload p and C(x) = D(p):
+
+    layout(shape)                         the exact bytes of p, from configuration and shape alone
+    encode(x, p, state, key)              write p into views of a send buffer; x stays as it is
+    add_decoded(p, out, scale)            out += scale * D(p); the only decoder there is
+
+``add_decoded`` serves decompression (zeros, 1), the residual (r, -1), the mean over ranks (out, 1/W) and a server's
+accumulator (acc, 1). Two more entries exist for speed, with defaults that follow from the three above:
+
+    encode_feedback(grad, residual, p, state, key, status)    x = residual + grad;  residual = x - D(p)
+    add_decoded_many(payloads, out, scale)                    one payload of each rank, in rank order
+
+Tensors are contiguous float32 in the parameter's shape (a method that does not care flattens them). Payload fields
+are typed views in the order of ``layout(shape).fields``; ``add_decoded_many`` gets the same fields with a leading
+rank dimension. Nothing here allocates memory of the gradient's size.
+
+A method of several rounds (``MultiRound``) adds a generator that pauses wherever a field must be averaged over the
+ranks; who averages (a collective, a server, a plain mean in a test) is the driver's business.
+
+What a compressor declares chooses the strategy and the tests; nothing asks for it by name.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from gradwire import ops, registry
+from gradwire.errors import ConfigError, WireError
+from gradwire.types import Key, Layout, Payload, State
+
+__all__ = ["Compressor", "Feedback", "MultiRound", "as_gradient"]
+
+Feedback = Literal["required", "optional", "built-in", "unsafe"]
+"""What error feedback means for a method.
+
+required: a contraction that loses its way without it. optional: harmless either way. built-in: the residual is part
+of the method. unsafe: the variance factor is 1 or more, so the residual would grow without bound.
+"""
+
+
+def as_gradient(x: Tensor) -> Tensor:
+    """Any dense tensor of floating-point numbers as the contiguous float32 that ``encode`` takes; a view if it is.
+
+    Raises:
+        ConfigError: the tensor is sparse, complex or of integers.
+    """
+    if x.layout != torch.strided or not x.dtype.is_floating_point:
+        raise ConfigError(f"a gradient must be a dense floating-point tensor, got {x.dtype} with layout {x.layout}")
+    return x.detach().to(torch.float32).contiguous()
+
+
+class Compressor(ABC):
+    """Base of every compressor: subclass it as a frozen dataclass, one in each file. The module says the law."""
+
+    name: ClassVar[str]
+    """Registry name, equal to the file's."""
+
+    reference: ClassVar[str]
+    """Authors, title, venue, year."""
+
+    summable: ClassVar[bool] = False
+    """Payloads may be summed element by element: D(p + q) = D(p) + D(q). All fields then share one float dtype."""
+
+    unbiased: ClassVar[bool] = False
+    """E[C(x)] = x over the random stream."""
+
+    random: ClassVar[bool] = False
+    """The payload depends on ``key``."""
+
+    elementwise: ClassVar[bool] = False
+    """An element's code depends on that element only, so neighbouring tensors may be encoded as one."""
+
+    fixed_size: ClassVar[bool] = True
+    """``encode`` fills the whole layout. Otherwise the layout is a capacity with a count in one of its fields."""
+
+    rounds_needed: ClassVar[int] = 1
+    """How often ranks must average before the payload is complete (``MultiRound`` only)."""
+
+    @property
+    def feedback(self) -> Feedback:
+        """See ``Feedback``; a property, because it may depend on the parameters."""
+        return "optional"
+
+    @property
+    def contraction(self) -> bool:
+        """E|C(x) - x|^2 <= (1 - delta)|x|^2 for some delta > 0 that ``delta`` gives."""
+        return False
+
+    def delta(self, n: int) -> float:
+        """The contraction constant for ``n`` elements, in (0, 1]; 0 where none is known."""
+        return 0.0
+
+    def omega(self, n: int) -> float:
+        """The variance factor of an unbiased method: E|C(x) - x|^2 <= omega |x|^2; infinite where none is known."""
+        return math.inf
+
+    @property
+    def alignment(self) -> int:
+        """A tensor may be cut into shards at multiples of this many elements; 0: it may not be cut."""
+        return 1
+
+    def pays_for(self, shape: Sequence[int]) -> bool:
+        """Whether the payload of a tensor of this shape is smaller than the tensor; if not, it travels dense."""
+        n = math.prod(shape)
+        return n > 0 and self.layout(shape).nbytes < 4 * n
+
+    @abstractmethod
+    def layout(self, shape: Sequence[int]) -> Layout:
+        """The bytes of a payload, the same on every rank; their total is what goes over the wire."""
+
+    def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
+        """What the method remembers between steps besides the residual; most remember nothing."""
+        return {}
+
+    @abstractmethod
+    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        """Write the payload of ``x``; every byte of the layout is written."""
+
+    @abstractmethod
+    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        """``out += scale * D(payload)``."""
+
+    def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
+        """Encode ``scale * x``; ``x`` may be overwritten. Only summable methods are asked."""
+        self.encode(x.mul_(scale), payload, state, key)
+
+    def encode_feedback(
+        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
+    ) -> None:
+        """Compensate, encode, and keep what was not sent: x = residual + grad, residual = x - D(payload).
+
+        Args:
+            grad: this rank's gradient. Unchanged without ``status``.
+            residual: overwritten.
+            status: int32 of one element. If given, the call can be taken back: ``grad`` receives the residual as it
+                was before, and bit 0 is set when any element of x or of the new residual is not finite (a code may
+                overflow where x did not). It is never cleared here.
+        """
+        if status is None:
+            residual.add_(grad)
+            self.encode(residual, payload, state, key)
+            self.add_decoded(payload, residual, -1.0)
+            return
+        grad.add_(residual)
+        self.encode(grad, payload, state, key)
+        self.add_decoded(payload, grad, -1.0)
+        # x - D(p) is not finite wherever x is not, and also where D(p) overflowed.
+        ops.nonfinite(grad.view(-1), status)
+        ops.swap(grad.view(-1), residual.view(-1))
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        """``out += scale * sum_w D(payloads[w])``, summed in rank order so that every rank gets the same bits."""
+        for rank in range(payloads[0].shape[0]):
+            self.add_decoded(tuple(field[rank] for field in payloads), out, scale)
+
+    def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
+        """Refuse bytes from outside that ``add_decoded`` could not survive.
+
+        Raises:
+            WireError: an index out of range, a count that does not add up. Most methods accept any bytes.
+        """
+        return
+
+    def compress(self, x: Tensor, state: State | None = None, key: Key | None = None) -> Tensor:
+        """Encode into a fresh uint8 buffer: for notebooks and tests, not for a training loop.
+
+        >>> from gradwire.compressors.twobit import TwoBit
+        >>> TwoBit(threshold=0.5).compress(torch.tensor([0.6, -0.5, 0.1])).tolist()
+        [224, 0, 0, 0]
+
+        Raises:
+            ConfigError: x is not a dense tensor of floating-point numbers.
+        """
+        x, layout = as_gradient(x), self.layout(x.shape)
+        buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, device=x.device)
+        key = key or Key()
+        self.encode(x, layout.views(buffer), state or self.init_state(x.shape, key, x.device), key)
+        return buffer
+
+    def decompress(self, buffer: Tensor, shape: Sequence[int]) -> Tensor:
+        """Decode what ``compress`` gave into a fresh float32 tensor.
+
+        Raises:
+            WireError: the buffer is not as long as the layout, or its contents cannot be decoded safely.
+        """
+        layout = self.layout(shape)
+        if buffer.dtype != torch.uint8 or buffer.numel() != layout.nbytes:
+            raise WireError(
+                f"{self.name} payload of shape {tuple(shape)} must be {layout.nbytes} uint8, "
+                f"got {buffer.numel()} {buffer.dtype}"
+            )
+        payload = layout.views(buffer)
+        self.check_payload(payload, shape)
+        out = torch.zeros(tuple(shape), dtype=torch.float32, device=buffer.device)
+        self.add_decoded(payload, out)
+        return out
+
+    def to_config(self) -> dict[str, Any]:
+        """The configuration as plain JSON values; ``registry.from_config`` turns it back."""
+        return registry.to_config(self)
+
+    def properties(self) -> dict[str, Any]:
+        """Everything declared, for ``gradwire methods`` and the docs table."""
+        return {
+            "name": self.name, "params": {k: v for k, v in self.to_config().items() if k != "name"},
+            "summable": self.summable, "unbiased": self.unbiased, "contraction": self.contraction,
+            "random": self.random, "elementwise": self.elementwise, "fixed_size": self.fixed_size,
+            "feedback": self.feedback, "rounds": self.rounds_needed, "alignment": self.alignment,
+            "bits_per_element": round(8 * self.layout((1024, 1024)).nbytes / 2**20, 4), "reference": self.reference,
+        }  # fmt: skip
+
+
+class MultiRound(Compressor):
+    """A compressor whose payload is complete only after the ranks averaged parts of it.
+
+    Field i of the layout is averaged in round i. After the last round the payload decodes to the mean over ranks.
+    It takes all tensors of a bucket at once, so that matrices of one shape can be batched.
+    """
+
+    @abstractmethod
+    def rounds(
+        self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
+    ) -> Iterator[None]:
+        """Write field 0 of every payload, yield, find it averaged, write field 1, yield, ...
+
+        States change only after the last yield, so that a driver can drop a step by not resuming. ``xs`` stay as
+        they are.
+        """
+
+    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        """A group of one: every average is the value itself."""
+        for _ in self.rounds([x], [payload], [state], [key]):
+            pass

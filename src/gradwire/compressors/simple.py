@@ -1,0 +1,143 @@
+"""The simple door: write ``compress`` and ``decompress`` with GRACE's names, and it runs everywhere.
+
+What it costs against the full contract (``gradwire.Compressor``): the gradient is copied before ``compress`` sees it,
+one dense tensor is made for each rank at decompression, and ``compress`` runs once more for each new shape, on zeros,
+to learn how many bytes it will send. For an idea that is to be tried, that is a fair price.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gradwire.types import State
+
+if TYPE_CHECKING:
+    from gradwire.compressors.base import Compressor, Feedback
+
+__all__ = ["SimpleCompressor"]
+
+
+class SimpleCompressor(ABC):
+    """Base of a method written with GRACE's names: subclass it, define ``compress`` and ``decompress``.
+
+    What follows from the shape alone may be in ``ctx``; what depends on the values must be in ``tensors``, for only
+    they travel. Numbers and strings among the instance's attributes are its configuration, which all ranks compare.
+
+    Args:
+        average: divide the aggregate by the number of workers; False hands out what ``aggregate`` gives. None keeps
+            the class's attribute, True unless it says otherwise.
+        tensors_size_are_same: must be True. A method whose sizes depend on the values needs the full contract.
+
+    Example:
+        >>> class Half(SimpleCompressor):
+        ...     def compress(self, tensor, name):
+        ...         return [tensor.half()], None
+        ...
+        ...     def decompress(self, tensors, ctx):
+        ...         return tensors[0].float()
+        >>> code = Half().adapted()
+        >>> code.decompress(code.compress(torch.tensor([1.5, -2.0])), (2,)).tolist()
+        [1.5, -2.0]
+
+    Source:
+        H. Xu et al., "GRACE: A Compressed Communication Framework for Distributed Machine Learning", ICDCS 2021.
+    """
+
+    average: bool = True
+    tensors_size_are_same: bool = True
+
+    unbiased: bool = False
+    """E[decompress(compress(x))] = x."""
+
+    random: bool = False
+    """``compress`` draws random numbers: from ``self.generator``, so that a run can be repeated."""
+
+    summable: bool = False
+    """``compress`` gives one float tensor, ``decompress`` is linear: the tensors are all-reduced."""
+
+    feedback: Feedback = "optional"
+    """What the ``residual`` memory means for it; "required" adds that memory unless another is asked for."""
+
+    alignment: int = 1
+    """A flattened tensor may be cut at multiples of this many elements; 0: ``compress`` needs it whole."""
+
+    ctx_from_shape: bool = True
+    """``ctx`` is the same in every call for one shape. Where it is not, say False: each payload then carries 8 bytes
+    more, and is decompressed with the ``ctx`` of the receiving rank's own latest call for that tensor."""
+
+    generator: torch.Generator
+    """Fresh for each ``compress``, seeded from the run's seed, the step, the tensor and the rank."""
+
+    def __init__(self, average: bool | None = None, tensors_size_are_same: bool | None = None) -> None:
+        if average is not None:
+            self.average = average
+        if tensors_size_are_same is not None:
+            self.tensors_size_are_same = tensors_size_are_same
+
+    @cached_property
+    def state(self) -> defaultdict[str, State]:
+        """``state[name]``: what the method remembers of a tensor, as ``init_state`` made it; checkpoints contain it."""
+        return defaultdict(dict)
+
+    @abstractmethod
+    def compress(self, tensor: Tensor, name: str) -> tuple[Sequence[Tensor], Any]:
+        """The tensors to send, and what ``decompress`` needs besides.
+
+        Args:
+            tensor: float32, in the parameter's shape (flat where it is a shard); a copy, to be changed at will.
+            name: the same for one tensor in every step, on every rank and after a restart; it is made from the
+                parameter's name, but it is not that name.
+
+        Returns:
+            Tensors whose sizes and dtypes follow from the shape of ``tensor``, and ``ctx``.
+        """
+
+    @abstractmethod
+    def decompress(self, tensors: Sequence[Tensor], ctx: Any) -> Tensor:
+        """The dense tensor that ``tensors`` stand for.
+
+        Args:
+            tensors: copies of what ``compress`` gave on some rank, in the same shapes and dtypes.
+            ctx: see ``ctx_from_shape``.
+        """
+
+    def aggregate(self, tensors: Sequence[Tensor]) -> Tensor:
+        """One tensor from the decompressed tensors of all ranks, in rank order: their sum unless overridden."""
+        return torch.stack(list(tensors)).sum(0)
+
+    def init_state(self, shape: Sequence[int], device: torch.device) -> State:
+        """What ``state[name]`` holds before the first call: every key that will ever be used, with its final shape."""
+        return {}
+
+    def memory_compensate(self, tensor: Tensor, name: str) -> Tensor:
+        """What is compressed instead of ``tensor``; the other half of ``memory_update``."""
+        return tensor
+
+    def memory_update(
+        self, tensor: Tensor, name: str, compressor: SimpleCompressor, tensor_compressed: Sequence[Tensor], ctx: Any
+    ) -> None:
+        """Remember in ``state[name]`` what was not sent. Overriding it replaces gradwire's memories."""
+        return
+
+    def adapted(self) -> Compressor:
+        """This method under the full contract, for ``overrides=``, ``wire.frame`` and tests."""
+        from gradwire.compressors._adapted import Adapted
+
+        return Adapted(self)
+
+    def config(self) -> dict[str, Any]:
+        """The numbers, strings and flags among the instance's attributes."""
+        return {
+            key: value for key, value in vars(self).items()
+            if not key.startswith("_") and isinstance(value, bool | int | float | str | None)
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.config().items())})"

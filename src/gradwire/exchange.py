@@ -1,0 +1,268 @@
+"""The exchange of one bucket of gradients: where memory, compressor and strategy meet.
+
+    bucket g (flat)  ->  units (a parameter, or joined neighbours)  ->  one session for each strategy  ->  g averaged
+
+Law: everything is chosen from names, shapes and configuration, which all ranks compare before the first step; so all
+ranks build the same plan, and issue the same collectives in the same order. A plan owns its buffers: after the first
+step of a bucket nothing of gradient size is allocated.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire import registry
+from gradwire.comm._channel import Channel
+from gradwire.comm._dense import DenseSession
+from gradwire.comm._part import Unit
+from gradwire.comm.base import Session, Site, Strategy
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, is_int, require
+from gradwire.keeper import Keeper
+from gradwire.memory.base import Memory
+from gradwire.metrics import Metrics
+from gradwire.policy import Policy
+from gradwire.types import Key
+
+__all__ = ["Exchange", "Named", "default_memory", "default_strategy"]
+
+Named = tuple[str, tuple[int, ...]]
+"""A parameter's name and shape."""
+
+ALLGATHER_UP_TO = 4
+"""Workers up to which ``allgather`` is chosen: it moves W-1 payloads a rank, ``two_phase`` 2 (W-1)/W, but the second
+compression costs quality and time; from 5 workers on the traffic decides."""
+
+
+def default_memory(compressor: Compressor) -> str:
+    """``residual`` where the method needs or contains error feedback, else ``none``."""
+    return "residual" if compressor.feedback in ("required", "built-in") else "none"
+
+
+def default_strategy(compressor: Compressor, world: int) -> str:
+    """``allreduce`` where payloads can be summed, else ``allgather``, or on many workers ``two_phase``."""
+    if compressor.summable or compressor.rounds_needed > 1:
+        return "allreduce"
+    can_be_cut = compressor.fixed_size and compressor.alignment > 0
+    return "two_phase" if world > ALLGATHER_UP_TO and can_be_cut else "allgather"
+
+
+@dataclass
+class Plan:
+    """The sessions of one bucket. ``main`` is the compressor it was built for."""
+
+    params: Sequence[Named]
+    main: Compressor
+    units: list[Unit]
+    dense: DenseSession
+    sessions: list[Session]
+    numel: int
+
+
+class Exchange:
+    """Average flat gradients over the ranks of a group, compressed, with memories kept by parameter name.
+
+    Args:
+        compressor: the main compressor.
+        memory: a memory or its name; None chooses from the compressor's declared feedback.
+        strategy: a strategy or its name; None chooses from declared properties and the number of workers.
+        group: a process group that nobody else uses; None is a group of one.
+        policy: per-parameter choices.
+        seed: of all random streams, >= 0; the same on all ranks.
+        device: of the gradients.
+        force: use error feedback where the method declares it unsafe.
+
+    Raises:
+        ConfigError: a combination that cannot work, with the remedy.
+    """
+
+    def __init__(
+        self, compressor: Compressor, *, memory: Memory | str | None = None, strategy: Strategy | str | None = None,
+        group: dist.ProcessGroup | None = None, policy: Policy | None = None, seed: int = 0,
+        device: torch.device | str = "cpu", force: bool = False,
+    ) -> None:  # fmt: skip
+        require(is_int(seed, 0), "seed", "an integer >= 0", seed)
+        self.compressor, self.policy, self.seed, self.force = compressor, policy or Policy(), seed, force
+        self.device = torch.device(device)
+        self.counters = Metrics()
+        self.channel = Channel(group, self.counters)
+        self.keeper = Keeper(self.channel.world, self.device, seed)
+        self.memory = registry.build("memory", memory) if isinstance(memory, str) else memory
+        self.strategy = registry.build("comm", strategy) if isinstance(strategy, str) else strategy
+        self.step = 0
+        self._plans: dict[tuple[str, ...], Plan] = {}
+        self._bad: list[Tensor] = []
+        self._nonfinite = torch.zeros((), dtype=torch.int64, device=self.device)
+        for each in [compressor, *self.policy.overrides.values()]:
+            self.strategy_for(each).check(each)
+            self.memory_for(each)
+
+    def memory_for(self, compressor: Compressor) -> Memory:
+        """The memory of a compressor.
+
+        Raises:
+            ConfigError: error feedback is part of the method and was refused, or would diverge and was asked for.
+        """
+        memory: Memory = self.memory or registry.build("memory", default_memory(compressor))
+        if compressor.feedback == "built-in" and memory.name == "none":
+            raise ConfigError(
+                f"memory 'none' loses gradients: the residual is part of {compressor.name!r}; use memory='residual'"
+            )
+        if compressor.feedback == "unsafe" and memory.name != "none" and not self.force:
+            raise ConfigError(
+                f"memory {memory.name!r} would grow without bound with {compressor!r} (its variance "
+                "factor is 1 or more): use memory='none', more levels or smaller blocks, or force=True"
+            )
+        return memory
+
+    def strategy_for(self, compressor: Compressor) -> Strategy:
+        """The strategy of a compressor: the one asked for, except for an override that it cannot carry."""
+        main = compressor.name == self.compressor.name
+        if self.strategy is not None and (main or carries(self.strategy, compressor)):
+            return self.strategy
+        built: Strategy = registry.build("comm", default_strategy(compressor, self.channel.world))
+        return built
+
+    def describe(self, params: Sequence[Named], **told: Any) -> str:
+        """Configuration and parameters as JSON, and whatever else is ``told``: what all ranks must agree on."""
+        return json.dumps({
+            **told,
+            "compressor": self.compressor.to_config(), "memory": self.memory_for(self.compressor).to_config(),
+            "strategy": self.strategy_for(self.compressor).to_config(), "policy": self.policy.to_config(),
+            "seed": self.seed, "params": [[name, list(shape)] for name, shape in params],
+        }, sort_keys=True, default=repr)  # fmt: skip
+
+    def begin_step(self) -> None:
+        """Count a step; call it once before the first bucket."""
+        bad, self._bad = self._bad, []
+        if bad:
+            # On the device, so that counting never waits for it.
+            self._nonfinite += torch.stack(bad).any()
+        self.step += 1
+
+    @torch.no_grad()
+    def run(self, flat: Tensor, params: Sequence[Named], itemsize: int = 4) -> None:
+        """Replace ``flat`` by its mean over the ranks.
+
+        Args:
+            flat: contiguous float32, the parameters' gradients end to end in the order of ``params``.
+            itemsize: bytes an element that an uncompressed exchange would send: 2 for a 16-bit model.
+
+        Raises:
+            ConfigError: ``flat`` is not of this form, or no step was begun.
+        """
+        self._check(flat, params)
+        plan = self._plan(params)
+        self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.numel() * itemsize // self.channel.world
+        key = Key(seed=self.seed, step=self.step, rank=self.channel.rank)
+        if self.step <= self.policy.start_after:
+            self._bad.append(DenseSession([(0, plan.numel)], self.channel, self.device).begin(flat)())
+            return
+        dense = functools.cache(plan.dense.begin(flat))
+        self._bad += [session.run(flat, key, dense) for session in plan.sessions]
+        self._bad.append(dense())
+
+    def note(self, bad: Tensor) -> None:
+        """Count the step as one with a value that is not finite where ``bad``: for what happens after ``run``."""
+        self._bad.append(bad)
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters since the start, and the norm of this rank's residuals."""
+        current = list(self._bad)
+        nonfinite = int(self._nonfinite) + bool(current and torch.stack(current).any())
+        counted = {**self.counters.as_dict(), "steps": self.step, "nonfinite_steps": nonfinite}
+        return {**counted, "residual_norm": self.keeper.norm()}
+
+    def _check(self, flat: Tensor, params: Sequence[Named]) -> None:
+        require(self.step > 0, "run", "called after begin_step", "no step")
+        numel = sum(torch.Size(shape).numel() for _, shape in params)
+        fits = flat.dtype == torch.float32 and flat.is_contiguous() and flat.shape == (numel,)
+        form = f"contiguous float32 of shape ({numel},), as params say"
+        require(fits, "flat", form, f"{flat.dtype} of shape {tuple(flat.shape)}")
+
+    def _plan(self, params: Sequence[Named]) -> Plan:
+        names = tuple(name for name, _ in params)
+        main = self.policy.at(self.step - 1, self.compressor)
+        plan = self._plans.get(names)
+        if plan is not None and (plan.main == main or (self._same_choices(plan, main) and try_retune(plan, main))):
+            return plan
+        self._forget(names)
+        self._plans[names] = self._build(params, main)
+        return self._plans[names]
+
+    def _same_choices(self, plan: Plan, main: Compressor) -> bool:
+        """Whether the same parameters travel dense; a ratio can pass the point where compressing pays."""
+        choose = self.policy.choose
+        return all(
+            (choose(name, shape, plan.main) is None) == (choose(name, shape, main) is None)
+            for name, shape in plan.params
+        )
+
+    def _forget(self, names: Sequence[str]) -> None:
+        """Drop the plans that share a parameter with ``names``: the buckets were rebuilt, or a size changed."""
+        gone = [old for old in self._plans if set(old) & set(names)]
+        for old in gone:
+            del self._plans[old]
+            self.keeper.retire(old)
+
+    def _build(self, params: Sequence[Named], main: Compressor) -> Plan:
+        units, dense, numel = self._units(params, main)
+        site = Site(self.channel, self.device, self.keeper.keep, self.keeper.remember, self.keeper.server)
+        groups: dict[object, list[Unit]] = {}
+        for unit in units:
+            strategy = self.strategy_for(unit.compressor)
+            alone = unit.compressor if strategy.name == "allreduce" else None
+            groups.setdefault((strategy.name, alone), []).append(unit)
+        sessions = [self.strategy_for(group[0].compressor).plan(group, site) for group in groups.values()]
+        return Plan(tuple(params), main, units, DenseSession(dense, self.channel, self.device), sessions, numel)
+
+    def _units(self, params: Sequence[Named], main: Compressor) -> tuple[list[Unit], list[tuple[int, int]], int]:
+        units: list[Unit] = []
+        dense: list[tuple[int, int]] = []
+        lo = 0
+        for name, shape in params:
+            numel = torch.Size(shape).numel()
+            compressor = self.policy.choose(name, shape, main)
+            if compressor is None or compressor.name == "none":
+                dense.append((lo, lo + numel))
+            elif not (units and try_extend(units[-1], compressor, name, numel, lo)):
+                units.append(Unit(((name, numel),), tuple(shape), lo, compressor, self.memory_for(compressor)))
+            lo += numel
+        return units, dense, lo
+
+
+def carries(strategy: Strategy, compressor: Compressor) -> bool:
+    try:
+        strategy.check(compressor)
+    except ConfigError:
+        return False
+    return True
+
+
+def try_extend(unit: Unit, compressor: Compressor, name: str, numel: int, lo: int) -> bool:
+    """Join a parameter to the unit before it, where no code depends on where a tensor starts."""
+    joinable = compressor.elementwise and not compressor.random and compressor == unit.compressor
+    if not joinable or unit.lo + unit.numel != lo:
+        return False
+    unit.members += ((name, numel),)
+    unit.shape = (unit.numel + numel,)
+    return True
+
+
+def try_retune(plan: Plan, main: Compressor) -> bool:
+    """Swap a scheduled compressor into a plan whose layouts it does not change."""
+    tuned = [unit for unit in plan.units if unit.compressor is plan.main]
+    if any(main.layout(unit.shape) != unit.compressor.layout(unit.shape) for unit in tuned):
+        return False
+    for unit in tuned:
+        unit.compressor = main
+    plan.main = main
+    return True

@@ -1,0 +1,1 @@
+"""One framework in each file; importing gradwire imports none of them."""

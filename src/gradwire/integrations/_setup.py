@@ -1,0 +1,124 @@
+"""What every integration does before the first gradient: make a group, compare the ranks, say what will happen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from gradwire.comm._agree import agree
+from gradwire.comm._channel import Channel
+from gradwire.errors import ConfigError, require
+from gradwire.exchange import Exchange, Named
+from gradwire.metrics import Metrics
+from gradwire.settings import LONGEST, Settings
+
+__all__ = ["Prepared", "prepare", "trainable"]
+
+log = logging.getLogger("gradwire")
+
+
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The module's trainable parameters by name, refusing what cannot be exchanged.
+
+    Raises:
+        ConfigError: sparse gradients, a dtype that is not a 16- or 32-bit float, nothing to train.
+    """
+    for name, child in module.named_modules():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse:
+            raise ConfigError(
+                f"sparse of {name or 'the module'} must be False: sparse gradients cannot be exchanged, got sparse=True"
+            )
+    params = {name: param for name, param in module.named_parameters() if param.requires_grad}
+    require(bool(params), "model", "a module with trainable parameters", type(module).__name__)
+    allowed = (torch.float32, torch.float16, torch.bfloat16)
+    for name, param in params.items():
+        require(param.dtype in allowed, f"dtype of {name}", "float32, float16 or bfloat16", param.dtype)
+    return params
+
+
+class Prepared(NamedTuple):
+    """The exchange, and the parameters that it is for, by name."""
+
+    exchange: Exchange
+    params: dict[str, nn.Parameter]
+
+
+def prepare(
+    model: nn.Module, compressor: Any, options: Mapping[str, Any], group: dist.ProcessGroup | None,
+    only: Container[int] | None = None, **told: Any,
+) -> Prepared:  # fmt: skip
+    """The exchange that all ranks agree on, on a process group of its own. All ranks must call it.
+
+    Args:
+        only: ids of the parameters to exchange; None: all that are trainable.
+        told: further values that must be the same on all ranks.
+
+    Raises:
+        ConfigError: a wrong option, the same on every rank.
+        GroupError: ranks were given different options or models; every rank raises the same text.
+    """
+    if not dist.is_initialized():
+        raise ConfigError(
+            "torch.distributed must be initialised: start the script with torchrun and call "
+            "torch.distributed.init_process_group() first"
+        )
+    settings, rest = Settings.split(options)
+    device = next((param.device for param in model.parameters()), torch.device("cpu"))
+    private = private_group(group, settings.timeout, device)
+    prepared: list[Prepared] = []
+
+    def describe() -> str:
+        params = {name: param for name, param in trainable(model).items() if only is None or id(param) in only}
+        exchange = settings.exchange(compressor, rest, private, device)
+        exchange.policy.check(exchange.compressor, list(params))
+        prepared.append(Prepared(exchange, params))
+        return exchange.describe(shapes_of(params), **told)
+
+    agree(Channel(private, Metrics()), describe, device)
+    announce(prepared[0].exchange, shapes_of(prepared[0].params))
+    return prepared[0]
+
+
+def shapes_of(params: Mapping[str, torch.Tensor]) -> list[Named]:
+    return [(name, tuple(param.shape)) for name, param in params.items()]
+
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def private_group(group: dist.ProcessGroup | None, timeout: object, device: torch.device) -> dist.ProcessGroup:
+    """A process group over the same ranks, on which nobody else issues collectives.
+
+    Its backend follows the gradients' device, because a default group may hold one for each device. A timeout that
+    is not valid is refused later, when all ranks can hear of it.
+    """
+    seconds = timeout if isinstance(timeout, int | float) and 0 < timeout <= LONGEST else Settings.timeout
+    members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+    backend = BACKENDS.get(device.type) or dist.get_backend(group)
+    made = dist.new_group(members, timeout=timedelta(seconds=seconds), backend=backend, use_local_synchronization=True)
+    if not isinstance(made, dist.ProcessGroup):
+        raise ConfigError(f"this process must be a member of the group, got the group of ranks {members}")
+    return made
+
+
+def announce(exchange: Exchange, shapes: list[Named]) -> None:
+    """Say once, on rank 0, what is compressed; warn where nothing is."""
+    if exchange.channel.rank != 0:
+        return
+    main, total, compressed = exchange.compressor, 0, 0
+    for name, shape in shapes:
+        numel = torch.Size(shape).numel()
+        total += numel
+        chosen = exchange.policy.choose(name, shape, main)
+        compressed += numel if chosen is not None and chosen.name != "none" else 0
+    log.info("%r over %s: %d of %d elements compressed, the rest travels dense", main,
+             exchange.strategy_for(main).name, compressed, total)  # fmt: skip
+    if compressed == 0 and main.name != "none":
+        log.warning("%r compresses nothing: every parameter is excluded, smaller than min_numel=%d, or would grow",
+                    main, exchange.policy.min_numel)  # fmt: skip

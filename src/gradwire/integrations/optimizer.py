@@ -1,0 +1,187 @@
+"""A plain training loop: gradients are exchanged just before the optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwire.errors import ConfigError, require
+from gradwire.exchange import Named
+from gradwire.integrations._setup import prepare
+from gradwire.worker import Worker
+
+__all__ = ["OptimizerState", "compress_optimizer"]
+
+
+class Bucket:
+    """Parameters whose gradients travel as one flat float32 tensor."""
+
+    def __init__(self, members: Sequence[tuple[str, nn.Parameter]]) -> None:
+        self.params = [param for _, param in members]
+        self.named: list[Named] = [(name, tuple(param.shape)) for name, param in members]
+        numels = [param.numel() for param in self.params]
+        self.flat = torch.zeros(sum(numels), dtype=torch.float32, device=self.params[0].device)
+        pairs = zip(torch.split(self.flat, numels), self.params, strict=True)
+        self.views = [view.view(param.shape) for view, param in pairs]
+
+    def gather(self) -> None:
+        """Copy the gradients in; a parameter that got none on this rank counts as zero."""
+        for view, param, (name, _) in zip(self.views, self.params, self.named, strict=True):
+            if param.grad is None:
+                view.zero_()
+                continue
+            if param.grad.layout != torch.strided:
+                raise ConfigError(f"gradient of {name} must be dense, got {param.grad.layout}")
+            view.copy_(param.grad)
+
+    def scatter(self) -> None:
+        for view, param in zip(self.views, self.params, strict=True):
+            if param.grad is None:
+                param.grad = torch.empty_like(param)
+            param.grad.copy_(view)
+
+
+class OptimizerState:
+    """The exchange in front of an optimizer's step. Made by ``compress_optimizer``."""
+
+    def __init__(
+        self, optimizer: Optimizer, model: nn.Module, compressor: Any, bucket_mb: float, options: dict[str, Any],
+        group: dist.ProcessGroup | None,
+    ) -> None:  # fmt: skip
+        ours = {id(param) for param in parameters_of(optimizer)}
+        self.exchange, params = prepare(model, compressor, options, group, only=ours, bucket_mb=bucket_mb)
+        self.buckets = [Bucket(members) for members in split(list(params.items())[::-1], bucket_mb)]
+        self._known = {id(param) for param in params.values()}
+        self._worker, self._done = Worker(), False
+        for param in params.values():
+            param.register_post_accumulate_grad_hook(self._fresh)  # type: ignore[no-untyped-call]
+        share_start(model, group)
+
+    def metrics(self) -> dict[str, Any]:
+        """Bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals."""
+        return self.exchange.metrics()
+
+    def close(self) -> None:
+        """End the communication thread; the optimizer must not step again."""
+        self._worker.close()
+
+    @torch.no_grad()
+    def exchange_gradients(self) -> None:
+        """Replace every gradient by its mean over the ranks.
+
+        The optimizer's step does this by itself. With a ``GradScaler`` call it before ``scaler.step(optimizer)``, so
+        that all ranks see the same overflow and skip the same step.
+        """
+        self.exchange.begin_step()
+        futures = []
+        for bucket in self.buckets:
+            bucket.gather()
+            futures.append(self._worker.submit(partial(self._run, bucket)))
+        for bucket, future in zip(self.buckets, futures, strict=True):
+            future.wait()
+            bucket.scatter()
+        self._done = True
+
+    def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The optimizer's pre-step hook: exchange, unless it was done by hand since the last backward.
+
+        Raises:
+            ConfigError: a closure, whose gradients nobody would exchange, or a parameter that became trainable.
+        """
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        require(closure is None, "closure", "None: it would compute gradients after the exchange", closure)
+        new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._known]
+        require(not new, "optimizer", "over the parameters that were trainable at set-up", f"{len(new)} more")
+        if not self._done:
+            self.exchange_gradients()
+        self._done = False
+
+    def _fresh(self, _: Tensor) -> None:
+        """A gradient was computed: whatever was exchanged before does not count for it."""
+        self._done = False
+
+    def _run(self, bucket: Bucket) -> Tensor:
+        self.exchange.run(bucket.flat, bucket.named, bucket.params[0].itemsize)
+        return bucket.flat
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+@torch.no_grad()
+def share_start(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """All ranks start from rank 0's parameters and buffers, as under DDP; bytes, because Gloo knows few dtypes."""
+    source = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)[0]
+    for tensor in [*model.parameters(), *model.buffers()]:
+        sent = tensor.detach().contiguous()
+        dist.broadcast(sent.reshape(-1).view(torch.uint8), source, group=group)
+        tensor.copy_(sent)
+
+
+def split(params: Sequence[tuple[str, nn.Parameter]], bucket_mb: float) -> list[list[tuple[str, nn.Parameter]]]:
+    """Consecutive parameters of at most ``bucket_mb`` MB in float32; a larger one is alone."""
+    buckets: list[list[tuple[str, nn.Parameter]]] = [[]]
+    room = bucket_mb * 2**20
+    for name, param in params:
+        if buckets[-1] and 4 * param.numel() > room:
+            buckets.append([])
+            room = bucket_mb * 2**20
+        buckets[-1].append((name, param))
+        room -= 4 * param.numel()
+    return buckets
+
+
+def compress_optimizer(
+    optimizer: Optimizer, model: nn.Module, compressor: Any = "twobit", *, bucket_mb: float = 25.0,
+    process_group: dist.ProcessGroup | None = None, **options: Any,
+) -> OptimizerState:  # fmt: skip
+    """Average gradients, compressed, whenever ``optimizer.step()`` is called: data parallelism without DDP.
+
+    All ranks must call it, with the same arguments. Rank 0's parameters are sent to the others.
+
+    Args:
+        optimizer: any torch optimizer over the model's parameters; it stays what it is, schedulers keep working.
+        model: names the parameters.
+        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        bucket_mb: gradients travel in buckets of about this many MB of float32.
+        process_group: the ranks; None is the default group.
+        options: as for ``compress_ddp``.
+
+    Returns:
+        The state; ``state.metrics()`` tells what went over the wire.
+
+    Raises:
+        ConfigError: a wrong option, or an optimizer whose parameters are not the model's.
+        GroupError: ranks were given different options.
+
+    Example:
+        >>> import torch, torch.distributed as dist, gradwire
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> model = torch.nn.Linear(64, 64)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> state = gradwire.compress_optimizer(optimizer, model, "twobit", threshold=1e-3)
+        >>> model(torch.ones(2, 64)).sum().backward()
+        >>> optimizer.step()
+        >>> state.metrics()["steps"]
+        1
+        >>> dist.destroy_process_group()
+    """
+    require(isinstance(bucket_mb, int | float) and bucket_mb > 0, "bucket_mb", "a number > 0", bucket_mb)
+    ours = {id(param) for param in model.parameters()}
+    theirs = parameters_of(optimizer)
+    require(
+        all(id(param) in ours for param in theirs),
+        "optimizer",
+        "over the model's own parameters",
+        f"{sum(id(param) not in ours for param in theirs)} others",
+    )
+    state = OptimizerState(optimizer, model, compressor, bucket_mb, options, process_group)
+    optimizer.register_step_pre_hook(state.before_step)
+    return state

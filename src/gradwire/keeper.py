@@ -1,0 +1,84 @@
+"""Who keeps what between steps: every residual and state under its parameter's name.
+
+Law: a name finds its tensor whatever the buckets look like. A plan asks for contiguous tensors of the units it has;
+what was kept under the members' names moves there, and the old storage is forgotten. What a shard's owner kept for a
+cut that no longer exists goes back to that worker's own residual, times the world size, so that its share of the
+mean stays the same and nothing is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.comm._part import Piece, Unit
+from gradwire.types import Key, State, tensor_id
+
+__all__ = ["Keeper"]
+
+
+class Keeper:
+    """The memories of one rank, by parameter name."""
+
+    def __init__(self, world: int, device: torch.device, seed: int) -> None:
+        self.world, self.device, self.seed = world, device, seed
+        self.worker: dict[str, dict[str, Tensor]] = {}
+        self.states: dict[str, State] = {}
+        self.owned: dict[str, list[tuple[str, int, Tensor]]] = {}
+
+    def keep(self, unit: Unit, buffers: Sequence[str]) -> Mapping[str, Tensor]:
+        """Flat float32 tensors of the unit, holding what its members had so far."""
+        return {buffer: self._gather(unit, self.worker.setdefault(buffer, {})) for buffer in buffers}
+
+    def remember(self, unit: Unit) -> State:
+        """The compressor's state of the unit, made on first use or when its shapes changed."""
+        key = Key(seed=self.seed, tensor=tensor_id(f"{unit.name}[0]"))
+        fresh = unit.compressor.init_state(unit.shape, key, self.device)
+        state = self.states.setdefault(unit.name, fresh)
+        if {name: tensor.shape for name, tensor in state.items()} != {n: t.shape for n, t in fresh.items()}:
+            self.states[unit.name] = fresh
+        return self.states[unit.name]
+
+    def server(self, piece: Piece, buffers: Sequence[str]) -> Mapping[str, Tensor]:
+        """Flat float32 tensors of zeros for a piece that this rank compresses a second time."""
+        kept = {buffer: torch.zeros(piece.numel, device=self.device) for buffer in buffers}
+        for buffer, flat in kept.items():
+            for name, lo, view in covered(piece, flat):
+                self.owned.setdefault(name, []).append((buffer, lo, view))
+        return kept
+
+    def retire(self, names: Sequence[str]) -> None:
+        """The cut of these parameters is gone: hand what their owner kept back to its own worker."""
+        for name in names:
+            for buffer, lo, view in self.owned.pop(name, []):
+                own = self.worker.get(buffer, {}).get(name)
+                if own is not None:
+                    own[lo : lo + view.numel()].add_(view, alpha=self.world)
+
+    def norm(self) -> float:
+        """The Euclidean norm of all residuals of this rank, its own and those of its shards; waits for the device."""
+        tensors = list(self.worker.get("residual", {}).values())
+        tensors += [view for views in list(self.owned.values()) for buffer, _, view in views if buffer == "residual"]
+        return float(torch.stack([tensor.norm() for tensor in tensors]).norm()) if tensors else 0.0
+
+    def _gather(self, unit: Unit, kept: dict[str, Tensor]) -> Tensor:
+        flat = torch.zeros(unit.numel, dtype=torch.float32, device=self.device)
+        lo = 0
+        for name, numel in unit.members:
+            view = flat[lo : lo + numel]
+            if name in kept:
+                view.copy_(kept[name])
+            kept[name], lo = view, lo + numel
+        return flat
+
+
+def covered(piece: Piece, flat: Tensor) -> Iterator[tuple[str, int, Tensor]]:
+    """The parameters that a piece covers: name, first element inside the parameter, and the view of ``flat``."""
+    begin, end = 0, piece.start + piece.numel
+    for name, numel in piece.unit.members:
+        lo, hi = max(begin, piece.start), min(begin + numel, end)
+        if lo < hi:
+            yield name, lo - begin, flat[lo - piece.start : hi - piece.start]
+        begin += numel

@@ -1,0 +1,62 @@
+"""What a worker does with the part of its gradient that it did not send.
+
+Law, in the survey's words: phi compensates the gradient, psi keeps what its payload does not say. ``encode`` is both
+in one call, so that a fused kernel can do them in one pass over memory; ``compensate`` and ``update`` are the halves.
+
+A memory is configuration only. What it keeps for each element are the float32 tensors named by ``buffers``, in
+the parameter's layout; the caller owns them, keyed by parameter name, and hands in views. Every ``encode`` with a
+``status`` can be taken back: until the caller writes into ``grad`` again, ``rollback`` restores what was kept, bit
+for bit. That is how a step with a NaN on one rank leaves the memories of all ranks as they were.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from gradwire import registry
+from gradwire.compressors.base import Compressor
+from gradwire.types import Key, Payload, State
+
+__all__ = ["Memory"]
+
+
+class Memory(ABC):
+    """Base of every memory: subclass it as a frozen dataclass, one in each file."""
+
+    name: ClassVar[str]
+    buffers: ClassVar[tuple[str, ...]] = ()
+    """Names of the float32 tensors kept for each element; 4 bytes an element each."""
+
+    @abstractmethod
+    def encode(
+        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
+        key: Key, status: Tensor, scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        """Compensate ``grad``, write the payload of ``scale`` times the result, and keep the rest.
+
+        Args:
+            grad: overwritten with whatever ``rollback`` needs.
+            kept: one view for each of ``buffers``, in the shape of ``grad``.
+            status: int32 of one element; bit 0 is set when a compensated value is not finite.
+            scale: 1 except for summable payloads, which are divided by the world size before they are summed.
+        """
+
+    @abstractmethod
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        """Restore ``kept`` from what ``encode`` left in ``grad``."""
+
+    @abstractmethod
+    def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        """``grad`` becomes what is compressed; ``kept`` stays. For methods of several rounds, which then ``update``."""
+
+    @abstractmethod
+    def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        """Keep ``unsent``, the compensated gradient less its decoded payload, unless ``bad`` (bool, one element)."""
+
+    def to_config(self) -> dict[str, Any]:
+        """The configuration as plain JSON values."""
+        return registry.to_config(self)

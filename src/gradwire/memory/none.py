@@ -1,0 +1,46 @@
+"""No memory: what is not sent is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.compressors.base import Compressor
+from gradwire.memory.base import Memory
+from gradwire.types import Key, Payload, State
+
+__all__ = ["NoMemory"]
+
+
+@dataclass(frozen=True)
+class NoMemory(Memory):
+    """x = g: right for unbiased methods and casts; a contraction loses what it drops.
+
+    Example:
+        >>> NoMemory().buffers
+        ()
+    """
+
+    name = "none"
+
+    def encode(
+        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
+        key: Key, status: Tensor, scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        ops.nonfinite(grad.view(-1), status)
+        if scale == 1.0:
+            compressor.encode(grad, payload, state, key)
+        else:
+            compressor.encode_scaled(grad, scale, payload, state, key)
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        return
+
+    def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        return
+
+    def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        return

@@ -1,0 +1,41 @@
+"""The operations that the compressors are made of: one per file, with a plain-torch reference and its kernels."""
+
+from gradwire.ops.cast_add_decoded import cast_add_decoded
+from gradwire.ops.cast_encode import cast_encode
+from gradwire.ops.native import kernel_info
+from gradwire.ops.nonfinite import nonfinite
+from gradwire.ops.onebit_add_decoded import onebit_add_decoded
+from gradwire.ops.onebit_encode import onebit_encode
+from gradwire.ops.onebit_encode_feedback import onebit_encode_feedback
+from gradwire.ops.philox import philox
+from gradwire.ops.qsgd_add_decoded import qsgd_add_decoded
+from gradwire.ops.qsgd_encode import qsgd_encode
+from gradwire.ops.qsgd_encode_feedback import qsgd_encode_feedback
+from gradwire.ops.sparse_add_decoded import sparse_add_decoded
+from gradwire.ops.swap import swap
+from gradwire.ops.topk_encode import topk_encode
+from gradwire.ops.topk_encode_feedback import topk_encode_feedback
+from gradwire.ops.twobit_add_decoded import twobit_add_decoded
+from gradwire.ops.twobit_encode import twobit_encode
+from gradwire.ops.twobit_encode_feedback import twobit_encode_feedback
+
+__all__ = [
+    "cast_add_decoded",
+    "cast_encode",
+    "kernel_info",
+    "nonfinite",
+    "onebit_add_decoded",
+    "onebit_encode",
+    "onebit_encode_feedback",
+    "philox",
+    "qsgd_add_decoded",
+    "qsgd_encode",
+    "qsgd_encode_feedback",
+    "sparse_add_decoded",
+    "swap",
+    "topk_encode",
+    "topk_encode_feedback",
+    "twobit_add_decoded",
+    "twobit_encode",
+    "twobit_encode_feedback",
+]

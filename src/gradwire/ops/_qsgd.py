@@ -1,0 +1,129 @@
+"""QSGD by blocks: the norm of each block, the random rounding to its levels, and their packed codes.
+
+With s = 2**(bits - 1) - 1 and N the norm of a block: q = sign(x) * min(floor(|x| * (s / N) + r), s), and x is decoded
+as q * (N / s). r is uniform in (0, 1), so q * (N / s) is x on average. A norm below ``TINY`` counts as zero, since
+s / N must not overflow; one that is not finite makes the whole block decode to NaN.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import is_int, require
+from gradwire.ops._checks import check_vector
+from gradwire.ops._philox import philox_words
+
+__all__ = [
+    "check_codes",
+    "check_parameters",
+    "levels",
+    "norms_of",
+    "pack_levels",
+    "quantise",
+    "spread",
+    "steps_of",
+    "unpack_levels",
+]
+
+TINY = 2.0**-120
+_LANES = 16
+
+
+def levels(bits: int) -> int:
+    """How many levels there are above zero."""
+    return (1 << bits - 1) - 1
+
+
+def check_parameters(op: str, bits: int, block: int, norm: str = "linf") -> None:
+    require(is_int(bits, 2, 8), f"{op}.bits", "an integer from 2 to 8", bits)
+    multiple = is_int(block, _LANES, 65536) and block % _LANES == 0
+    require(multiple, f"{op}.block", "a multiple of 16 from 16 to 65536", block)
+    require(norm in ("linf", "l2"), f"{op}.norm", "'linf' or 'l2'", norm)
+
+
+def check_codes(op: str, x: Tensor, norms: Tensor, codes: Tensor, bits: int, block: int) -> None:
+    n = x.numel()
+    check_vector(f"{op}.norms", norms, torch.float32, x, -(-n // block))
+    check_vector(f"{op}.codes", codes, torch.uint8, x, -(-n * bits // 8))
+
+
+def norms_of(x: Tensor, block: int, norm: str) -> Tensor:
+    """The stored norm of each block."""
+    blocks = _blocks(x, block)
+    norms = _largest(blocks) if norm == "linf" else _length(blocks)
+    return norms.masked_fill_(norms < TINY, 0.0)
+
+
+def steps_of(norms: Tensor, bits: int) -> Tensor:
+    """The distance of two neighbouring levels in each block."""
+    return norms.div(_top(norms, bits))
+
+
+def quantise(x: Tensor, norms: Tensor, bits: int, block: int, key: int, step: int) -> Tensor:
+    """The level of every element, int8."""
+    usable = norms.isfinite() & (norms > 0)
+    inverse = _top(norms, bits).div_(norms.masked_fill(~usable, math.inf))
+    scaled = (_blocks(x.abs(), block) * inverse.unsqueeze(1)).view(-1)[: x.numel()]
+    scaled += _uniform(x.numel(), key, step, x.device)
+    level = scaled.floor_().clamp_(max=levels(bits)).masked_fill_(~spread(usable, x.numel(), block), 0.0).to(torch.int8)
+    return torch.where(x < 0, -level, level)
+
+
+def pack_levels(q: Tensor, bits: int, codes: Tensor) -> None:
+    """Write levels in two's complement, element i in the bits i * bits .. of the stream, lowest bit first."""
+    padded = torch.nn.functional.pad(q, (0, -q.numel() % 8)).view(-1, 8).to(torch.int64) & (2**bits - 1)
+    words = (padded << _multiples(8, bits, q.device)).sum(dim=1, keepdim=True)
+    codes.copy_((words >> _multiples(bits, 8, q.device) & 0xFF).view(-1)[: codes.numel()])
+
+
+def unpack_levels(codes: Tensor, bits: int, n: int) -> Tensor:
+    """The first ``n`` levels, as float32."""
+    padded = torch.nn.functional.pad(codes, (0, -codes.numel() % bits)).view(-1, bits).to(torch.int64)
+    words = (padded << _multiples(bits, 8, codes.device)).sum(dim=1, keepdim=True)
+    raw = words >> _multiples(8, bits, codes.device) & (2**bits - 1)
+    sign = 1 << bits - 1
+    level: Tensor = raw.bitwise_xor(sign).sub(sign).view(-1)[:n].float()
+    return level
+
+
+def spread(values: Tensor, n: int, block: int) -> Tensor:
+    """For each of ``n`` elements the value of its block."""
+    return values.repeat_interleave(block, output_size=values.numel() * block)[:n]
+
+
+def _top(norms: Tensor, bits: int) -> Tensor:
+    """The highest level as a tensor: torch divides by a number, and a number by a tensor, with two roundings."""
+    return torch.full_like(norms, levels(bits))
+
+
+def _blocks(x: Tensor, block: int) -> Tensor:
+    return torch.nn.functional.pad(x, (0, -x.numel() % block)).view(-1, block)
+
+
+def _largest(blocks: Tensor) -> Tensor:
+    magnitudes = blocks.view(torch.int32) & 0x7FFFFFFF
+    return magnitudes.amax(dim=1).view(torch.float32)
+
+
+def _length(blocks: Tensor) -> Tensor:
+    """The root of the sum of squares, added in the same order everywhere: in 16 lanes, then the lanes as a tree."""
+    lanes = blocks.new_zeros(blocks.size(0), _LANES)
+    for part in blocks.view(blocks.size(0), blocks.size(1) // _LANES, _LANES).unbind(1):
+        lanes += part * part
+    for half in (8, 4, 2, 1):
+        lanes = lanes[:, :half] + lanes[:, half:]
+    # torch's root of a float32 may be one bit off; through float64 it is the nearest.
+    length = lanes.squeeze(1).double().sqrt_().float()
+    return length.masked_fill_(length.isnan(), math.nan)
+
+
+def _uniform(n: int, key: int, step: int, device: torch.device) -> Tensor:
+    """16 bits of Philox for each element, as the middles of 2**16 parts of (0, 1)."""
+    words = philox_words(0, -(-n // 8), key, step, device)
+    halves = torch.stack((words & 0xFFFF, words >> 16), dim=2).view(-1)[:n]
+    return (halves.float() + 0.5) * 2.0**-16
+
+
+def _multiples(count: int, of: int, device: torch.device) -> Tensor:
+    return torch.arange(0, count * of, of, device=device)

@@ -1,0 +1,23 @@
+"""Philox4x32-10 as ``gradwire.ops._philox`` defines it."""
+
+import triton
+import triton.language as tl
+
+__all__ = ["philox_words"]
+
+
+@triton.jit
+def philox_words(
+    counter: tl.tensor, key: tl.tensor, step: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The four words of every counter (c, step) under ``key``, each of these in 64 bits."""
+    zero = tl.zeros_like(counter)
+    upper = zero + step
+    word0, word1, word2, word3 = tl.philox(
+        zero + key,
+        counter.to(tl.uint32),
+        (counter >> 32).to(tl.uint32),
+        upper.to(tl.uint32),
+        (upper >> 32).to(tl.uint32),
+    )
+    return word0, word1, word2, word3

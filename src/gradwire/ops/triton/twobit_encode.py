@@ -1,0 +1,27 @@
+"""2-bit codes of a tensor, without a residual."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.ops._checks import float32
+from gradwire.ops.triton._codes import places
+from gradwire.ops.triton._launch import BLOCK, launch
+from gradwire.ops.triton._twobit import store_codes
+
+__all__ = ["twobit_encode"]
+
+
+@triton.jit
+def _kernel(
+    x: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, threshold: tl.float32, BYTES: tl.constexpr
+) -> None:
+    byte, i = places(BYTES, 2)
+    inside = i < n
+    store_codes(tl.load(x + i, mask=inside, other=0.0), inside, threshold, codes, byte, size)
+
+
+def twobit_encode(x: Tensor, codes: Tensor, threshold: float) -> None:
+    """As the operation."""
+    size = codes.numel()
+    launch(_kernel, (triton.cdiv(size, BLOCK // 4),), x, codes, x.numel(), size, float32(threshold), BYTES=BLOCK // 4)

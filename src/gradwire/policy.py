@@ -1,0 +1,106 @@
+"""Which parameter gets which compressor, and when."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, is_int, nearest, require
+
+__all__ = ["Policy", "Schedule"]
+
+Schedule = Callable[[int], float]
+
+SAMPLED = (0, 1, 10, 100, 1000)
+"""Steps at which ranks compare their schedules: functions themselves cannot be compared."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Per-parameter choices.
+
+    Args:
+        min_numel: parameters with fewer elements travel dense, together. Raising it costs bytes and saves calls.
+        exclude: name patterns (``fnmatch``) of parameters that travel dense.
+        overrides: name pattern to compressor; the first pattern that matches wins over everything else.
+        start_after: this many steps are dense; residuals stay zero until then.
+        schedule: parameter of the main compressor to a function of the step; it starts to count after the warm-up.
+            A value that changes the payload's size makes new buffers, so let it change in stages.
+
+    Raises:
+        ConfigError: a value outside its range.
+    """
+
+    min_numel: int = 1024
+    exclude: Sequence[str] = ()
+    overrides: Mapping[str, Compressor] = field(default_factory=dict)
+    start_after: int = 0
+    schedule: Mapping[str, Schedule] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(is_int(self.min_numel, 0), "min_numel", "an integer >= 0", self.min_numel)
+        require(is_int(self.start_after, 0), "start_after", "an integer >= 0", self.start_after)
+        listed = isinstance(self.exclude, Sequence) and not isinstance(self.exclude, str)
+        patterns = listed and all(isinstance(pattern, str) for pattern in self.exclude)
+        require(patterns, "exclude", "a sequence of name patterns", self.exclude)
+        for pattern, compressor in self.overrides.items():
+            require(isinstance(compressor, Compressor), f"overrides[{pattern!r}]", "a compressor", compressor)
+        for name, value in self.schedule.items():
+            require(callable(value), f"schedule[{name!r}]", "a function of the step", value)
+
+    def check(self, compressor: Compressor, names: Sequence[str]) -> None:
+        """Refuse a pattern that matches nothing, and a schedule that the compressor would refuse later.
+
+        Raises:
+            ConfigError: naming the pattern, or the scheduled parameter and the step.
+        """
+        for pattern in [*self.exclude, *self.overrides]:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ConfigError(f"pattern {pattern!r} matches no parameter: {nearest(pattern, names)}")
+        known: list[str] = (
+            [f.name for f in dataclasses.fields(compressor)] if dataclasses.is_dataclass(compressor) else []
+        )
+        for name in self.schedule:
+            if name not in known:
+                raise ConfigError(f"schedule: {compressor.name!r} has no parameter {name!r}: {nearest(name, known)}")
+        for step in SAMPLED if self.schedule else ():
+            try:
+                self.at(self.start_after + step, compressor)
+            except Exception as error:
+                raise ConfigError(f"schedule must give valid values, at step {step} it gave: {error}") from error
+
+    def choose(self, name: str, shape: Sequence[int], main: Compressor) -> Compressor | None:
+        """The compressor of a parameter; None where it travels dense."""
+        for pattern, compressor in self.overrides.items():
+            if fnmatchcase(name, pattern):
+                return compressor if compressor.pays_for(shape) else None
+        small = math.prod(shape) < self.min_numel
+        if small or any(fnmatchcase(name, pattern) for pattern in self.exclude) or not main.pays_for(shape):
+            return None
+        return main
+
+    def at(self, step: int, main: Compressor) -> Compressor:
+        """The main compressor as the schedule wants it in this step."""
+        if not self.schedule:
+            return main
+        since = max(0, step - self.start_after)
+        values = {name: as_before(getattr(main, name), value(since)) for name, value in self.schedule.items()}
+        return dataclasses.replace(main, **values)  # type: ignore[type-var]
+
+    def to_config(self) -> dict[str, Any]:
+        """Plain values for the comparison between ranks; a schedule is represented by its first values."""
+        return {
+            "min_numel": self.min_numel, "exclude": list(self.exclude), "start_after": self.start_after,
+            "overrides": {pattern: c.to_config() for pattern, c in self.overrides.items()},
+            "schedule": {name: [value(step) for step in SAMPLED] for name, value in self.schedule.items()},
+        }  # fmt: skip
+
+
+def as_before(before: Any, value: float) -> Any:
+    """A whole number where the parameter is one, such as a rank."""
+    return round(value) if isinstance(before, int) else value

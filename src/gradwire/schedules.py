@@ -1,0 +1,51 @@
+"""Functions of the step for ``schedule=``: how a ratio, a threshold or a rank moves during training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from gradwire.errors import is_float32, is_int, require
+from gradwire.policy import Schedule
+
+__all__ = ["exponential", "linear", "stages"]
+
+
+def linear(start: float, end: float, steps: int) -> Schedule:
+    """From ``start`` to ``end`` in ``steps`` equal steps, then constant.
+
+    >>> [linear(1.0, 0.0, 4)(step) for step in (0, 1, 4, 9)]
+    [1.0, 0.75, 0.0, 0.0]
+    """
+    require(is_int(steps, 1), "steps", "an integer >= 1", steps)
+    return lambda step: start + (end - start) * min(step / steps, 1.0)
+
+
+def exponential(start: float, end: float, steps: int, stages: int = 5) -> Schedule:
+    """From ``start`` to ``end`` by equal factors in ``stages`` stages over ``steps`` steps, then constant.
+
+    Stages keep the number of different payload sizes, and so of new buffers, small.
+
+    >>> [round(exponential(0.25, 0.01, 100, stages=2)(step), 4) for step in (0, 49, 50, 100)]
+    [0.25, 0.25, 0.05, 0.01]
+
+    Source:
+        Y. Lin et al., "Deep Gradient Compression", ICLR 2018, for the warm-up of a sparsity.
+    """
+    require(is_float32(start) and start > 0, "start", "a finite number > 0", start)
+    require(is_float32(end) and end > 0, "end", "a finite number > 0", end)
+    require(is_int(steps, 1), "steps", "an integer >= 1", steps)
+    require(is_int(stages, 1), "stages", "an integer >= 1", stages)
+    return lambda step: start * math.exp(math.log(end / start) * min(step * stages // steps, stages) / stages)
+
+
+def stages(values: Mapping[int, float]) -> Schedule:
+    """A value from each given step on.
+
+    >>> [stages({0: 0.1, 10: 0.01})(step) for step in (0, 9, 10)]
+    [0.1, 0.1, 0.01]
+    """
+    complete = 0 in values and all(is_int(step, 0) for step in values)
+    require(complete, "values", "a mapping from steps >= 0 to values, with one for step 0", values)
+    ordered = sorted(values.items(), reverse=True)
+    return lambda step: next(value for begin, value in ordered if step >= begin)

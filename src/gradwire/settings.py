@@ -1,0 +1,143 @@
+"""The options that every integration takes, read in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from gradwire import registry
+from gradwire.comm.base import Strategy
+from gradwire.compat import Recipe
+from gradwire.compressors.base import Compressor
+from gradwire.compressors.simple import SimpleCompressor
+from gradwire.errors import ConfigError, is_float32, nearest, require
+from gradwire.exchange import Exchange
+from gradwire.memory.base import Memory
+from gradwire.policy import Policy, Schedule
+
+LONGEST = 1e6
+"""Seconds that ``timeout`` may be at most."""
+
+__all__ = ["LONGEST", "Settings", "build_compressor", "compressor"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How gradients are exchanged, besides the compressor.
+
+    Args:
+        memory: a memory or its name; None takes what the compressor declares.
+        strategy: a strategy or its name; None chooses from declared properties and the number of workers.
+        min_numel: parameters with fewer elements travel dense, together.
+        exclude: name patterns of parameters that travel dense.
+        overrides: name pattern to compressor, such as ``{"embedding.*": TopK(ratio=0.001)}``.
+        start_after: this many first steps are dense.
+        schedule: compressor parameter to a function of the step, such as ``{"ratio": exponential(0.25, 0.01, 1000)}``.
+        seed: of all random streams, >= 0.
+        timeout: seconds that a collective may take before every rank raises, > 0.
+        force: use error feedback where the method declares it unsafe.
+    """
+
+    memory: Memory | str | None = None
+    strategy: Strategy | str | None = None
+    min_numel: int = 1024
+    exclude: Sequence[str] = ()
+    overrides: Mapping[str, Compressor | SimpleCompressor | str] = field(default_factory=dict)
+    start_after: int = 0
+    schedule: Mapping[str, Schedule] = field(default_factory=dict)
+    seed: int = 0
+    timeout: float = 300.0
+    force: bool = False
+
+    @classmethod
+    def split(cls, options: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
+        """Settings, and what is left for the compressor."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        return (
+            cls(**{name: value for name, value in options.items() if name in known}),
+            {name: value for name, value in options.items() if name not in known},
+        )
+
+    def check(self) -> None:
+        """Refuse values of a wrong type.
+
+        Raises:
+            ConfigError: naming the option.
+        """
+        seconds = is_float32(self.timeout) and 0 < self.timeout <= LONGEST
+        require(seconds, "timeout", f"seconds in (0, {LONGEST:g}]", self.timeout)
+        require(isinstance(self.memory, Memory | str | None), "memory", "a memory or its name", self.memory)
+        require(isinstance(self.strategy, Strategy | str | None), "strategy", "a strategy or its name", self.strategy)
+        require(isinstance(self.force, bool), "force", "True or False", self.force)
+        for name, value in (("overrides", self.overrides), ("schedule", self.schedule)):
+            mapping = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+            require(mapping, name, "a mapping from names", value)
+
+    def policy(self) -> Policy:
+        overrides = {pattern: build_compressor(value, {}) for pattern, value in self.overrides.items()}
+        return Policy(self.min_numel, self.exclude, overrides, self.start_after, self.schedule)
+
+    def exchange(self, compressor: Any, params: Mapping[str, Any], group: dist.ProcessGroup | None,
+                 device: Any) -> Exchange:  # fmt: skip
+        """Build the exchange.
+
+        Raises:
+            ConfigError: an unknown name or a value out of range.
+        """
+        self.check()
+        memory, strategy = self.memory, self.strategy
+        if isinstance(compressor, Recipe):
+            memory, strategy = memory or compressor.memory, strategy or compressor.strategy
+            compressor = compressor.compressor
+        return Exchange(
+            build_compressor(compressor, params), memory=memory, strategy=strategy, group=group,
+            policy=self.policy(), seed=self.seed, device=device, force=self.force,
+        )  # fmt: skip
+
+
+def compressor(name: str, **params: Any) -> Compressor:
+    """A compressor by its registered name.
+
+    Args:
+        name: ``gradwire methods`` lists them.
+        params: the compressor's own; the rest keep their defaults.
+
+    Raises:
+        ConfigError: an unknown name or parameter, with the nearest known one; a value out of range.
+
+    Example:
+        >>> compressor("topk", ratio=0.01)
+        TopK(ratio=0.01)
+    """
+    return build_compressor(name, params)
+
+
+def build_compressor(compressor: Any, params: Mapping[str, Any]) -> Compressor:
+    """A compressor from an object or a registered name with parameters.
+
+    Raises:
+        ConfigError: an unknown name or parameter, with the nearest known one.
+    """
+    if isinstance(compressor, SimpleCompressor):
+        compressor = compressor.adapted()
+    if isinstance(compressor, Compressor):
+        if params:
+            options = [f.name for f in dataclasses.fields(Settings)]
+            raise ConfigError(
+                f"parameters of a compressor object go into its constructor; unknown option "
+                f"{next(iter(params))!r}: {nearest(next(iter(params)), options)}"
+            )
+        return compressor
+    require(isinstance(compressor, str), "compressor", "a name, a compressor or a recipe", compressor)
+    cls = registry.find("compressors", compressor)
+    known = [f.name for f in dataclasses.fields(cls)]
+    for given in params:
+        if given not in known:
+            options = known + [f.name for f in dataclasses.fields(Settings)]
+            raise ConfigError(f"{compressor!r} has no parameter {given!r}: {nearest(given, options)}")
+    built: Compressor = registry.build("compressors", compressor, params)
+    return built

@@ -1,0 +1,7 @@
+"""For authors of new methods: the contract as checks, gradients to try, and ranks that are threads.
+
+``inputs``      gradients that break compressors, by name
+``strategies``  the same and more for Hypothesis (needs the package ``hypothesis``)
+``contract``    every check of the contract: ``check_all(MyMethod(), x)``
+``ranks``       run ranks as threads; average a method of several rounds
+"""

@@ -1,0 +1,117 @@
+"""Frozen payloads: bytes that a method once wrote must be written and read the same for ever.
+
+A file ``<name>.json`` holds a list of cases: a configuration, a shape, the elements of x, a key, and what came of
+them, the payload in hexadecimal and the decoded elements. Elements are a list, or an object from index to element
+where most are zero; JSON's numbers hold every float32 exactly. To freeze another case, append one without payload and
+run ``freeze``; a payload that is there already is only replaced on request, and that is a change of the wire format.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire import registry
+from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.testing._expect import decode, encode, expect, same
+from gradwire.types import Key
+
+__all__ = ["check_case", "freeze", "load", "variants"]
+
+Case = dict[str, Any]
+
+
+def load(path: Path) -> list[Case]:
+    """The cases of a file, none if it does not exist."""
+    cases: list[Case] = json.loads(path.read_text()) if path.exists() else []
+    return cases
+
+
+def variants(folder: Path, name: str) -> list[Compressor]:
+    """The compressor with its default parameters and with each frozen configuration, every one once."""
+    default: Compressor = registry.build("compressors", name)
+    frozen = [registry.from_config("compressors", case["config"]) for case in load(folder / f"{name}.json")]
+    return list(dict.fromkeys([default, *frozen]))
+
+
+def check_case(case: Case) -> None:
+    """Encoding gives the frozen bytes and the frozen bytes decode to the frozen elements, bit for bit.
+
+    A method of several rounds multiplies matrices, and there the last bits belong to the BLAS of the machine: its
+    numbers may differ by 1e-5 of the largest.
+    """
+    compressor, x, key = _given(case)
+    buffer, payload = encode(compressor, x, key)
+    frozen = torch.frombuffer(bytearray.fromhex(case["payload"]) or bytearray(8), dtype=torch.uint8)
+    frozen_payload = compressor.layout(x.shape).views(frozen[: buffer.numel()])
+    decoded, expected = decode(compressor, frozen_payload, x), _elements(case["decoded"], case["shape"])
+    if isinstance(compressor, MultiRound):
+        for now, then in [*zip(payload, frozen_payload, strict=True), (decoded, expected)]:
+            expect(_close(now, then), compressor, f"gives numbers far from those frozen in shape {case['shape']}")
+        return
+    expect(buffer.numpy().tobytes().hex() == case["payload"], compressor, f"encodes shape {case['shape']} to new bytes")
+    expect(same(decoded + 0.0, expected + 0.0), compressor, f"decodes the frozen bytes of shape {case['shape']} anew")
+
+
+def freeze(folder: Path, name: str, *, replace: bool = False) -> int:
+    """Fill in what is missing in ``<name>.json``; a file that does not exist starts with the default parameters.
+
+    Args:
+        folder: of the files.
+        name: of a registered compressor.
+        replace: compute every payload anew: a change of the wire format.
+
+    Returns:
+        How many cases were written.
+    """
+    path = folder / f"{name}.json"
+    cases = load(path) or _first_cases(registry.build("compressors", name))
+    changed = [case for case in cases if replace or "payload" not in case]
+    for case in changed:
+        compressor, x, key = _given(case)
+        buffer, payload = encode(compressor, x, key)
+        case["payload"] = buffer.numpy().tobytes().hex()
+        case["decoded"] = _plain(decode(compressor, payload, x))
+    if changed:
+        path.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")
+    return len(changed)
+
+
+def _given(case: Case) -> tuple[Compressor, Tensor, Key]:
+    compressor: Compressor = registry.from_config("compressors", case["config"])
+    return compressor, _elements(case["x"], case["shape"]), Key(**case["key"])
+
+
+def _first_cases(compressor: Compressor) -> list[Case]:
+    key, config = {"seed": 1, "step": 2, "tensor": 3}, compressor.to_config()
+    shapes: list[list[int]] = [[0], [1], [40], [8, 6]]
+    return [{"config": config, "shape": shape, "x": _plain(_pattern(shape)), "key": key} for shape in shapes]
+
+
+def _pattern(shape: list[int]) -> Tensor:
+    numbers = torch.arange(math.prod(shape))
+    return ((numbers * 37 % 101 - 50) / 32).view(shape)
+
+
+def _plain(x: Tensor) -> list[float] | dict[str, float]:
+    flat: list[float] = x.reshape(-1).tolist()
+    filled = {str(index): value for index, value in enumerate(flat) if value}
+    return filled if len(filled) < len(flat) // 4 else flat
+
+
+def _elements(plain: list[float] | dict[str, float], shape: list[int]) -> Tensor:
+    if isinstance(plain, list):
+        return torch.tensor(plain, dtype=torch.float32).view(shape)
+    x = torch.zeros(math.prod(shape))
+    for index, value in plain.items():
+        x[int(index)] = value
+    return x.view(shape)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return a.numel() == 0 or bool((a - b).abs().amax() <= 1e-5 * b.abs().amax())

@@ -1,0 +1,116 @@
+"""The vocabulary shared by compressors, memories and strategies.
+
+A payload is a tuple of typed tensors, all of them views into one byte buffer. A ``Layout`` says which, from
+configuration and shape alone, so every rank of a group derives the same one and no header travels inside a group.
+A second, leading dimension on the buffer (one row for each rank) gives the same views with that dimension in front.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+__all__ = ["ALIGNMENT", "Field", "Key", "Layout", "Payload", "State", "align", "tensor_id"]
+
+Payload: TypeAlias = tuple[Tensor, ...]
+State: TypeAlias = dict[str, Tensor]
+
+ALIGNMENT = 8
+"""Bytes to which a payload is padded inside a message: the largest item size a field may have."""
+
+
+def align(offset: int, to: int = ALIGNMENT) -> int:
+    """The smallest multiple of ``to`` that is not below ``offset``."""
+    return -(-offset // to) * to
+
+
+@dataclass(frozen=True)
+class Field:
+    """One typed run of a payload: ``count`` items of ``dtype``."""
+
+    name: str
+    dtype: torch.dtype
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The exact bytes of one payload: its fields in order, each aligned to its own item size.
+
+    >>> layout = Layout((Field("norms", torch.float32, 2), Field("codes", torch.uint8, 5)))
+    >>> layout.nbytes
+    13
+    >>> [view.dtype for view in layout.views(torch.zeros(13, dtype=torch.uint8))]
+    [torch.float32, torch.uint8]
+    """
+
+    fields: tuple[Field, ...]
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        offsets, end = [], 0
+        for field in self.fields:
+            offsets.append(align(end, field.dtype.itemsize))
+            end = offsets[-1] + field.nbytes
+        return tuple(offsets)
+
+    @cached_property
+    def nbytes(self) -> int:
+        return self.offsets[-1] + self.fields[-1].nbytes if self.fields else 0
+
+    def views(self, buffer: Tensor) -> Payload:
+        """Typed views of ``buffer``.
+
+        Args:
+            buffer: uint8, shape ``(nbytes,)`` or ``(ranks, nbytes)``; it must start at a multiple of ``ALIGNMENT``
+                bytes of its storage.
+        """
+        return tuple(
+            buffer[..., offset : offset + field.nbytes].view(field.dtype)
+            for field, offset in zip(self.fields, self.offsets, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Key:
+    """Names one stream of random numbers; a compressor never touches a global generator.
+
+    Streams of two ranks must differ where a method wants independent noise, and agree where it wants common
+    indices: a compressor uses ``stream()`` for the first and ``stream(common=True)`` for the second.
+
+    Args:
+        seed: of the whole run, the same on all ranks.
+        step: how many exchanges went before.
+        tensor: ``tensor_id`` of the parameter.
+        phase: 0 where a worker compresses, 1 where a shard's owner compresses the sum again.
+        rank: of the sender.
+    """
+
+    seed: int = 0
+    step: int = 0
+    tensor: int = 0
+    phase: int = 0
+    rank: int = 0
+
+    def stream(self, *, common: bool = False) -> int:
+        """The signed 64-bit Philox key; the step stays outside, it is the other half of the counter."""
+        rank = -1 if common else self.rank
+        text = f"{self.seed}/{self.tensor}/{self.phase}/{rank}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+
+    def of(self, tensor: int) -> Key:
+        return replace(self, tensor=tensor)
+
+
+def tensor_id(name: str) -> int:
+    """A 63-bit number that depends on the parameter's name only, so it survives a rebuild of the buckets."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1

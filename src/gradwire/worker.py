@@ -1,0 +1,79 @@
+"""The one thread that talks to the network.
+
+Law: exchanges run in the order in which they were submitted, which is the same on all ranks; so a method may issue a
+second collective after the first without asking anybody, and nothing is ever started inside a callback. After a
+failure the ranks no longer agree on what comes next, so every later exchange fails at once with the first error.
+The thread ends before the interpreter does: one that is caught inside C++ at that moment takes the process down.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from gradwire.errors import GroupError
+
+__all__ = ["Worker"]
+
+Job = tuple[Callable[[], Tensor], "Future[Tensor]"]
+Jobs = queue.SimpleQueue["Job | None"]
+
+PATIENCE = 10.0
+"""Seconds that closing waits for an exchange under way; its own deadline is the process group's."""
+
+
+class Worker:
+    """A thread with a queue of exchanges; it starts with the first one."""
+
+    def __init__(self) -> None:
+        self._jobs: Jobs = queue.SimpleQueue()
+        self._failed: list[Exception] = []
+        self._stop: Callable[[], object] | None = None
+
+    def submit(self, job: Callable[[], Tensor]) -> Future[Tensor]:
+        """Run ``job`` after all earlier ones; the future gets its result or its exception.
+
+        An exception set from Python stays a mere value to C++; one raised in a callback is an error to both.
+        """
+        future: Future[Tensor] = Future()
+        if self._stop is None:
+            arguments = (self._jobs, self._failed, torch.get_num_threads())
+            thread = threading.Thread(target=_work, name="gradwire", args=arguments, daemon=True)
+            thread.start()
+            self._stop = weakref.finalize(self, _end, self._jobs, thread)
+        done: Future[Tensor] = future.then(lambda finished: finished.wait())
+        self._jobs.put((job, future))
+        return done
+
+    def close(self) -> None:
+        """Let the queue run dry and end the thread."""
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+
+def _work(jobs: Jobs, failed: list[Exception], threads: int) -> None:
+    torch.set_num_threads(threads)
+    while (item := jobs.get()) is not None:
+        job, future = item
+        try:
+            if failed:
+                raise GroupError(f"an earlier exchange failed: {failed[0]}")
+            future.set_result(job())
+        except Exception as error:
+            failed.append(error)
+            future.set_exception(error)  # type: ignore[arg-type]
+        # While it waits for the next job the thread must not keep the last one's model alive.
+        del item, job, future
+
+
+def _end(jobs: Jobs, thread: threading.Thread) -> None:
+    jobs.put(None)
+    if thread is not threading.current_thread():
+        thread.join(PATIENCE)

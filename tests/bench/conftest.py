@@ -1,0 +1,50 @@
+import importlib
+import sys
+
+import pytest
+import torch
+
+from gradwire import compressors, registry
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+_FILE = """
+from dataclasses import dataclass
+
+from gradwire.compressors.twobit import TwoBit
+
+
+@dataclass(frozen=True)
+class Broken(TwoBit):
+    name = "broken"
+
+{body}
+"""
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    """Registers ``broken`` the way every method is: by a file in the folder. Its body overrides parts of ``twobit``."""
+
+    def register(body):
+        (tmp_path / "broken.py").write_text(_FILE.format(body=body))
+        importlib.invalidate_caches()
+        monkeypatch.setattr(compressors, "__path__", [*compressors.__path__, str(tmp_path)])
+        _forget()
+        return registry.build("compressors", "broken")
+
+    yield register
+    _forget()
+
+
+def _forget():
+    registry.names.cache_clear()
+    registry.find.cache_clear()
+    sys.modules.pop("gradwire.compressors.broken", None)

@@ -1,0 +1,34 @@
+"""What the workers of the launcher's tests do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import torch
+import torch.distributed as dist
+
+
+def meet(offset: int) -> tuple[int, int, float]:
+    total = torch.tensor([float(dist.get_rank() + offset)])
+    dist.all_reduce(total)
+    return dist.get_rank(), torch.get_num_threads(), total.item()
+
+
+def fail_on_one(how: str) -> None:
+    """Worker 1 fails while worker 0 waits for it."""
+    if dist.get_rank() == 1 and how == "raise":
+        raise ValueError("the disk is full")
+    if dist.get_rank() == 1 and how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if dist.get_rank() == 1 and how == "stall":
+        threading.Event().wait()
+    dist.barrier()
+
+
+def interrupt_launcher() -> None:
+    """Worker 0 does what a person does with Ctrl-C."""
+    if dist.get_rank() == 0:
+        os.kill(os.getppid(), signal.SIGINT)
+    threading.Event().wait()

@@ -1,0 +1,50 @@
+"""Workers start, answer, and always end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from gradwire.bench.launch import launch
+from gradwire.errors import ConfigError, GroupError
+from tests.bench.jobs import fail_on_one, interrupt_launcher, meet
+
+
+def children() -> set[str]:
+    """Our processes that run a worker, by process id."""
+    listed = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True)
+    return {line.split()[0] for line in listed.stdout.splitlines() if "spawn_main" in line}
+
+
+def test_workers_form_a_group_of_one_thread_each() -> None:
+    assert launch(2, meet, 10) == [(0, 1, 21.0), (1, 1, 21.0)]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise", "worker 1 failed: ValueError: the disk is full"),
+        ("die", "worker 1 died: Signal 9"),
+        ("stall", "worker 0 failed: .*[Tt]imed out"),
+    ],
+)
+def test_a_failing_worker_ends_all_and_is_named(how: str, said: str) -> None:
+    with pytest.raises(GroupError, match=said):
+        launch(2, fail_on_one, how, timeout=2.0)
+    assert not children()
+
+
+def test_an_interrupt_stops_all_workers() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        launch(2, interrupt_launcher)
+    assert not children()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_refuses_a_number_of_workers_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="workers must be an integer >= 1, got 0"):
+        launch(0, meet, 1)

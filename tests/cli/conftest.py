@@ -1,0 +1,36 @@
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from gradwire.cli._folder import app
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def gradwire():
+    """The command within this process."""
+    return lambda *arguments: CliRunner().invoke(app, arguments, prog_name="gradwire")
+
+
+@pytest.fixture
+def python():
+    """A real process: ``python("-m", ...)`` or ``python("-c", ...)``."""
+
+    def run(*arguments, **environment):
+        command = [sys.executable, *arguments]
+        return subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, timeout=100, check=False
+        )
+
+    return run

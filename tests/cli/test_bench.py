@@ -1,0 +1,82 @@
+import json
+
+import pytest
+
+from gradwire.bench.steps import STEPS
+from gradwire.cli._options import parse_method, parse_size
+from gradwire.compressors.qsgd import QSGD
+from gradwire.errors import ConfigError
+
+COLUMNS = {
+    "method", "size", "op", "seconds", "bytes_moved", "triad_seconds", "triad_ratio", "wire_bits_per_element",
+    "params", "threads", "target", "repeats", "machine", "torch", "commit", "checked_size",
+}  # fmt: skip
+QUICK = ("bench", "codec", "--method", "twobit", "--repeats", "2")
+
+
+def test_json_has_the_rows_and_nothing_else(gradwire):
+    done = gradwire(*QUICK, "--method", "onebit", "--size", "2^12", "--size", "1000", "--threads", "1", "--json", "-")
+    assert done.exit_code == 0, done.stderr
+    rows = json.loads(done.stdout)
+    pairs = [("twobit", 4096), ("twobit", 1000), ("onebit", 4096), ("onebit", 1000)]
+    assert [(r["method"], r["size"], r["op"]) for r in rows] == [(*pair, step.name) for pair in pairs for step in STEPS]
+    for row in rows:
+        assert set(row) >= COLUMNS
+        assert row["threads"] == 1
+        assert row["repeats"] == 2
+
+
+def test_the_table_has_every_row(gradwire):
+    done = gradwire(*QUICK, "--method", "qsgd:bits=8,block=512", "--size", "4096")
+    assert done.exit_code == 0, done.stderr
+    for step in STEPS:
+        assert f" {step.name} " in done.stdout
+    lines = [line.split()[:2] for line in done.stdout.splitlines()]
+    assert lines.count(["twobit", "4096"]) == lines.count(["qsgd:bits=8", "4096"]) == len(STEPS)
+
+
+def test_a_real_process(python):
+    argv = ["gradwire", *QUICK, "--size", "2^10", "--json", "-"]
+    done = python(
+        "-c", f"import sys; sys.argv = {argv}; from gradwire.cli.main import main; main()", OMP_NUM_THREADS="1"
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == len(STEPS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--method", "towbit"), "unknown compressor 'towbit': did you mean 'twobit'?"),
+        (("--method", "twobit:threshold=-1"), "TwoBit.threshold must be a finite number > 0 in float32, got -1"),
+        (("--method", "twobit:treshold=1"), "TwoBit has no parameter 'treshold': did you mean 'threshold'?"),
+        (("--method", "twobit:0.5"), "a parameter is written NAME=VALUE, got '0.5'"),
+        (("--size", "2^99"), "a size must be in [1, 2^31], as 16777216 or 2^24, got '2^99'"),
+        (("--size", "0"), "a size must be in [1, 2^31]"),
+        (("--peer", "mxnot"), "unknown peer 'mxnot': did you mean 'mxnet'?"),
+        (("--peer", "mxnet", "--method", "twobit"), "--method cannot be used with --peer"),
+        (("--json", "nowhere/rows.json"), "nowhere is not a folder"),
+        (("--threads", "0"), "0 is not in the range x>=1"),
+    ],
+)
+def test_bad_input_is_one_clear_line(gradwire, arguments, message):
+    done = gradwire("bench", "codec", *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(("text", "size"), [("2^24", 2**24), ("2**12", 4096), ("16777216", 2**24), ("1_000", 1000)])
+def test_sizes_are_written_as_one_likes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e6", "2^", "^3", "4096 elements"])
+def test_other_sizes_are_refused(text):
+    with pytest.raises(ConfigError, match="a size must be in"):
+        parse_size(text)
+
+
+def test_parameters_reach_the_method():
+    assert parse_method("qsgd:bits=8,block=128,norm=l2") == QSGD(bits=8, block=128, norm="l2")
+    assert parse_method("qsgd") == QSGD()

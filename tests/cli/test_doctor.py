@@ -1,0 +1,61 @@
+import json
+
+import pytest
+import torch
+
+from gradwire.ops.native import kernel_info, kernels
+
+DOCTOR = "import sys; sys.argv = ['gradwire', 'doctor', '--json', '-']; from gradwire.cli.main import main; main()"
+
+
+@pytest.fixture
+def findings(gradwire):
+    return json.loads(gradwire("doctor", "--json", "-").stdout)
+
+
+def test_every_fact_has_a_value_and_a_reason(findings):
+    for section, items in findings.items():
+        for item, fact in items.items():
+            assert set(fact) == {"value", "reason"}, (section, item)
+            assert fact["reason"], (section, item)
+
+
+def test_facts_are_those_of_this_process(findings):
+    info = kernel_info()
+    assert findings["kernels"]["in use"]["value"] == ("C++" if info["loaded"] else "torch reference")
+    assert findings["kernels"]["target"]["value"] == info["target"]
+    assert findings["kernels"]["targets"]["value"] == info["targets"]
+    assert findings["versions"]["torch"]["value"] == torch.__version__
+    assert findings["threads"]["torch"]["value"] == 1
+    assert findings["threads"]["cores"]["value"] >= 1
+    assert findings["backends"]["gloo"]["value"] is torch.distributed.is_gloo_available()
+    assert findings["backends"]["nccl"]["value"] is torch.distributed.is_nccl_available()
+    assert findings["gpu"]["cuda"]["value"] is torch.cuda.is_available()
+    assert findings["extras"]["cli"] == {"value": True, "reason": "click, rich"}
+
+
+def test_the_table_says_the_same(gradwire, findings):
+    shown = gradwire("doctor").stdout
+    for section, items in findings.items():
+        assert section in shown
+        assert all(item.split()[0] in shown for item in items)
+
+
+def test_the_reference_is_in_use_because_it_was_asked_for(python):
+    found = json.loads(python("-c", DOCTOR, GRADWIRE_KERNELS="reference").stdout)["kernels"]
+    assert found["in use"] == {
+        "value": "torch reference",
+        "reason": "torch reference in use because GRADWIRE_KERNELS=reference",
+    }
+    assert found["target"]["value"] is None
+
+
+@pytest.mark.skipif(kernels is None, reason="no C++ kernels to choose a target for")
+def test_a_forced_target_is_in_use_because_of_the_variable(python):
+    found = json.loads(python("-c", DOCTOR, GRADWIRE_SIMD="scalar").stdout)["kernels"]
+    assert found["target"] == {"value": "scalar", "reason": "GRADWIRE_SIMD=scalar"}
+
+
+def test_threads_are_explained_by_their_variable(python):
+    found = json.loads(python("-c", DOCTOR, OMP_NUM_THREADS="1").stdout)["threads"]
+    assert found["torch"] == {"value": 1, "reason": "OMP_NUM_THREADS=1"}

@@ -1,0 +1,42 @@
+import json
+
+from gradwire import registry
+
+
+def expected():
+    return [registry.build("compressors", name).properties() for name in registry.names("compressors")]
+
+
+def test_json_holds_what_every_method_declares(gradwire):
+    done = gradwire("methods", "--json", "-")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == expected()
+
+
+def test_the_tables_name_every_method(gradwire):
+    lines = gradwire("methods").stdout.splitlines()
+    for name in registry.names("compressors"):
+        assert sum(f" {name} " in line for line in lines) >= 2, name
+
+
+def test_json_into_a_file_leaves_the_tables_on_the_screen(gradwire, tmp_path):
+    file = tmp_path / "methods.json"
+    done = gradwire("methods", "--json", str(file))
+    assert json.loads(file.read_text()) == expected()
+    assert "twobit" in done.stdout
+
+
+def test_a_folder_that_is_not_there_is_refused_before_the_work(gradwire, tmp_path):
+    done = gradwire("methods", "--json", str(tmp_path / "nowhere" / "methods.json"))
+    assert done.exit_code == 2
+    assert "nowhere is not a folder" in done.stderr
+
+
+def test_a_real_process(python):
+    done = python(
+        "-c",
+        "import sys; sys.argv = ['gradwire', 'methods', '--json', '-']; from gradwire.cli.main import main; main()",
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert [row["name"] for row in json.loads(done.stdout)] == list(registry.names("compressors"))

@@ -1,0 +1,187 @@
+import copy
+import math
+import re
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from gradwire.compressors.powersgd import PowerSGD
+from gradwire.errors import ConfigError
+from gradwire.testing.inputs import gaussian
+from gradwire.testing.ranks import mean_rounds
+from gradwire.testing.strategies import matrices
+from gradwire.types import Key, State
+
+
+def matrix(m: int, length: int, seed: int = 0) -> Tensor:
+    return gaussian(m * length, seed).view(m, length)
+
+
+def decoded(code: PowerSGD, x: Tensor, state: State | None = None) -> Tensor:
+    return code.decompress(code.compress(x, state), x.shape)
+
+
+def error(x: Tensor, approximation: Tensor) -> float:
+    return float((x - approximation).double().square().sum())
+
+
+@given(x=matrices())
+@settings(max_examples=100, deadline=None)
+def test_the_decoded_matrix_is_an_orthogonal_projection(x):
+    code = PowerSGD(rank=2)
+    out, size = decoded(code, x).double(), float(x.double().norm())
+    rest = x.double() - out
+    assert math.isfinite(float(out.sum()))
+    assert float(out.norm()) <= size * (1 + 1e-4) + 1e-30
+    assert abs(float((out * rest).sum())) <= 1e-4 * size**2 + 1e-30
+    assert torch.linalg.matrix_rank(out, rtol=1e-5) <= 2
+
+
+def test_rows_of_p_are_orthonormal():
+    code, x = PowerSGD(rank=4), matrix(30, 20)
+    p = code.layout(x.shape).views(code.compress(x))[0].view(4, 30)
+    assert torch.allclose(p @ p.mT, torch.eye(4), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["zero", "one row", "rank 1", "equal columns", "tiny", "huge"])
+def test_matrices_that_lack_directions(kind):
+    x = {
+        "zero": torch.zeros(6, 5),
+        "one row": torch.zeros(6, 5).index_fill_(0, torch.tensor([3]), 2.0),
+        "rank 1": torch.outer(gaussian(6), gaussian(5, 1)),
+        "equal columns": gaussian(6).unsqueeze(1).expand(6, 5).contiguous(),
+        "tiny": torch.outer(gaussian(6), gaussian(5, 1)) * 1e-36,
+        "huge": torch.outer(gaussian(6), gaussian(5, 1)) * 1e34,
+    }[kind]
+    assert torch.allclose(decoded(PowerSGD(rank=3), x), x, rtol=1e-4, atol=1e-4 * float(x.abs().amax()))
+
+
+def test_after_a_gradient_of_zero_it_still_learns():
+    code, x = PowerSGD(rank=2), matrix(20, 10)
+    state = code.init_state(x.shape, Key())
+    fresh = state["q"].clone()
+    decoded(code, torch.zeros_like(x), state)
+    assert torch.equal(state["q"], fresh)
+    assert error(x, decoded(code, x, state)) < 0.9 * float(x.square().sum())
+
+
+def test_nan_is_seen_by_all_and_forgotten_by_the_state():
+    code, x = PowerSGD(rank=2), matrix(20, 10)
+    state = code.init_state(x.shape, Key())
+    broken = x.clone()
+    broken[3, 4] = math.nan
+    assert decoded(code, broken, state).isnan().all()
+    assert state["q"].isfinite().all()
+
+
+def test_the_warm_start_converges_to_the_best_approximation():
+    code, x = PowerSGD(rank=3), matrix(40, 30)
+    state = code.init_state(x.shape, Key())
+    errors = [error(x, decoded(code, x, state)) for _ in range(200)]
+    best = float(torch.linalg.svdvals(x.double())[3:].square().sum())
+    assert errors[0] > 1.1 * best
+    assert errors[-1] == pytest.approx(best, rel=1e-3)
+    assert all(later <= earlier * (1 + 1e-5) for earlier, later in pairwise(errors))
+
+
+def test_ranks_decode_the_projection_of_their_mean():
+    code, ranks = PowerSGD(rank=2), 4
+    xs = [[matrix(12, 9, seed=rank)] for rank in range(ranks)]
+    keys = [[Key(rank=rank)] for rank in range(ranks)]
+    states = [[code.init_state((12, 9), key[0])] for key in keys]
+    payloads = mean_rounds(code, xs, states, keys)
+    mean = torch.stack([x[0] for x in xs]).mean(0)
+    p = payloads[0][0][0].view(2, 12)
+    out = torch.zeros(12, 9)
+    code.add_decoded(payloads[3][0], out)
+    assert torch.allclose(out, p.mT @ p @ mean, atol=1e-5)
+
+
+def test_the_start_is_the_same_on_all_ranks_and_nearly_normal():
+    q = PowerSGD(rank=4).init_state((8, 100000), Key(rank=1, tensor=7))["q"]
+    assert torch.equal(q, PowerSGD(rank=4).init_state((8, 100000), Key(rank=2, tensor=7))["q"])
+    assert not torch.equal(q, PowerSGD(rank=4).init_state((8, 100000), Key(tensor=8))["q"])
+    moments = [float(q.double().pow(power).mean()) for power in (1, 2, 4)]
+    assert moments == pytest.approx([0.0, 1.0, 3.0 - 6 / 5 / 8], abs=0.05)
+
+
+def bucket(shapes: list[tuple[int, int]], gap: int) -> list[Tensor]:
+    """Matrices in one storage, ``gap`` elements apart."""
+    flat, views, offset = gaussian(sum(m * length + gap for m, length in shapes)), [], 0
+    for m, length in shapes:
+        views.append(flat[offset : offset + m * length].view(m, length))
+        offset += m * length + gap
+    return views
+
+
+@pytest.mark.parametrize("gap", [0, 7])
+@pytest.mark.parametrize("shapes", [[(6, 5)] * 3, [(6, 5), (4, 5), (6, 5), (6, 5)], [(6, 5), (6, 4), (5, 6)]])
+def test_a_batch_gives_what_each_matrix_gives_alone(shapes, gap):
+    code, xs = PowerSGD(rank=2), bucket(shapes, gap)
+    keys = [Key(tensor=tensor) for tensor in range(len(xs))]
+    states = [code.init_state(x.shape, key) for x, key in zip(xs, keys, strict=True)]
+    alone = [decoded(code, x, copy.deepcopy(state)) for x, state in zip(xs, states, strict=True)]
+    (payloads,) = mean_rounds(code, [xs], [states], [keys])
+    for x, payload, single in zip(xs, payloads, alone, strict=True):
+        out = torch.zeros_like(x)
+        code.add_decoded(payload, out)
+        assert torch.allclose(out, single, atol=1e-5)
+
+
+@pytest.mark.parametrize("rank", [1, 4, 5, 9])
+def test_decoding_adds_p_times_q(rank):
+    code, x = PowerSGD(rank=rank), matrix(30, 20)
+    payload = code.layout(x.shape).views(code.compress(x))
+    p, q = payload[0].view(rank, 30), payload[1].view(rank, 20)
+    out = x.clone()
+    code.add_decoded(payload, out, -0.5)
+    assert torch.allclose(out, x - 0.5 * p.mT @ q, atol=1e-5)
+
+
+def test_feedback_delivers_everything_in_the_end():
+    code, x = PowerSGD(rank=1), matrix(12, 8)
+    state, residual, total = code.init_state(x.shape, Key()), torch.zeros_like(x), torch.zeros_like(x)
+    payload = code.layout(x.shape).views(torch.empty(code.layout(x.shape).nbytes, dtype=torch.uint8))
+    for _ in range(400):
+        code.encode_feedback(x, residual, payload, state, Key())
+        code.add_decoded(payload, total)
+    assert torch.allclose(total + residual, 400 * x, rtol=1e-3, atol=1e-2)
+    assert error(x, total / 400) < 0.01 * float(x.square().sum())
+
+
+@pytest.mark.parametrize(
+    ("shape", "pays"),
+    [
+        ((1000,), False),
+        ((), False),
+        ((0, 5), False),
+        ((8, 8), False),
+        ((9, 9), True),
+        ((1, 1000), False),
+        ((64, 3, 3), True),
+    ],
+)
+def test_what_pays(shape, pays):
+    assert PowerSGD(rank=2).pays_for(shape) is pays
+
+
+def test_min_compression_moves_the_limit():
+    assert PowerSGD(rank=1, min_compression=4.9).pays_for((10, 10))
+    assert not PowerSGD(rank=1, min_compression=5).pays_for((10, 10))
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.0, True, "2", None, math.nan])
+def test_bad_rank(bad):
+    with pytest.raises(ConfigError, match=re.escape(f"PowerSGD.rank must be an integer >= 1, got {bad!r}")):
+        PowerSGD(rank=bad)
+
+
+@pytest.mark.parametrize("bad", [0, 0.5, -2.0, math.inf, math.nan, True, "2", None])
+def test_bad_min_compression(bad):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"PowerSGD.min_compression must be a finite number >= 1, got {bad!r}")
+    ):
+        PowerSGD(min_compression=bad)

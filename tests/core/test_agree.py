@@ -1,0 +1,64 @@
+"""Ranks compare what they were told, and all hear of a difference."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gradwire.comm._agree import agree
+from gradwire.comm._channel import Channel
+from gradwire.errors import ConfigError, GroupError
+from gradwire.metrics import Metrics
+from gradwire.testing.processes import run_ranks
+
+CPU = torch.device("cpu")
+
+
+def _agree(rank: int, texts: list[str]) -> str:
+    try:
+        agree(Channel(dist.group.WORLD, Metrics()), lambda: texts[rank], CPU)
+    except GroupError as error:
+        return str(error)
+    return ""
+
+
+def test_equal_descriptions_pass() -> None:
+    assert run_ranks(3, _agree, [json.dumps({"a": 1})] * 3) == [""] * 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [({"a": {"b": 1}}, {"a": {"b": 2}}, "a.b is 1 on ranks 0, 2; 2 on rank 1"),
+     ({"a": [1, 2]}, {"a": [1, 3]}, "a.1 is 2 on ranks 0, 2; 3 on rank 1"),
+     ({"a": [1]}, {"a": [1, 3]}, "the length of a is 1 on ranks 0, 2; 2 on rank 1"),
+     ({"a": 1}, {"b": 1}, "a is 1 on ranks 0, 2; null on rank 1")],
+)  # fmt: skip
+def test_the_first_difference_is_named_on_every_rank(one: object, other: object, told: str) -> None:
+    texts = [json.dumps(one), json.dumps(other), json.dumps(one)]
+    answers = run_ranks(3, _agree, texts)
+    assert answers == [f"ranks were configured differently: {told}"] * 3
+
+
+def _fail(rank: int, failing: list[int]) -> str:
+    def describe() -> str:
+        if rank in failing:
+            raise ConfigError("x must be 1, got 2")
+        return "{}"
+
+    try:
+        agree(Channel(dist.group.WORLD, Metrics()), describe, CPU)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_a_rank_that_fails_to_describe_itself_is_named_to_the_others() -> None:
+    answers = run_ranks(2, _fail, [1])
+    assert answers == ["GroupError: rank 1 was configured wrongly: ConfigError: x must be 1, got 2"] * 2
+
+
+def test_a_failure_on_every_rank_keeps_its_type() -> None:
+    assert run_ranks(2, _fail, [0, 1]) == ["ConfigError: x must be 1, got 2"] * 2

@@ -1,0 +1,160 @@
+"""Choices made from declared properties, and a group of one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire import registry
+from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.simple import SimpleCompressor
+from gradwire.compressors.topk import TopK
+from gradwire.compressors.twobit import TwoBit
+from gradwire.errors import ConfigError
+from gradwire.exchange import Exchange, default_memory, default_strategy
+from gradwire.policy import Policy
+
+
+def test_memory_follows_the_declared_feedback() -> None:
+    for name in registry.names("compressors"):
+        compressor = registry.build("compressors", name)
+        wanted = "residual" if compressor.feedback in ("required", "built-in") else "none"
+        assert default_memory(compressor) == wanted
+
+
+def test_strategy_follows_summability_and_the_number_of_workers() -> None:
+    assert default_strategy(registry.build("compressors", "fp16"), 1000) == "allreduce"
+    assert default_strategy(PowerSGD(), 2) == "allreduce"
+    assert default_strategy(TwoBit(), 4) == "allgather"
+    assert default_strategy(TwoBit(), 5) == "two_phase"
+
+
+def test_error_feedback_that_diverges_is_refused_unless_forced() -> None:
+    coarse = QSGD(bits=2, block=65536, norm="l2")
+    assert coarse.feedback == "unsafe"
+    with pytest.raises(ConfigError, match="would grow without bound"):
+        Exchange(coarse, memory="residual")
+    Exchange(coarse, memory="residual", force=True)
+
+
+def test_a_built_in_residual_cannot_be_refused() -> None:
+    with pytest.raises(ConfigError, match="the residual is part of 'twobit'"):
+        Exchange(TwoBit(), memory="none")
+
+
+@pytest.mark.parametrize("name", registry.names("compressors"))
+def test_a_group_of_one_needs_no_process_group_and_still_compresses(name: str) -> None:
+    exchange = Exchange(registry.build("compressors", name), policy=Policy(min_numel=0))
+    grad = torch.randn(64, 64)
+    flat = grad.reshape(-1).clone()
+    exchange.begin_step()
+    exchange.run(flat, [("w", (64, 64))])
+    assert exchange.metrics()["bytes_sent"] == 0
+    if name == "none":
+        assert torch.equal(flat.view(64, 64), grad)
+        return
+    assert not torch.equal(flat.view(64, 64), grad)
+    assert flat.isfinite().all()
+    kept = exchange.keeper.worker.get("residual", {})
+    if kept:
+        torch.testing.assert_close(flat + kept["w"], grad.reshape(-1), rtol=0, atol=2e-6)
+
+
+def test_an_override_that_the_strategy_cannot_carry_gets_its_own() -> None:
+    policy = Policy(min_numel=0, overrides={"a": PowerSGD(rank=1)})
+    exchange = Exchange(TwoBit(0.01), strategy="two_phase", policy=policy)
+    flat = torch.randn(2 * 4096)
+    exchange.begin_step()
+    exchange.run(flat, [("a", (64, 64)), ("b", (64, 64))])
+    assert torch.linalg.matrix_rank(flat[:4096].view(64, 64)) == 1
+    assert flat[4096:].abs().unique().tolist() == pytest.approx([0.0, 0.01])
+
+
+def test_a_scheduled_threshold_keeps_the_plan_and_a_scheduled_ratio_makes_a_new_one() -> None:
+    for compressor, schedule, plans in [
+        (TwoBit(), {"threshold": lambda step: 1.0 / (step + 1)}, 1),
+        (TopK(), {"ratio": lambda step: 0.5 / (step + 1)}, 3),
+    ]:
+        exchange = Exchange(compressor, policy=Policy(min_numel=0, schedule=schedule))
+        made = set()
+        for _ in range(3):
+            exchange.begin_step()
+            exchange.run(torch.randn(1024), [("w", (32, 32))])
+            made.add(id(exchange._plans[("w",)].sessions[0]))
+            last = exchange._plans[("w",)]
+        assert last.units[0].compressor == exchange.policy.at(2, compressor)
+        assert len(made) <= plans
+        assert (plans > 1) == (len(made) > 1)
+
+
+def test_a_seed_that_is_not_one_is_named() -> None:
+    with pytest.raises(ConfigError, match="seed must be an integer >= 0, got -1"):
+        Exchange(TwoBit(), seed=-1)
+
+
+def test_a_schedule_that_starts_too_large_to_pay_still_compresses_later() -> None:
+    policy = Policy(min_numel=0, schedule={"ratio": lambda step: 1.0 if step < 2 else 0.01})
+    exchange = Exchange(TopK(), policy=policy)
+    nonzero = []
+    for _ in range(4):
+        flat = torch.randn(4096)
+        exchange.begin_step()
+        exchange.run(flat, [("w", (64, 64))])
+        nonzero.append(int(flat.count_nonzero()))
+    assert nonzero == [4096, 4096, 41, 41]
+
+
+def test_a_value_that_is_not_finite_in_the_dense_part_takes_the_bucket_back() -> None:
+    exchange = Exchange(TwoBit(0.5), policy=Policy(min_numel=100))
+    params = [("w", (4096,)), ("b", (8,))]
+    before = None
+    for value in (0.3, float("nan"), 0.3):
+        flat = torch.full((4104,), 0.3)
+        flat[-1] = value
+        exchange.begin_step()
+        exchange.run(flat, params)
+        if value != value:
+            assert torch.equal(exchange.keeper.worker["residual"]["w"], before)
+            assert flat[:4096].isnan().all()
+        before = exchange.keeper.worker["residual"]["w"].clone()
+    assert flat[:4096].eq(0.5).all()
+    assert exchange.metrics()["nonfinite_steps"] == 1
+
+
+def test_a_sum_that_hides_a_nan_still_tells() -> None:
+    class Sign(SimpleCompressor):
+        summable = True
+
+        def compress(self, tensor, name):
+            return [torch.where(tensor > 0, 1.0, -1.0).half()], None
+
+        def decompress(self, tensors, ctx):
+            return tensors[0].float()
+
+    exchange = Exchange(Sign().adapted(), memory="residual", strategy="allreduce", policy=Policy(min_numel=0))
+    for value in (1.0, float("nan"), 1.0):
+        flat = torch.ones(64)
+        flat[3] = value
+        exchange.begin_step()
+        exchange.run(flat, [("w", (64,))])
+        assert flat.isfinite().all() == (value == 1.0)
+    assert exchange.metrics()["nonfinite_steps"] == 1
+    assert exchange.keeper.worker["residual"]["w"].isfinite().all()
+
+
+def test_misuse_of_run_is_named() -> None:
+    exchange = Exchange(TwoBit())
+    with pytest.raises(ConfigError, match="run must be called after begin_step"):
+        exchange.run(torch.zeros(4), [("w", (4,))])
+    exchange.begin_step()
+    for flat in (torch.zeros(5), torch.zeros(4).double(), torch.zeros(2, 2), torch.zeros(8)[::2]):
+        with pytest.raises(ConfigError, match=r"flat must be contiguous float32 of shape \(4,\)"):
+            exchange.run(flat, [("w", (4,))])
+
+
+def test_refusing_memory_refuses_it_to_owners_too() -> None:
+    exchange = Exchange(TopK(0.1), memory="none", strategy="two_phase", policy=Policy(min_numel=0))
+    exchange.begin_step()
+    exchange.run(torch.randn(4096), [("w", (64, 64))])
+    assert not exchange.keeper.owned

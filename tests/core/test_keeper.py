@@ -1,0 +1,63 @@
+"""Residuals under their parameters' names, whatever the buckets look like."""
+
+from __future__ import annotations
+
+import torch
+
+from gradwire.comm._part import Piece, Unit
+from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.twobit import TwoBit
+from gradwire.keeper import Keeper
+from gradwire.memory.residual import Residual
+
+CPU = torch.device("cpu")
+
+
+def unit(*members: tuple[str, int]) -> Unit:
+    return Unit(members, (sum(size for _, size in members),), 0, TwoBit(), Residual())
+
+
+def test_what_was_kept_moves_with_the_name() -> None:
+    keeper = Keeper(2, CPU, 0)
+    flat = keeper.keep(unit(("a", 3), ("b", 2)), ("residual",))["residual"]
+    flat.copy_(torch.arange(5.0))
+    again = keeper.keep(unit(("b", 2), ("c", 1), ("a", 3)), ("residual",))["residual"]
+    assert again.tolist() == [3.0, 4.0, 0.0, 0.0, 1.0, 2.0]
+    again.fill_(7.0)
+    assert keeper.worker["residual"]["a"].tolist() == [7.0] * 3
+
+
+def test_a_retired_shard_returns_its_share_of_the_mean() -> None:
+    keeper = Keeper(4, CPU, 0)
+    whole = unit(("a", 32), ("b", 32))
+    worker = keeper.keep(whole, ("residual",))["residual"]
+    worker.fill_(1.0)
+    piece = Piece(whole, whole.memory, (32,), lo=0, start=16)
+    server = keeper.server(piece, ("residual",))["residual"]
+    server.copy_(torch.arange(32.0))
+    keeper.retire(["a", "b"])
+    expected = torch.ones(64)
+    expected[16:48] += 4 * torch.arange(32.0)
+    assert torch.equal(worker, expected)
+    keeper.retire(["a", "b"])
+    assert torch.equal(worker, expected), "handed back twice"
+
+
+def test_a_state_is_made_once_and_again_when_its_shape_changes() -> None:
+    keeper = Keeper(2, CPU, 0)
+
+    def of(rank: int) -> Unit:
+        return Unit((("w", 64),), (8, 8), 0, PowerSGD(rank=rank), Residual())
+
+    first = keeper.remember(of(1))
+    first["q"].fill_(5.0)
+    assert keeper.remember(of(1))["q"].eq(5.0).all()
+    assert keeper.remember(of(2))["q"].numel() == 2 * first["q"].numel()
+
+
+def test_the_norm_is_over_all_residuals() -> None:
+    keeper = Keeper(2, CPU, 0)
+    assert keeper.norm() == 0.0
+    keeper.keep(unit(("a", 1)), ("residual",))["residual"].fill_(3.0)
+    keeper.keep(unit(("b", 1)), ("residual",))["residual"].fill_(4.0)
+    assert keeper.norm() == 5.0

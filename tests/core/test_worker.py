@@ -1,0 +1,56 @@
+"""One thread, in order, and no life after a failure."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from gradwire.worker import Worker
+
+
+def test_jobs_run_in_order_on_another_thread() -> None:
+    worker, seen = Worker(), []
+
+    def job(i: int) -> torch.Tensor:
+        time.sleep(0.002 * (5 - i))
+        seen.append((i, threading.get_ident()))
+        return torch.tensor(i)
+
+    futures = [worker.submit(lambda i=i: job(i)) for i in range(5)]
+    assert [int(future.wait()) for future in futures] == [0, 1, 2, 3, 4]
+    assert [i for i, _ in seen] == [0, 1, 2, 3, 4]
+    assert {ident for _, ident in seen} != {threading.get_ident()}
+    worker.close()
+
+
+def test_everything_after_a_failure_fails_with_the_first_error() -> None:
+    worker, ran = Worker(), []
+    gate = threading.Event()
+
+    def broken() -> torch.Tensor:
+        gate.wait(5.0)
+        raise ValueError("the wire was cut")
+
+    first = worker.submit(broken)
+    second = worker.submit(lambda: ran.append(1) or torch.zeros(1))
+    gate.set()
+    with pytest.raises(Exception, match="the wire was cut"):
+        first.wait()
+    with pytest.raises(Exception, match="an earlier exchange failed: the wire was cut"):
+        second.wait()
+    with pytest.raises(Exception, match="an earlier exchange failed: the wire was cut"):
+        worker.submit(lambda: torch.zeros(1)).wait()
+    assert not ran
+    worker.close()
+
+
+def test_the_thread_uses_as_many_cpu_threads_as_its_maker() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        worker = Worker()
+        assert int(worker.submit(lambda: torch.tensor(torch.get_num_threads())).wait()) == 1
+        worker.close()
+    finally:
+        torch.set_num_threads(before)

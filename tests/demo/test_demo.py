@@ -1,0 +1,88 @@
+"""The newcomer's first command, as a newcomer runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradwire import registry
+from gradwire.bench.demo import MIN_NUMEL, Report, compare, method_for
+from gradwire.bench.models.resnet20 import resnet20_small
+from gradwire.errors import ConfigError, GroupError
+
+GRADWIRE = str(Path(sys.executable).parent / "gradwire")
+
+
+def test_two_workers_train_with_two_bits(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [GRADWIRE, "demo", "--epochs", "3", "--json", "figures.json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "bit-identical" in done.stdout
+    assert "66/66" in done.stderr
+    report = json.loads((tmp_path / "figures.json").read_text())
+    assert (report["workers"], report["epochs"], report["steps"]) == (2, 3, 66)
+    none, twobit = report["rows"]
+    assert (none["method"], twobit["method"]) == ("none", "twobit")
+    assert none["parameters_identical"]
+    assert twobit["parameters_identical"]
+    assert none["digest"] != twobit["digest"]
+
+    numels = [param.numel() for param in resnet20_small().parameters()]
+    small = sum(numel for numel in numels if numel < MIN_NUMEL)
+    assert none["bytes_per_step"] == 4 * sum(numels)
+    expected = 4 * small + (sum(numels) - small) / 4
+    assert expected <= twobit["bytes_per_step"] <= expected + 16 * len(numels)
+    assert twobit["ratio"] == pytest.approx(none["bytes_per_step"] / twobit["bytes_per_step"])
+
+    assert none["quality"] > 0.9
+    assert twobit["quality"] > 0.9
+    for row in (none, twobit):
+        assert min(row["seconds"][phase] for phase in ("step", "compute", "communicate")) > 0
+        assert row["nonfinite_steps"] == 0
+    assert twobit["seconds"]["compress"] > 0
+    assert twobit["seconds"]["decompress"] > 0
+
+
+@pytest.mark.timeout(300)
+def test_every_registered_compressor_runs_and_agrees() -> None:
+    names = registry.names("compressors")
+    report = compare([method_for(name) for name in names], epochs=1)
+    assert [row["method"] for row in report.rows] == list(names)
+    assert report.apart == []
+    ratios = {row["method"]: row["ratio"] for row in report.rows}
+    assert ratios.pop("none") == 1.0
+    assert min(ratios.values()) > 1.9
+
+
+def test_different_parameters_fail_the_command() -> None:
+    row = {"method": "twobit", "parameters_identical": False}
+    with pytest.raises(GroupError, match="different parameters after twobit"):
+        Report("digits", "test accuracy", 2, 1, 22, [row]).check()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--compressor", "twobits"], "unknown compressor 'twobits': did you mean 'twobit'?"),
+        (["--compressor", "twobit:threshold=0"], "TwoBit.threshold must be a finite number > 0"),
+        (["--workers", "1"], "1 is not in the range 2<=x<=64"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(arguments: list[str], said: str) -> None:
+    done = subprocess.run([GRADWIRE, "demo", *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_compare_checks_its_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"workers must be an integer in \[2, 64\], got 65"):
+        compare([method_for("none")], workers=65)
+    with pytest.raises(ConfigError, match="epochs must be an integer >= 1, got 0"):
+        compare([method_for("none")], epochs=0)

@@ -1,0 +1,108 @@
+"""The tables of the documentation, made from what is registered.
+
+``python -m tests.house.tables`` writes them between their markers; a test fails where they differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gradwire import registry
+from gradwire.compressors.base import Compressor
+from gradwire.exchange import default_memory, default_strategy
+from gradwire.memory.base import Memory
+from tests.house.source import ROOT
+
+FLAGS = ("summable", "unbiased", "contraction", "random", "elementwise")
+
+
+def summary(cls: type) -> str:
+    first = (inspect.getdoc(cls) or "").partition("\n")[0]
+    return first.replace("|", r"\|")
+
+
+def parameters(cls: type) -> str:
+    fields = [f"`{field.name}={field.default!r}`" for field in dataclasses.fields(cls)]
+    return ", ".join(fields).replace("'", '"')
+
+
+def compressors() -> Iterator[Compressor]:
+    for name in registry.names("compressors"):
+        yield registry.build("compressors", name)
+
+
+def methods_short() -> Iterator[str]:
+    yield "| method | bits an element | error feedback | what it does |"
+    yield "|---|---|---|---|"
+    for each in compressors():
+        bits = each.properties()["bits_per_element"]
+        yield f"| [`{each.name}`](docs/methods.md#{each.name}) | {bits:g} | {each.feedback} | {summary(type(each))} |"
+
+
+def methods_declared() -> Iterator[str]:
+    yield "| method | parameters | bits an element | feedback | declares | cut at | memory | strategy: 4, 5 workers |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for each in compressors():
+        row = each.properties()
+        declares = ", ".join(flag for flag in FLAGS if row[flag])
+        strategies = dict.fromkeys(default_strategy(each, world) for world in (4, 5))
+        cells = [
+            f"[`{each.name}`](#{each.name})", parameters(type(each)), f"{row['bits_per_element']:g}", each.feedback,
+            declares, str(each.alignment or "never"), f"`{default_memory(each)}`",
+            ", ".join(f"`{name}`" for name in strategies),
+        ]  # fmt: skip
+        yield f"| {' | '.join(cells)} |"
+
+
+def memories() -> Iterator[str]:
+    yield "| memory | parameters | bytes an element | what it does |"
+    yield "|---|---|---|---|"
+    for name in registry.names("memory"):
+        cls: type[Memory] = registry.find("memory", name)
+        yield f"| [`{name}`](#memory-{name}) | {parameters(cls)} | {4 * len(cls.buffers)} | {summary(cls)} |"
+
+
+def strategies() -> Iterator[str]:
+    yield "| strategy | parameters | what it does |"
+    yield "|---|---|---|"
+    for name in registry.names("comm"):
+        cls = registry.find("comm", name)
+        yield f"| [`{name}`](#strategy-{name}) | {parameters(cls)} | {summary(cls)} |"
+
+
+TABLES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
+    ("README.md", "methods"): methods_short,
+    ("docs/methods.md", "methods"): methods_declared,
+    ("docs/methods.md", "memories"): memories,
+    ("docs/methods.md", "strategies"): strategies,
+}
+"""(file, marker) -> rows."""
+
+
+def between(marker: str) -> re.Pattern[str]:
+    return re.compile(rf"(<!-- {marker} -->\n)(.*?)(<!-- end of {marker} -->)", re.DOTALL)
+
+
+def current(file: str, marker: str) -> str:
+    """What stands between the markers."""
+    found = between(marker).search((ROOT / file).read_text(encoding="utf-8"))
+    assert found, f"{file} has no table {marker!r}"
+    return found[2]
+
+
+def wanted(file: str, marker: str) -> str:
+    return "".join(f"{row}\n" for row in TABLES[file, marker]())
+
+
+def write(path: Path, marker: str, table: str) -> None:
+    text = between(marker).sub(lambda found: found[1] + table + found[3], path.read_text(encoding="utf-8"))
+    path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for file, marker in TABLES:
+        write(ROOT / file, marker, wanted(file, marker))

@@ -1,0 +1,48 @@
+"""``__all__`` is what a module offers: it exists, it is documented, and nobody reaches past it."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+import gradwire
+from tests.house.source import bound, defined, exported, from_imports, modules, public, tree
+
+OFFERING = [module for module in modules() if public(module) and exported(module) is not None]
+
+
+def test_the_package_offers_exactly_what_it_binds() -> None:
+    names = [name for node in tree("gradwire").body for name in bound(node) if name != "__all__"]
+    assert sorted(names) == gradwire.__all__ == sorted(gradwire.__all__)
+    assert all(hasattr(gradwire, name) for name in gradwire.__all__)
+
+
+@pytest.mark.parametrize("module", modules())
+def test_every_module_says_what_it_is_and_offers(module: str) -> None:
+    assert ast.get_docstring(tree(module)), f"{module} has no docstring"
+    defines = any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node in tree(module).body)
+    assert not (public(module) and defines) or exported(module), f"{module} defines something and has no __all__"
+
+
+@pytest.mark.parametrize("module", OFFERING)
+def test_what_is_offered_is_there_and_documented(module: str) -> None:
+    there = defined(module)
+    for name in exported(module) or []:
+        assert name in there, f"{module}.__all__ has {name!r}, which is not there"
+        node = there[name]
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not is_kernel(module, name):
+            assert ast.get_docstring(node), f"{module}.{name} has no docstring"
+
+
+def is_kernel(module: str, name: str) -> bool:
+    """A GPU kernel is documented by the operation of its name."""
+    return ".ops.triton." in module and name in (exported(module.replace(".triton", "")) or [])
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_takes_only_what_another_offers(module: str) -> None:
+    for source, name in from_imports(module):
+        if f"{source}.{name}" in modules() or source.rpartition(".")[0] == module.rpartition(".")[0] != "gradwire":
+            continue
+        assert name in (exported(source) or []), f"{module} takes {name!r}, which {source}.__all__ does not offer"

@@ -1,0 +1,39 @@
+"""Files stay small, and every variant has its test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gradwire import registry
+from tests.house.source import ROOT
+
+LIMIT = 350
+FILES = [file for folder in ("src", "tests", "csrc") for file in (ROOT / folder).rglob("*")
+         if file.suffix in {".py", ".cc", ".h", ".inc"}]  # fmt: skip
+
+
+def test_no_source_file_is_long() -> None:
+    lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
+    assert len(lengths) > 100
+    assert not {str(file.relative_to(ROOT)): length for file, length in lengths.items() if length > LIMIT}
+
+
+@pytest.mark.parametrize("kind", ["compressors", "memory", "comm"])
+def test_every_variant_has_a_test_of_its_name(kind: str) -> None:
+    missing = [name for name in registry.names(kind) if not (ROOT / "tests" / kind / f"test_{name}.py").is_file()]
+    assert not missing
+
+
+def test_every_op_has_a_gpu_kernel_of_the_same_name_or_none() -> None:
+    folder = ROOT / "src" / "gradwire" / "ops"
+    ops = {file.stem for file in folder.glob("*.py")}
+    kernels = {file.stem for file in folder.glob("triton/*.py") if not file.stem.startswith("_")}
+    assert kernels - {"base"} <= ops
+
+
+def test_commands_of_the_newcomer_are_what_ci_runs() -> None:
+    script = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert script[-1] == "make test"
+    assert Path(ROOT / ".ci" / "run").stat().st_mode & 0o111

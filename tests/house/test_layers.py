@@ -1,0 +1,64 @@
+"""Imports go one way."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.house.source import imported, modules
+
+LAYERS = (
+    ("errors", "version"),
+    ("types", "registry", "metrics", "worker", "helpers"),
+    ("_header",),
+    ("wire", "ops"),
+    ("compressors",),
+    ("memory",),
+    ("comm",),
+    ("keeper", "policy", "compat"),
+    ("schedules", "exchange"),
+    ("settings",),
+    ("integrations",),
+    ("",),
+    ("testing",),
+    ("bench",),
+    ("cli",),
+)
+"""Lowest first. A name is a module or a folder of gradwire; the empty one is ``gradwire/__init__.py``."""
+
+VARIANTS = ("ops", "ops.triton", "compressors", "memory", "comm", "integrations", "bench.models", "bench.data",
+            "bench.tasks", "bench.peers", "cli")  # fmt: skip
+"""Folders of one variant in each file."""
+
+MACHINERY = {"base", "simple", "native"}
+"""Files that a variant may import from its own folder; files with an underscore are allowed too."""
+
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def part(module: str) -> str:
+    """The layer's name for a module: ``gradwire.comm.base`` is in ``comm``."""
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_part_of_the_package_has_one_layer() -> None:
+    assert len(LEVEL) == sum(len(names) for names in LAYERS)
+    assert {part(module) for module in modules()} == set(LEVEL)
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_module_imports_from_below(module: str) -> None:
+    wrong = [
+        other for other in imported(module)
+        if part(other) and part(other) != part(module) and LEVEL[part(other)] >= LEVEL[part(module)]
+    ]  # fmt: skip
+    assert not wrong, f"{module} imports {wrong}, which is not below it"
+
+
+@pytest.mark.parametrize("folder", VARIANTS)
+def test_siblings_do_not_import_each_other(folder: str) -> None:
+    prefix = f"gradwire.{folder}."
+    siblings = [name for name in modules() if name.startswith(prefix) and "." not in name.removeprefix(prefix)]
+    for module in siblings:
+        others = {name.removeprefix(prefix) for name in imported(module) if name in siblings}
+        wrong = [name for name in others if name not in MACHINERY and not name.startswith("_")]
+        assert not wrong, f"{module} imports its sibling {wrong}"

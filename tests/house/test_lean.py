@@ -1,0 +1,48 @@
+"""``import gradwire`` loads torch, numpy and nothing that a training job does not need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+
+from tests.house.source import ROOT
+
+HEAVY = ("triton", "click", "rich", "sklearn", "scipy", "plotly", "zmq", "msgpack", "hypothesis", "gradwire.bench",
+         "gradwire.cli", "gradwire.testing")  # fmt: skip
+
+
+def loaded(statement: str) -> set[str]:
+    code = f"{statement}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_importing_gradwire_loads_nothing_heavy_on_top_of_torch() -> None:
+    added = loaded("import gradwire") - loaded("import torch, torch.distributed, torch.nn.parallel")
+    assert "gradwire.integrations.ddp" in added
+    assert not [name for name in added if name in HEAVY or name.startswith(tuple(f"{heavy}." for heavy in HEAVY))]
+
+
+def project() -> dict[str, object]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        found: dict[str, object] = tomllib.load(file)["project"]
+        return found
+
+
+def test_the_core_depends_on_torch_and_numpy_alone() -> None:
+    assert project()["dependencies"] == ["torch>=2.6", "numpy"]
+    assert project()["requires-python"] == ">=3.11"
+
+
+def test_the_extras_are_there() -> None:
+    extras = project()["optional-dependencies"]
+    assert isinstance(extras, dict)
+    assert {"bench", "kvstore", "test", "docs"} <= set(extras)
+
+
+def test_installations_are_pinned_by_the_constraints() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert "torch==2.13.0" in lines
+    assert all("==" in line for line in lines if line and not line.startswith("#"))

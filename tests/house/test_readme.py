@@ -1,0 +1,61 @@
+"""What a newcomer copies out of the documentation runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.source import ROOT
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def side(diff: str, sign: str) -> str:
+    """One side of a diff: its common lines and those with ``sign``."""
+    return "".join(f"{line[1:]}\n" for line in diff.splitlines() if line[:1] in ("", " ", sign))
+
+
+def run(script: str, folder: Path) -> str:
+    """On two workers if it forms a group, as the page says; else alone."""
+    file = folder / "train.py"
+    file.write_text(script)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    arguments = launcher if "init_process_group" in script else []
+    done = subprocess.run(
+        [sys.executable, *arguments, str(file)], capture_output=True, text=True, timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_diff_is_all_it_takes(tmp_path: Path) -> None:
+    (diff,) = blocks("README.md", "diff")
+    before, after = side(diff, "-"), side(diff, "+")
+    assert "gradwire" not in before
+    compile(before, "before", "exec")
+    out = run(after, tmp_path)
+    assert [float(ratio) > 5 for ratio in re.findall(r"'ratio': ([\d.]+)", out)] == [True, True]
+    assert re.findall(r"'steps': (\d+)", out) == ["20", "20"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/ddp.md"])
+def test_complete_examples_run(page: str, tmp_path: Path) -> None:
+    complete = [block for block in blocks(page, "python") if "\nimport gradwire\n" in f"\n{block}"]
+    assert complete
+    for block in complete:
+        assert run(block, tmp_path).strip()
+
+
+def test_every_python_example_compiles() -> None:
+    for page in ["README.md", *(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]:
+        for block in blocks(page, "python"):
+            compile(block, page, "exec")

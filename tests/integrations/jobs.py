@@ -1,0 +1,72 @@
+"""What the ranks of the DDP and optimizer tests do."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.integrations.ddp import compress_ddp
+from gradwire.integrations.optimizer import compress_optimizer
+
+
+def model_of(width: int = 96, seed: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(32, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, 10),
+    )  # fmt: skip
+
+
+def batch(step: int, rank: int, size: int = 16) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(size, 32, generator=generator)
+    teacher = torch.linspace(-1, 1, 320).view(32, 10).sin()
+    return x, (x @ teacher).argmax(1)
+
+
+def digest(module: nn.Module) -> str:
+    data = torch.cat([param.detach().reshape(-1).float().cpu() for param in module.parameters()])
+    return hashlib.sha256(data.numpy().tobytes()).hexdigest()
+
+
+def loss_of(module: nn.Module) -> float:
+    x, y = batch(10**6, 0, 512)
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(module(x), y))
+
+
+def train_ddp(
+    rank: int, compressor: str, steps: int, options: dict[str, Any], bucket_mb: float = 0.05, device: str = "cpu"
+) -> dict[str, Any]:
+    """``steps`` steps of DDP; ``plain`` stands for no hook at all."""
+    model = DistributedDataParallel(model_of().to(device), bucket_cap_mb=bucket_mb)  # type: ignore[arg-type]
+    state = compress_ddp(model, compressor, **options) if compressor != "plain" else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    for step in range(steps):
+        x, y = (tensor.to(device) for tensor in batch(step, rank))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    metrics = state.metrics() if state else {}
+    if state:
+        state.close()
+    return {"digest": digest(model), "loss": loss_of(model.module.cpu()), "metrics": metrics}
+
+
+def train_loop(rank: int, compressor: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
+    model = model_of(seed=3 + rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    state = compress_optimizer(optimizer, model, compressor, bucket_mb=0.05, **options)
+    for step in range(steps):
+        x, y = batch(step, rank)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    metrics = state.metrics()
+    state.close()
+    return {"digest": digest(model), "loss": loss_of(model), "metrics": metrics, "world": dist.get_world_size()}

@@ -1,0 +1,362 @@
+"""DDP over real Gloo processes: several buckets, rebuilt after the first step."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import re
+import time
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire import registry
+from gradwire.compressors.twobit import TwoBit
+from gradwire.errors import ConfigError
+from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
+from gradwire.testing.processes import RankFailedError, run_ranks
+from tests.integrations.jobs import batch, digest, loss_of, model_of, train_ddp
+
+STEPS = 50
+SETTINGS: dict[str, dict[str, Any]] = {
+    "twobit": {"threshold": 1e-2}, "topk": {"ratio": 0.05}, "powersgd": {"rank": 4}, "qsgd": {"bits": 4},
+}  # fmt: skip
+"""Settings that suit mean losses; the rest run with their defaults."""
+
+
+@functools.cache
+def plain(world: int) -> dict[str, Any]:
+    """Fifty steps of DDP without a hook."""
+    return run_ranks(world, train_ddp, "plain", STEPS, {}, timeout=100)[0]
+
+
+def learns(compressor: str) -> bool:
+    """MXNet's 1-bit code moves every element by 1 a step: it cannot follow gradients of a mean loss."""
+    return compressor != "onebit"
+
+
+@pytest.mark.parametrize("compressor", registry.names("compressors"))
+@pytest.mark.parametrize("world", [2, 4])
+def test_fifty_steps_end_bit_identical_and_as_good_as_plain_ddp(compressor: str, world: int) -> None:
+    options = {"min_numel": 128, **SETTINGS.get(compressor, {})}
+    ours = run_ranks(world, train_ddp, compressor, STEPS, options, timeout=100)
+    assert len({result["digest"] for result in ours}) == 1
+    if learns(compressor):
+        start = loss_of(model_of())
+        assert start - ours[0]["loss"] > 0.85 * (start - plain(world)["loss"]) > 1.5
+    metrics = ours[0]["metrics"]
+    assert metrics["steps"] == STEPS
+    assert metrics["nonfinite_steps"] == 0
+    assert metrics["ratio"] >= 1 if compressor == "none" else metrics["ratio"] > 1.5
+
+
+@pytest.mark.parametrize("strategy", ["allgather", "broadcast", "two_phase"])
+def test_two_bit_by_every_strategy(strategy: str) -> None:
+    options = {**SETTINGS["twobit"], "min_numel": 128, "strategy": strategy}
+    results = run_ranks(4, train_ddp, "twobit", STEPS, options, timeout=100)
+    start = loss_of(model_of())
+    assert len({result["digest"] for result in results}) == 1
+    assert start - results[0]["loss"] > 0.85 * (start - plain(4)["loss"])
+
+
+def test_no_compression_is_plain_ddp_bit_for_bit() -> None:
+    (dense, _), (ours, _) = run_ranks(2, train_ddp, "plain", 10, {}), run_ranks(2, train_ddp, "none", 10, {})
+    assert ours["digest"] == dense["digest"]
+
+
+def _buckets(rank: int) -> list[list[str]]:
+    model = DistributedDataParallel(model_of(), bucket_cap_mb=0.02)
+    state = GradwireState(model, "twobit", threshold=1e-3, min_numel=0)
+    seen: list[list[str]] = []
+
+    def spy(state: GradwireState, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        if bucket.index() == 0:
+            seen.append([state._names[id(param)][0] for param in bucket.parameters()])
+        return gradwire_hook(state, bucket)
+
+    spy.__annotations__ = gradwire_hook.__annotations__
+    model.register_comm_hook(state, spy)
+    norms = []
+    for step in range(3):
+        x, y = batch(step, rank)
+        nn.functional.cross_entropy(model(x), y).backward()
+        norms.append({name: float(view.norm()) for name, view in state.exchange.keeper.worker["residual"].items()})
+    assert set(norms[0]) == set(norms[2]) == {name for name, _ in model.module.named_parameters()}
+    assert all(norms[2][name] > 0 for name in norms[2])
+    return seen
+
+
+def test_residuals_follow_their_parameters_through_the_bucket_rebuild() -> None:
+    seen = run_ranks(2, _buckets)[0]
+    assert seen[0] != seen[1], "DDP did not rebuild its buckets, so this test tests nothing"
+
+
+def _conserved(rank: int, strategy: str) -> float:
+    """Largest difference between all gradients put in and all that came out or is kept, over three rebuilt steps."""
+    torch.manual_seed(0)
+    module = nn.Sequential(*[nn.Linear(24, 24, bias=False) for _ in range(6)])
+    model = DistributedDataParallel(module, bucket_cap_mb=0.005)
+    state = compress_ddp(model, "twobit", threshold=0.05, min_numel=0, strategy=strategy)
+    put = {name: torch.zeros_like(param) for name, param in module.named_parameters()}
+    got = {name: torch.zeros_like(param) for name, param in module.named_parameters()}
+    for step in range(3):
+        x = torch.randn(8, 24, generator=torch.Generator().manual_seed(10 * step + rank))
+        local = torch.autograd.grad(module(x).square().mean(), list(module.parameters()))
+        for name, grad in zip(put, local, strict=True):
+            put[name] += grad
+        model.zero_grad()
+        model(x).square().mean().backward()
+        for name, param in module.named_parameters():
+            got[name] += param.grad
+    world, worst = dist.get_world_size(), 0.0
+    keeper = state.exchange.keeper
+    for name in put:
+        kept = keeper.worker["residual"][name] / world
+        for _, lo, view in keeper.owned.get(name, []):
+            kept[lo : lo + view.numel()] += view
+        total = put[name].reshape(-1) / world - kept
+        dist.all_reduce(total)
+        worst = max(worst, float((total - got[name].reshape(-1)).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("strategy", ["allgather", "two_phase"])
+def test_a_bucket_rebuild_loses_no_gradient(strategy: str) -> None:
+    assert max(run_ranks(3, _conserved, strategy)) < 1e-6
+
+
+def _dtype(rank: int, dtype: torch.dtype) -> tuple[str, float]:
+    model = DistributedDataParallel(model_of().to(dtype), bucket_cap_mb=0.02)
+    state = compress_ddp(model, "twobit", threshold=2e-3, min_numel=128)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(20):
+        x, y = batch(step, rank)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x.to(dtype)).float(), y).backward()
+        optimizer.step()
+    return digest(model), state.metrics()["ratio"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bit_models_keep_float32_residuals(dtype: torch.dtype) -> None:
+    (first, ratio), (second, _) = run_ranks(2, _dtype, dtype)
+    assert first == second
+    assert ratio > 5
+
+
+def _overflow(rank: int, compressor: str, options: dict[str, Any]) -> dict[str, Any]:
+    model = DistributedDataParallel(model_of(), bucket_cap_mb=0.02)
+    state = compress_ddp(model, compressor, min_numel=0, **options)
+    seen = []
+    for step in range(4):
+        x, y = batch(step, rank)
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        (loss * (float("inf") if step == 2 and rank == 1 else 1.0)).backward()
+        seen.append(all(param.grad.isfinite().all() for param in model.parameters()))
+    return {"finite": seen, "metrics": state.metrics()}
+
+
+@pytest.mark.parametrize(
+    ("compressor", "options"), [("twobit", {"threshold": 1e-3}), ("topk", {"ratio": 0.1}), ("powersgd", {"rank": 1})]
+)
+def test_one_overflow_is_seen_by_all_and_poisons_nothing(compressor: str, options: dict[str, Any]) -> None:
+    for result in run_ranks(3, _overflow, compressor, options):
+        assert result["finite"] == [True, True, False, True]
+        assert result["metrics"]["nonfinite_steps"] == 1
+        assert result["metrics"]["residual_norm"] < float("inf")
+
+
+def _differently(rank: int, kind: str) -> str:
+    model = DistributedDataParallel(model_of())
+    options: dict[str, Any] = {"threshold": 1e-3}
+    if kind == "threshold" and rank == 1:
+        options["threshold"] = 2e-3
+    if kind == "bad value" and rank == 1:
+        options["threshold"] = -1.0
+    if kind == "policy" and rank == 1:
+        options["min_numel"] = 7
+    try:
+        compress_ddp(
+            model, "topk" if kind == "method" and rank == 1 else "twobit", **({} if kind == "method" else options)
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("threshold", r"compressor\.threshold is 0\.001 on ranks 0, 2; 0\.002 on rank 1"),
+     ("method", "compressor"), ("policy", r"policy\.min_numel"),
+     ("bad value", r"rank 1 was configured wrongly: .*threshold must be .*got -1\.0")],
+)  # fmt: skip
+def test_ranks_that_differ_all_raise_the_same_error(kind: str, named: str) -> None:
+    errors = run_ranks(3, _differently, kind)
+    assert len(set(errors)) == 1
+    assert re.search(rf"^GroupError: .*{named}", errors[0])
+
+
+def _deserted(rank: int, how: str) -> str:
+    model = DistributedDataParallel(model_of(), bucket_cap_mb=0.02)
+    compress_ddp(model, "twobit", threshold=1e-3, min_numel=0, timeout=2.0, strategy="two_phase")
+    x, y = batch(0, rank)
+    for _ in range(3):
+        nn.functional.cross_entropy(model(x), y).backward()
+    if rank == 1:
+        time.sleep(5.0 if how == "asleep" else 0.0)
+        return how
+    try:
+        nn.functional.cross_entropy(model(x), y).backward()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+@pytest.mark.parametrize("how", ["gone", "asleep"])
+def test_a_rank_that_does_not_answer_is_an_error_and_not_a_hang(how: str) -> None:
+    answers = run_ranks(3, _deserted, how, timeout=60)
+    assert all("lost a peer or met the deadline" in answers[rank] for rank in (0, 2))
+
+
+def _policies(rank: int) -> dict[str, Any]:
+    model = DistributedDataParallel(model_of())
+    ratios = {}
+    for name, options in {
+        "all": {}, "excluded": {"exclude": ["2.*"]}, "small": {"min_numel": 5000},
+        "override": {"overrides": {"2.weight": TwoBit(threshold=0.25)}},
+        "named": {"overrides": {"*": "none"}},
+    }.items():  # fmt: skip
+        state = GradwireState(model, "twobit", threshold=1e-3, **options)
+        flat = torch.zeros(sum(p.numel() for p in model.parameters()))
+        params = [(n, tuple(p.shape)) for n, p in model.module.named_parameters()]
+        flat += 0.3
+        state.exchange.begin_step()
+        state.exchange.run(flat, params)
+        lo = sum(p.numel() for n, p in model.module.named_parameters() if n < "2.weight")
+        ratios[name] = (state.metrics()["ratio"], float(flat[lo]))
+    return ratios
+
+
+def test_policies_choose_what_is_compressed() -> None:
+    seen = run_ranks(2, _policies)[0]
+    assert seen["all"][0] > seen["excluded"][0] > 1
+    assert seen["all"][0] > seen["small"][0] > 1
+    assert seen["override"][1] == 0.25
+    assert seen["all"][1] == pytest.approx(1e-3)
+    assert seen["named"][0] == 1.0
+
+
+def _warm(rank: int) -> list[float]:
+    model = DistributedDataParallel(model_of(), bucket_cap_mb=0.02)
+    state = compress_ddp(
+        model, "topk", min_numel=0, start_after=2, schedule={"ratio": lambda step: 0.5 / 2 ** min(step, 9)}
+    )
+    sent = [0]
+    for step in range(5):
+        x, y = batch(step, rank)
+        nn.functional.cross_entropy(model(x), y).backward()
+        sent.append(state.metrics()["bytes_sent"])
+    return [after - before for before, after in itertools.pairwise(sent)]
+
+
+def test_warm_up_is_dense_and_a_schedule_moves_the_ratio() -> None:
+    dense1, dense2, first, second, third = run_ranks(2, _warm)[0]
+    assert dense1 == dense2 > first > second > third
+    assert second / first == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_model_that_is_not_wrapped_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"must be a .*DistributedDataParallel, got Linear"):
+        compress_ddp(nn.Linear(2, 2), "twobit")  # type: ignore[arg-type]
+
+
+def _refused(rank: int) -> list[str]:
+    answers = []
+    sparse = nn.Sequential(nn.Embedding(10, 4, sparse=True))
+    doubles = nn.Linear(4, 4).double()
+    for model, compressor, options in [
+        (sparse, "twobit", {}), (doubles, "twobit", {}), (nn.Linear(4, 4), "twobitt", {}),
+        (nn.Linear(4, 4), "twobit", {"treshold": 1}), (nn.Linear(4, 4), "topk", {"ratio": 1.5}),
+        (nn.Linear(4, 4), "twobit", {"strategy": "allreduce"}), (nn.Linear(4, 4), "twobit", {"memory": "none"}),
+        (nn.Linear(4, 4), "twobit", {"exclude": ["embed*"]}), (nn.Linear(4, 4), "twobit", {"strategy": "allgahter"}),
+        (nn.Linear(4, 4), "twobit", {"schedule": {"ratio": float}}), (nn.Linear(4, 4), "twobit", {"timeout": -1}),
+        (nn.Linear(4, 4), "twobit", {"timeout": 1e30}), (nn.Linear(4, 4), "twobit", {"memory": 3}),
+        (nn.Linear(4, 4), "twobit", {"overrides": {1: "fp16"}}), (nn.Linear(4, 4), "twobit", {"exclude": 5}),
+        (nn.Linear(4, 4), "twobit", {"force": "no"}), (nn.Linear(4, 4), "twobit", {"schedule": 3}),
+    ]:  # fmt: skip
+        try:
+            GradwireState(model, compressor, **options)
+        except ConfigError as error:
+            answers.append(str(error))
+    return answers
+
+
+def test_bad_input_is_named() -> None:
+    answers = run_ranks(2, _refused)[0]
+    expected = [
+        "sparse", "float32, float16 or bfloat16", "did you mean 'twobit'", "did you mean 'threshold'",
+        r"TopK.ratio must be in \(0, 1\], got 1.5", "cannot be summed", "the residual is part of 'twobit'",
+        r"'embed\*' matches no parameter", "did you mean 'allgather'", "no parameter 'ratio'", "timeout must be",
+        "timeout must be", "memory must be", "overrides must be", "exclude must be", "force must be",
+        "schedule must be",
+    ]  # fmt: skip
+    assert len(answers) == len(expected)
+    for answer, pattern in zip(answers, expected, strict=True):
+        assert re.search(pattern, answer), (pattern, answer)
+
+
+def _allocations(rank: int, compressor: str, options: dict[str, Any]) -> list[int]:
+    """Bytes of the largest CPU allocations made by a warm exchange of 2^20 elements."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from gradwire.exchange import Exchange
+    from gradwire.settings import build_compressor
+
+    exchange = Exchange(build_compressor(compressor, options), group=dist.group.WORLD)
+    flat = torch.randn(2**20)
+    params = [("weight", (1024, 1024))]
+    for _ in range(3):
+        exchange.begin_step()
+        exchange.run(flat, params)
+        flat.normal_()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        exchange.begin_step()
+        exchange.run(flat, params)
+    allocated = [event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return sorted(size for size in allocated if size > 0)[-3:]
+
+
+@pytest.mark.parametrize("compressor", registry.names("compressors"))
+def test_a_warm_exchange_allocates_nothing_of_gradient_size(compressor: str) -> None:
+    for largest in run_ranks(2, _allocations, compressor, {}):
+        assert all(size < 2**20 // 4 for size in largest), largest
+
+
+def test_a_failure_on_one_rank_reaches_the_test() -> None:
+    with pytest.raises(RankFailedError, match="ZeroDivisionError"):
+        run_ranks(2, divmod, 0)
+
+
+def _freed(rank: int) -> int:
+    """How many of three states are still there after their models are gone."""
+    alive = []
+    for _ in range(3):
+        model = DistributedDataParallel(nn.Linear(64, 64))
+        state = compress_ddp(model, "twobit")
+        model(torch.ones(2, 64)).sum().backward()
+        alive.append(weakref.ref(state))
+        state.close()
+        del model, state
+        gc.collect()
+    return sum(reference() is not None for reference in alive)
+
+
+def test_a_closed_state_is_freed_with_its_model() -> None:
+    assert run_ranks(2, _freed) == [0, 0]

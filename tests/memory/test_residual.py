@@ -1,0 +1,69 @@
+"""phi = beta m + gamma g, psi = phi - D(Q(phi)), in every path, and all of it can be taken back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire import registry
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError
+from gradwire.memory.residual import Residual
+from gradwire.types import Key
+
+N = 1000
+
+
+def encode(memory: Residual, compressor: Compressor, grad: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
+    """Run one step; returns what was decoded."""
+    shape = (25, 40)
+    layout, status = compressor.layout(shape), torch.zeros(1, dtype=torch.int32)
+    payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
+    state = compressor.init_state(shape, Key(seed=1))
+    kept = {"residual": residual.view(shape)}
+    memory.encode(compressor, grad.view(shape), kept, payload, state, Key(), status, scale)
+    out = torch.zeros(shape)
+    compressor.add_decoded(payload, out)
+    return out.view(-1)
+
+
+@pytest.mark.parametrize("name", registry.names("compressors"))
+@pytest.mark.parametrize(("beta", "gamma"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.25), (0.9, 2.0)])
+def test_decoded_and_residual_make_the_compensated_gradient(name: str, beta: float, gamma: float) -> None:
+    memory, compressor = Residual(beta, gamma), registry.build("compressors", name)
+    grad, residual = torch.randn(N), 0.3 * torch.randn(N)
+    x = beta * residual + gamma * grad
+    before = residual.clone()
+    work = grad.clone()
+    decoded = encode(memory, compressor, work, residual)
+    torch.testing.assert_close(decoded + residual, x, rtol=0, atol=2e-6)
+    memory.rollback(work, {"residual": residual})
+    assert torch.equal(residual, before)
+
+
+@pytest.mark.parametrize("name", [n for n in registry.names("compressors") if registry.find("compressors", n).summable])
+def test_a_scaled_payload_keeps_the_residual_in_gradient_units(name: str) -> None:
+    grad, residual = torch.randn(N), torch.zeros(N)
+    decoded = encode(Residual(), registry.build("compressors", name), grad.clone(), residual, scale=0.25)
+    torch.testing.assert_close(4 * decoded + residual, grad, rtol=0, atol=1e-6)
+
+
+def test_update_keeps_the_old_residual_of_a_bad_step() -> None:
+    residual = torch.tensor([1.0, 2.0])
+    kept = {"residual": residual}
+    Residual().update(torch.tensor([float("nan"), 5.0]), kept, torch.tensor(True))
+    assert residual.tolist() == [1.0, 2.0]
+    Residual().update(torch.tensor([4.0, 5.0]), kept, torch.tensor(False))
+    assert residual.tolist() == [4.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [({"beta": 0.0}, r"Residual.beta must be in \(0, 1\], got 0.0"), ({"beta": 1.5}, "Residual.beta"),
+     ({"gamma": 0.0}, "Residual.gamma must be a finite number > 0"), ({"gamma": float("nan")}, "Residual.gamma"),
+     ({"beta": True}, "Residual.beta")],
+)  # fmt: skip
+def test_a_value_out_of_range_is_named(values: dict[str, float], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Residual(**values)

@@ -1,0 +1,92 @@
+"""Valid arguments for every operation, of 32 elements and 2 ranks: what the contract tests start from."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+N, RANKS = 32, 2
+
+
+def _float() -> Tensor:
+    return torch.linspace(-1, 1, N)
+
+
+def _status() -> Tensor:
+    return torch.zeros(1, dtype=torch.int32)
+
+
+def _codes(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.uint8)
+
+
+def _sparse() -> dict[str, Tensor]:
+    indices, counts = torch.empty(4, dtype=torch.int16), torch.empty(1, dtype=torch.int32)
+    return {"values": torch.empty(4), "indices": indices, "counts": counts}
+
+
+EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
+    "cast_add_decoded": lambda: {"payloads": torch.ones(RANKS, N).half(), "out": _float(), "scale": 0.5},
+    "cast_encode": lambda: {"x": _float(), "out": torch.empty(N, dtype=torch.bfloat16), "scale": 0.5},
+    "nonfinite": lambda: {"x": _float(), "status": _status()},
+    "onebit_add_decoded": lambda: {"codes": _codes(RANKS, 4), "out": _float(), "scale": 0.5},
+    "onebit_encode": lambda: {"x": _float(), "codes": _codes(4), "threshold": 0.5},
+    "onebit_encode_feedback": lambda: {
+        "grad": _float(),
+        "residual": _float(),
+        "codes": _codes(4),
+        "threshold": 0.5,
+        "status": _status(),
+    },
+    "philox": lambda: {"out": torch.empty(N, dtype=torch.int32), "key": 1, "step": 2, "offset": 0},
+    "qsgd_add_decoded": lambda: {
+        "norms": torch.ones(RANKS, 2),
+        "codes": _codes(RANKS, N // 2),
+        "out": _float(),
+        "bits": 4,
+        "block": 16,
+        "scale": 0.5,
+    },
+    "qsgd_encode": lambda: {
+        "x": _float(),
+        "norms": torch.empty(2),
+        "codes": _codes(N // 2),
+        "bits": 4,
+        "block": 16,
+        "norm": "linf",
+        "key": 1,
+        "step": 2,
+    },
+    "qsgd_encode_feedback": lambda: {
+        "grad": _float(),
+        "residual": _float(),
+        "norms": torch.empty(2),
+        "codes": _codes(N // 2),
+        "bits": 4,
+        "block": 16,
+        "norm": "linf",
+        "key": 1,
+        "step": 2,
+        "status": _status(),
+    },
+    "sparse_add_decoded": lambda: {
+        "values": torch.ones(RANKS, 4),
+        "indices": torch.arange(4, dtype=torch.int16).repeat(RANKS, 1),
+        "counts": torch.full((RANKS, 1), 4, dtype=torch.int32),
+        "out": _float(),
+        "scale": 0.5,
+    },
+    "swap": lambda: {"a": _float(), "b": _float()},
+    "topk_encode": lambda: {"x": _float(), **_sparse()},
+    "topk_encode_feedback": lambda: {"grad": _float(), "residual": _float(), **_sparse(), "status": _status()},
+    "twobit_add_decoded": lambda: {"codes": _codes(RANKS, 8), "out": _float(), "threshold": 0.5, "scale": 0.5},
+    "twobit_encode": lambda: {"x": _float(), "codes": _codes(8), "threshold": 0.5},
+    "twobit_encode_feedback": lambda: {
+        "grad": _float(),
+        "residual": _float(),
+        "codes": _codes(8),
+        "threshold": 0.5,
+        "status": _status(),
+    },
+}

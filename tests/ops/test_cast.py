@@ -1,0 +1,49 @@
+import pytest
+import torch
+
+from gradwire.ops import cast_add_decoded, cast_encode
+from tests.ops.harness import TARGETS, Case, assert_same_bits, check_against_reference, dispatched, gradient, sweep
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+@sweep
+@pytest.mark.parametrize("dtype", HALVES)
+def test_encode(n, target, threads, offset, dtype):
+    for scale in (1.0, 1 / 3, 1e-6):
+        case = Case(cast_encode, {"x": gradient(n, 1, finite=False)}, {"out": ((n,), dtype)}, {"scale": scale})
+        check_against_reference(case, target, threads, offset)
+
+
+@sweep
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("ranks", [0, 1, 3])
+def test_add_decoded(n, target, threads, offset, dtype, ranks):
+    payloads = gradient(n * ranks, 2, finite=False).to(dtype).view(ranks, n)
+    case = Case(cast_add_decoded, {"payloads": payloads}, {"out": gradient(n, 3)}, {"scale": -1 / 3}, pitch=3)
+    check_against_reference(case, target, threads, offset)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_value_decodes_exactly(target, dtype):
+    values = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+    decoded, encoded = torch.zeros(65536), torch.empty(65536, dtype=dtype)
+    with dispatched(target):
+        cast_add_decoded(values[None], decoded, 1.0)
+        cast_encode(decoded, encoded, 1.0)
+    assert_same_bits(decoded, torch.zeros(65536) + values.float(), "decoded")
+    assert_same_bits(encoded, torch.where(values == 0, 0, values), "encoded")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_ties_round_to_even(target, dtype):
+    lower = torch.arange(0, 0x7800, 7, dtype=torch.int16).view(dtype)
+    upper = (lower.view(torch.int16) + 1).view(dtype)
+    even = torch.where(lower.view(torch.int16) % 2 == 0, lower, upper)
+    between = ((lower.double() + upper.double()) / 2).float()
+    encoded = torch.empty_like(lower)
+    with dispatched(target):
+        cast_encode(between, encoded, 1.0)
+    assert_same_bits(encoded, even, "ties")

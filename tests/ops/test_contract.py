@@ -1,0 +1,93 @@
+"""What holds for every operation in the folder."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire.ops
+from gradwire.errors import ConfigError
+from gradwire.ops.base import Op
+from tests.ops.examples import EXAMPLES
+
+MODULES = [m.name for m in pkgutil.iter_modules(gradwire.ops.__path__) if not m.ispkg]
+OPS: dict[str, Op] = {n: op for n in MODULES if isinstance(op := getattr(gradwire.ops, n, None), Op)}
+TENSORS = [(name, key) for name, make in EXAMPLES.items() for key, value in make().items() if isinstance(value, Tensor)]
+
+
+def _longer(x: Tensor) -> Tensor:
+    return torch.cat([x, x.narrow(-1, 0, 1)], dim=-1)
+
+
+def _strided(x: Tensor) -> Tensor:
+    return torch.stack([x, x], dim=-1)[..., 0]
+
+
+# One element more would still be a valid call.
+FREE = {("nonfinite", "x"), ("philox", "out"), ("sparse_add_decoded", "out"), ("topk_encode", "x")}
+
+WRONG = {
+    "dtype": lambda x: x.to(torch.float64),
+    "dimensions": lambda x: x.unsqueeze(0),
+    "strides": lambda x: _strided(_longer(x))[..., : x.size(-1)],
+}
+
+
+def test_a_file_is_an_operation():
+    public = {name for name in MODULES if not name.startswith("_")} - {"base", "native"}
+    assert public == set(OPS)
+    assert set(OPS) <= set(gradwire.ops.__all__)
+    assert set(EXAMPLES) == set(OPS)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_torch_accepts_the_operator(name):
+    arguments = EXAMPLES[name]()
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(getattr(torch.ops.gradwire, name).default, (), arguments, test_utils=checks)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_positional_arguments_are_those_of_the_reference(name):
+    by_name, by_place = EXAMPLES[name](), EXAMPLES[name]()
+    OPS[name](**by_name)
+    OPS[name].reference(*by_place.values())
+    for a, b in zip(by_name.values(), by_place.values(), strict=True):
+        assert not isinstance(a, Tensor) or torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("name", "key"), TENSORS)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_tensor_is_named(name, key, wrong):
+    arguments = EXAMPLES[name]()
+    if arguments[key].shape[-1] == 1 and wrong == "strides":
+        return
+    arguments[key] = WRONG[wrong](arguments[key])
+    with pytest.raises(ConfigError, match=rf"^{name}\.{key} must "):
+        OPS[name](**arguments)
+
+
+@pytest.mark.parametrize(("name", "key"), TENSORS)
+def test_a_tensor_of_another_size_is_refused(name, key):
+    arguments = EXAMPLES[name]()
+    arguments[key] = _longer(arguments[key])
+    if (name, key) in FREE:
+        return
+    with pytest.raises(ConfigError, match=rf"^{name}\.\w+ must "):
+        OPS[name](**arguments)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_fake_tensors_are_left_alone(name):
+    arguments = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in EXAMPLES[name]().items()}
+    assert OPS[name](**arguments) is None
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_of_the_docs(module):
+    result = doctest.testmod(importlib.import_module(f"gradwire.ops.{module}"))
+    assert result.failed == 0
+    assert result.attempted > 0 or module not in OPS

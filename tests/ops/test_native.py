@@ -1,0 +1,114 @@
+"""Which kernels are loaded, and that they survive what processes do to them."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gradwire.ops import kernel_info, twobit_encode
+from gradwire.ops.native import kernels
+from tests.ops.harness import TARGETS, dispatched, torch_threads
+
+needs_kernels = pytest.mark.skipif(kernels is None, reason="the C++ extension is not built")
+ENCODE = """
+import torch
+from gradwire.ops import kernel_info, twobit_encode
+codes = torch.empty(4, dtype=torch.uint8)
+twobit_encode(torch.tensor([0.5, -0.5, 0.49, 1.3]), codes, 0.5)
+info = kernel_info()
+print(bytes(codes.tolist()).hex(), info["loaded"], info["target"], info["reason"])
+"""
+
+
+def _python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("GRADWIRE_")}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+@needs_kernels
+def test_the_extension_is_loaded():
+    info = kernel_info()
+    assert info["loaded"]
+    assert info["reason"] is None
+    assert info["target"] == TARGETS[0] or os.environ.get("GRADWIRE_SIMD")
+
+
+@needs_kernels
+def test_a_target_can_be_forced():
+    assert _python(ENCODE, GRADWIRE_SIMD="scalar").stdout.split() == ["e3000000", "True", "scalar", "None"]
+
+
+@needs_kernels
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_one_openmp_runtime_serves_torch_and_the_kernels():
+    script = "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'libgomp' in line}))"
+    assert int(_python(f"import gradwire.ops\n{script}").stdout) <= 1
+
+
+@needs_kernels
+def test_an_unknown_target_is_refused():
+    error = _python(ENCODE, GRADWIRE_SIMD="avx9").stderr.splitlines()[-1]
+    assert "ConfigError: GRADWIRE_SIMD: the SIMD target must be one of" in error
+    assert "scalar" in error
+    assert "got 'avx9'" in error
+    with pytest.raises(ValueError, match=r"must be one of .*scalar.* on this CPU, got 'avx9'"):
+        kernels.set_target("avx9")
+
+
+def test_the_reference_can_be_forced():
+    out = _python(ENCODE, GRADWIRE_KERNELS="reference").stdout
+    assert out.split() == ["e3000000", "False", "None", "GRADWIRE_KERNELS=reference"]
+
+
+def test_an_unknown_choice_of_kernels_is_refused():
+    error = _python(ENCODE, GRADWIRE_KERNELS="fast").stderr
+    assert "ConfigError: GRADWIRE_KERNELS must be auto or reference, got 'fast'" in error
+
+
+def test_without_the_extension_the_reference_runs():
+    out = _python("import sys; sys.modules['gradwire._kernels'] = None" + ENCODE).stdout
+    assert out.startswith("e3000000 False None ")
+    assert "not built" in out
+
+
+def test_importing_the_operations_is_lean():
+    code = "import gradwire.ops, sys; print([m for m in ('triton', 'gradwire.ops.triton') if m in sys.modules])"
+    assert _python(code).stdout.strip() == "[]"
+
+
+@needs_kernels
+def test_null_addresses_and_negative_sizes_are_refused():
+    with pytest.raises(ValueError, match="null"):
+        kernels.swap(0, 0, 1, 1)
+    with pytest.raises(ValueError, match="negative"):
+        kernels.swap(0, 0, -1, 1)
+
+
+@needs_kernels
+@pytest.mark.parametrize("target", TARGETS)
+def test_triad(target):
+    for n in (1, 16, 1000, 1 << 21):
+        a, b, c = torch.zeros(n), torch.randn(n), torch.randn(n)
+        with dispatched(target):
+            kernels.triad(a.data_ptr(), b.data_ptr(), c.data_ptr(), 0.5, n, 2)
+        assert torch.equal(a, b + 0.5 * c)
+
+
+@needs_kernels
+def test_a_forked_child_does_not_hang():
+    n = 1 << 20
+    x, codes = torch.randn(n), torch.empty(n // 4, dtype=torch.uint8)
+    with torch_threads(2):
+        twobit_encode(x, codes, 0.5)
+        expected = codes.numpy().tobytes()
+        codes.zero_()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            twobit_encode(x, codes, 0.5)
+            os._exit(codes.numpy().tobytes() != expected)
+        assert os.waitpid(child, 0)[1] == 0

@@ -1,0 +1,86 @@
+import importlib.util
+import multiprocessing
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.ops.base import Op
+from tests.ops.triton import worker
+
+On = Callable[[Op[Any]], Callable[..., None]]
+
+
+@pytest.fixture(scope="session")
+def installed() -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed: pip install 'gradwire[triton]'")
+
+
+@pytest.fixture(scope="session")
+def interpreter(installed: None) -> Iterator[Executor]:
+    with _process(worker.start_interpreter) as process:
+        yield process
+
+
+@pytest.fixture(scope="session", params=[80, 90])
+def compiler(installed: None, request: pytest.FixtureRequest) -> Iterator[Executor]:
+    """A process that compiles for GPUs of this compute capability."""
+    with _process(worker.start_compiler, request.param) as process:
+        yield process
+
+
+@pytest.fixture(params=["interpreter", "cuda"])
+def on(installed: None, request: pytest.FixtureRequest) -> On:
+    """Gives the GPU version of an operation, to be called with CPU tensors: interpreted, or on a GPU."""
+    if request.param == "interpreter":
+        return partial(_interpreted, request.getfixturevalue("interpreter"))
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    return _on_cuda
+
+
+def _process(start: Callable[..., None], *arguments: object) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start, arguments)
+
+
+def _interpreted(process: Executor, op: Op[Any]) -> Callable[..., None]:
+    def run(**arguments: object) -> None:
+        answer = process.submit(worker.interpret, op.name, pickle.dumps(arguments)).result()
+        _copy_back(arguments, pickle.loads(answer))
+
+    return run
+
+
+def _on_cuda(op: Op[Any]) -> Callable[..., None]:
+    def run(**arguments: object) -> None:
+        moved = {name: _moved(x, "cuda") if isinstance(x, Tensor) else x for name, x in arguments.items()}
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            op(**moved)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        _copy_back(arguments, moved)
+
+    return run
+
+
+def _moved(x: Tensor, device: str) -> Tensor:
+    """A copy of a view on another device, with all the memory around it."""
+    memory = _memory(x).to(device, copy=True).untyped_storage()
+    return torch.empty(0, dtype=x.dtype, device=device).set_(memory, x.storage_offset(), x.size(), x.stride())
+
+
+def _copy_back(arguments: dict[str, Any], results: dict[str, Any]) -> None:
+    for name, x in arguments.items():
+        if isinstance(x, Tensor):
+            _memory(x).copy_(_memory(results[name]))
+
+
+def _memory(x: Tensor) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())

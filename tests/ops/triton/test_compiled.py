@@ -1,0 +1,48 @@
+"""What the compiler makes of the kernels: no interpreter shows it, and no GPU is needed for it."""
+
+import re
+
+import pytest
+import torch
+
+from tests.ops.examples import EXAMPLES, RANKS, N
+from tests.ops.triton import worker
+from tests.ops.triton.test_contract import KERNELS
+
+# One rounding where the reference has two, flushed subnormals, divisions that are only nearly right; and atomic
+# additions, which flush subnormals and have no order.
+INEXACT = re.compile(r"\b(?:fma|mad)\.\w*\.?f32|\S+\.ftz\b|\S+\.approx\b|div\.full|(?:atom|red)\S*\.add\S*f32")
+
+# What is compiled apart from the examples. Nothing runs, so sizes need not fit.
+WIDE, LONG, UNWATCHED = {"bits": 8}, {"bits": 3, "block": 65536}, {"status": None}
+VARIANTS = {
+    "cast_add_decoded": [{"payloads": torch.ones(RANKS, N, dtype=torch.bfloat16)}],
+    "cast_encode": [{"out": torch.empty(N, dtype=torch.float16)}],
+    "onebit_encode_feedback": [UNWATCHED],
+    "qsgd_add_decoded": [WIDE, LONG],
+    "qsgd_encode": [WIDE, LONG],
+    "qsgd_encode_feedback": [WIDE, LONG, UNWATCHED],
+    "twobit_encode_feedback": [UNWATCHED],
+}
+
+
+def _compile(compiler, name, changes):
+    calls = [EXAMPLES[name]() | change for change in changes]
+    return compiler.submit(worker.compile_only, name, calls).result()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_operation_is_rounded_as_written(compiler, name):
+    changes = [{}, *VARIANTS.get(name, [])]
+    compiled = _compile(compiler, name, changes)
+    assert len(compiled) >= len(changes)
+    for kernel in compiled:
+        assert not kernel.fused
+        assert INEXACT.findall(kernel.ptx) == []
+
+
+@pytest.mark.parametrize("name", ["philox", "qsgd_encode", "qsgd_encode_feedback"])
+def test_another_step_compiles_nothing(compiler, name):
+    streams = ((0, 0), (2**40, 1), (-7, 16), (2**31, 2**62))
+    _compile(compiler, name, [{}])
+    assert _compile(compiler, name, [{"key": key, "step": step} for key, step in streams]) == []

@@ -1,0 +1,64 @@
+import pytest
+import torch
+
+from gradwire.ops import qsgd_add_decoded, qsgd_encode, qsgd_encode_feedback
+from tests.ops.harness import SIZES, Case, gradient, random_bytes
+from tests.ops.triton.checks import check
+
+STREAM = {"key": -12345678901234567, "step": 2**31 + 5}
+SMALL = [(n, bits, block) for n in SIZES[:-1] for bits, block in ((2, 16), (4, 528), (8, 16))]
+# Odd widths; several blocks for each program; blocks of several parts; many programs.
+SHAPES = [*SMALL, (1000, 3, 48), (1000, 7, 48), (5000, 4, 2064), (5000, 5, 65536), (100003, 4, 512)]
+shapes = pytest.mark.parametrize(("n", "bits", "block"), SHAPES)
+
+
+def _payload(n, bits, block):
+    return {"norms": ((-(-n // block),), torch.float32), "codes": ((-(-n * bits // 8),), torch.uint8)}
+
+
+def _settings(bits, block, norm="linf"):
+    return {"bits": bits, "block": block, "norm": norm, **STREAM}
+
+
+@shapes
+@pytest.mark.parametrize("finite", [True, False])
+def test_encode(on, n, bits, block, finite):
+    x = {"x": gradient(n, 1, finite=finite)}
+    check(Case(qsgd_encode, x, _payload(n, bits, block), _settings(bits, block)), on, n % 3)
+
+
+@shapes
+@pytest.mark.parametrize("watched", [True, False])
+def test_encode_feedback(on, n, bits, block, watched):
+    for finite in (True, False):
+        outputs = {"grad": gradient(n, 2, finite=finite), "residual": gradient(n, 3)} | _payload(n, bits, block)
+        if watched:
+            outputs["status"] = torch.tensor([2], dtype=torch.int32)
+        check(Case(qsgd_encode_feedback, {}, outputs, _settings(bits, block)), on, n % 3)
+
+
+@shapes
+def test_add_decoded(on, n, bits, block):
+    for ranks in (0, 1, 3):
+        norms = gradient(ranks * -(-n // block), 4, finite=False).abs().view(ranks, -(-n // block))
+        payload = {"norms": norms, "codes": random_bytes((ranks, -(-n * bits // 8)), 5)}
+        arguments = {"bits": bits, "block": block, "scale": -1 / 3}
+        check(Case(qsgd_add_decoded, payload, {"out": gradient(n, 6)}, arguments, pitch=3), on, n % 3)
+
+
+@pytest.mark.parametrize("magnitude", [2.0**-121, 2.0**-120, 1e-45, 3.4e38])
+def test_norms_at_the_edges(on, magnitude):
+    x = {"x": gradient(64, 7).clamp(-1, 1) * magnitude}
+    check(Case(qsgd_encode, x, _payload(64, 4, 16), _settings(4, 16)), on)
+
+
+def test_negative_zeros_keep_their_sign_in_the_residual(on):
+    outputs = {"grad": torch.full((40,), -0.0), "residual": torch.full((40,), -0.0)} | _payload(40, 4, 16)
+    check(Case(qsgd_encode_feedback, {}, outputs, _settings(4, 16)), on)
+
+
+def test_the_l2_norm_runs_the_reference(on):
+    x = gradient(1000, 8)
+    check(Case(qsgd_encode, {"x": x}, _payload(1000, 4, 48), _settings(4, 48, "l2")), on)
+    outputs = {"grad": x, "residual": gradient(1000, 9)} | _payload(1000, 4, 48)
+    check(Case(qsgd_encode_feedback, {}, outputs, _settings(4, 48, "l2")), on)

@@ -1,0 +1,38 @@
+import pytest
+import torch
+
+from gradwire.ops import twobit_add_decoded, twobit_encode, twobit_encode_feedback
+from gradwire.ops._codes import code_bytes
+from tests.ops.harness import Case, gradient, random_bytes
+from tests.ops.triton.checks import check, sizes
+
+
+@sizes
+@pytest.mark.parametrize("threshold", [0.5, 1e-45, 3e38])
+def test_encode(on, n, threshold):
+    codes = {"codes": ((code_bytes(n, 2),), torch.uint8)}
+    case = Case(twobit_encode, {"x": gradient(n, 1, finite=False)}, codes, {"threshold": threshold})
+    check(case, on, n % 3)
+
+
+@sizes
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("watched", [True, False])
+def test_encode_feedback(on, n, finite, watched):
+    outputs = {
+        "grad": gradient(n, 2, finite=finite),
+        "residual": gradient(n, 3),
+        "codes": ((code_bytes(n, 2),), torch.uint8),
+    }
+    if watched:
+        outputs["status"] = torch.tensor([2], dtype=torch.int32)
+    check(Case(twobit_encode_feedback, {}, outputs, {"threshold": 0.5}), on, n % 3)
+
+
+@sizes
+@pytest.mark.parametrize("scale", [-1 / 3, 0.0])
+def test_add_decoded(on, n, scale):
+    for ranks in (0, 1, 3):
+        codes, out = random_bytes((ranks, code_bytes(n, 2)), 4), gradient(n, 5, finite=False)
+        arguments = {"threshold": 0.3, "scale": scale}
+        check(Case(twobit_add_decoded, {"codes": codes}, {"out": out}, arguments, pitch=5), on, n % 3)

@@ -1,0 +1,93 @@
+"""GRACE's parameter dictionary, read into our objects."""
+
+import warnings
+
+import pytest
+
+from gradwire.comm.allgather import AllGather
+from gradwire.comm.allreduce import AllReduce
+from gradwire.comm.broadcast import Broadcast
+from gradwire.comm.two_phase import TwoPhase
+from gradwire.compat import Recipe, from_params
+from gradwire.compressors.fp16 import FP16
+from gradwire.compressors.none import Identity
+from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.topk import TopK
+from gradwire.compressors.twobit import TwoBit
+from gradwire.errors import ConfigError
+from gradwire.memory.none import NoMemory
+from gradwire.memory.residual import Residual
+
+READ = [
+    ({}, Recipe(Identity())),
+    ({"compressor": "topk"}, Recipe(TopK(ratio=0.3))),
+    (
+        {"compressor": "topk", "memory": "residual", "communicator": "allgather", "compress_ratio": 0.01},
+        Recipe(TopK(ratio=0.01), Residual(), AllGather()),
+    ),
+    ({"compressor": "topk", "ratio": 0.02, "communicator": "broadcast"}, Recipe(TopK(0.02), None, Broadcast())),
+    ({"compressor": "fp16", "memory": "none", "communicator": "allreduce"}, Recipe(FP16(), NoMemory(), AllReduce())),
+    ({"compressor": "qsgd"}, Recipe(QSGD(bits=8))),
+    ({"compressor": "qsgd", "quantum_num": 7, "bucket_size": 128}, Recipe(QSGD(bits=4, block=128))),
+    ({"compressor": "qsgd", "bits": 3, "communicator": "all_to_all"}, Recipe(QSGD(bits=3), None, TwoPhase())),
+    ({"compressor": "powersgd", "memory": "powersgd"}, Recipe(PowerSGD(rank=1), Residual())),
+    (
+        {"compressor": "powersgd", "compress_rank": 4, "communicator": "allreduce"},
+        Recipe(PowerSGD(rank=4), None, AllReduce()),
+    ),
+    ({"compressor": "twobit", "threshold": 0.25, "memory": "residual", "beta": 0.9},
+     Recipe(TwoBit(threshold=0.25), Residual(beta=0.9))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("params", "recipe"), READ, ids=str)
+def test_read(params, recipe):
+    given = dict(params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert from_params(params) == recipe
+    assert params == given
+
+
+@pytest.mark.parametrize(("quantum_num", "bits"), [(1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (64, 8), (127, 8)])
+def test_levels_are_rounded_up_to_whole_bits(quantum_num, bits):
+    compressor = from_params({"compressor": "qsgd", "quantum_num": quantum_num}).compressor
+    assert compressor == QSGD(bits=bits)
+    assert compressor.levels >= quantum_num
+    assert bits == 2 or QSGD(bits=bits - 1).levels < quantum_num
+
+
+def test_world_size_is_ignored_with_a_word():
+    with pytest.warns(UserWarning, match="world_size is ignored: the process group knows it"):
+        assert from_params({"compressor": "none", "world_size": 8}) == Recipe(Identity())
+
+
+REFUSED = [
+    ("topk", r"params must be a mapping of names to values, got 'topk'"),
+    ({"compressor": 3}, "compressor must be a name, got 3"),
+    ({"compressor": ["topk"]}, "compressor must be a name"),
+    ({"compressor": "topkk"}, "unknown compressor 'topkk': did you mean 'topk'"),
+    ({"compressor": "dgc"}, "GRACE's 'dgc' is not in gradwire yet; nearest is 'topk' with memory 'residual'. Known: "),
+    ({"compressor": "terngrad"}, "GRACE's 'terngrad' is not in gradwire yet; nearest is 'qsgd'"),
+    ({"compressor": "onebit"}, "GRACE's 'onebit' is 1-bit SGD with two means; gradwire's 'onebit' is MXNet's"),
+    ({"memory": "residuals"}, "unknown memory 'residuals': did you mean 'residual'"),
+    ({"communicator": "all_gather"}, "unknown strategy 'all_gather': did you mean 'allgather'"),
+    ({"compressor": "topk", "communicator": "allreduce"}, "payloads of 'topk' cannot be summed: use .*allgather"),
+    ({"compressor": "topk", "compres_ratio": 0.1}, "'compres_ratio' is no .* did you mean 'compress_ratio'"),
+    ({"compressor": "topk", "quantum_num": 7}, "'quantum_num' is no parameter of 'topk'"),
+    ({"compressor": "topk", "memory": "residual", "momentum": 0.9}, "'momentum' is no .* 'topk' and 'residual'"),
+    ({"compressor": "fp16", "beta": 0.9}, "'beta' is no parameter of 'fp16'"),
+    ({"compresor": "topk"}, "'compresor' is no parameter of 'none': did you mean 'compressor'"),
+    ({"compressor": "topk", "ratio": 0.1, "compress_ratio": 0.2}, "'compress_ratio' and 'ratio' are the same"),
+    ({"compressor": "topk", "compress_ratio": 1.5}, r"TopK\.ratio must be in \(0, 1\], got 1.5"),
+    ({"compressor": "qsgd", "quantum_num": 256}, r"quantum_num must be an integer from 1 to 127 .*got 256"),
+    ({"compressor": "qsgd", "quantum_num": 3.5}, "quantum_num must be an integer"),
+    ({"compressor": "twobit", "threshold": 0}, r"TwoBit\.threshold must be"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("params", "message"), REFUSED, ids=str)
+def test_refused(params, message):
+    with pytest.raises(ConfigError, match=message):
+        from_params(params)
