@@ -1,0 +1,135 @@
+"""Setting up: which parameters are compressed, what is refused, and that all ranks hear of it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.compressors.twobit import TwoBit
+from gradwire.errors import ConfigError
+from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.testing.processes import run_ranks
+from tests.integrations.jobs import batch, model_of
+
+
+def _differently(rank: int, kind: str) -> str:
+    model = DistributedDataParallel(model_of())
+    options: dict[str, Any] = {"threshold": 1e-3}
+    if kind == "threshold" and rank == 1:
+        options["threshold"] = 2e-3
+    if kind == "bad value" and rank == 1:
+        options["threshold"] = -1.0
+    if kind == "policy" and rank == 1:
+        options["min_numel"] = 7
+    try:
+        compress_ddp(
+            model, "topk" if kind == "method" and rank == 1 else "twobit", **({} if kind == "method" else options)
+        )
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("threshold", r"compressor\.threshold is 0\.001 on ranks 0, 2; 0\.002 on rank 1"),
+     ("method", "compressor"), ("policy", r"policy\.min_numel"),
+     ("bad value", r"rank 1 was configured wrongly: .*threshold must be .*got -1\.0")],
+)  # fmt: skip
+def test_ranks_that_differ_all_raise_the_same_error(kind: str, named: str) -> None:
+    errors = run_ranks(3, _differently, kind)
+    assert len(set(errors)) == 1
+    assert re.search(rf"^GroupError: .*{named}", errors[0])
+
+
+def _policies(rank: int) -> dict[str, Any]:
+    model = DistributedDataParallel(model_of())
+    ratios = {}
+    for name, options in {
+        "all": {}, "excluded": {"exclude": ["2.*"]}, "small": {"min_numel": 5000},
+        "override": {"overrides": {"2.weight": TwoBit(threshold=0.25)}},
+        "named": {"overrides": {"*": "none"}},
+    }.items():  # fmt: skip
+        state = GradwireState(model, "twobit", threshold=1e-3, **options)
+        flat = torch.zeros(sum(p.numel() for p in model.parameters()))
+        params = [(n, tuple(p.shape)) for n, p in model.module.named_parameters()]
+        flat += 0.3
+        state.exchange.begin_step()
+        state.exchange.run(flat, params)
+        lo = sum(p.numel() for n, p in model.module.named_parameters() if n < "2.weight")
+        ratios[name] = (state.metrics()["ratio"], float(flat[lo]))
+    return ratios
+
+
+def test_policies_choose_what_is_compressed() -> None:
+    seen = run_ranks(2, _policies)[0]
+    assert seen["all"][0] > seen["excluded"][0] > 1
+    assert seen["all"][0] > seen["small"][0] > 1
+    assert seen["override"][1] == 0.25
+    assert seen["all"][1] == pytest.approx(1e-3)
+    assert seen["named"][0] == 1.0
+
+
+def _warm(rank: int) -> list[float]:
+    model = DistributedDataParallel(model_of(), bucket_cap_mb=0.02)
+    state = compress_ddp(
+        model, "topk", min_numel=0, start_after=2, schedule={"ratio": lambda step: 0.5 / 2 ** min(step, 9)}
+    )
+    sent = [0]
+    for step in range(5):
+        x, y = batch(step, rank)
+        nn.functional.cross_entropy(model(x), y).backward()
+        sent.append(state.metrics()["bytes_sent"])
+    return [after - before for before, after in itertools.pairwise(sent)]
+
+
+def test_warm_up_is_dense_and_a_schedule_moves_the_ratio() -> None:
+    dense1, dense2, first, second, third = run_ranks(2, _warm)[0]
+    assert dense1 == dense2 > first > second > third
+    assert second / first == pytest.approx(0.5, rel=0.1)
+
+
+def test_a_model_that_is_not_wrapped_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"must be a .*DistributedDataParallel, got Linear"):
+        compress_ddp(nn.Linear(2, 2), "twobit")  # type: ignore[arg-type]
+
+
+def _refused(rank: int) -> list[str]:
+    answers = []
+    sparse = nn.Sequential(nn.Embedding(10, 4, sparse=True))
+    doubles = nn.Linear(4, 4).double()
+    for model, compressor, options in [
+        (sparse, "twobit", {}), (doubles, "twobit", {}), (nn.Linear(4, 4), "twobitt", {}),
+        (nn.Linear(4, 4), "twobit", {"treshold": 1}), (nn.Linear(4, 4), "topk", {"ratio": 1.5}),
+        (nn.Linear(4, 4), "twobit", {"strategy": "allreduce"}), (nn.Linear(4, 4), "twobit", {"memory": "none"}),
+        (nn.Linear(4, 4), "twobit", {"exclude": ["embed*"]}), (nn.Linear(4, 4), "twobit", {"strategy": "allgahter"}),
+        (nn.Linear(4, 4), "twobit", {"schedule": {"ratio": float}}), (nn.Linear(4, 4), "twobit", {"timeout": -1}),
+        (nn.Linear(4, 4), "twobit", {"timeout": 1e30}), (nn.Linear(4, 4), "twobit", {"memory": 3}),
+        (nn.Linear(4, 4), "twobit", {"overrides": {1: "fp16"}}), (nn.Linear(4, 4), "twobit", {"exclude": 5}),
+        (nn.Linear(4, 4), "twobit", {"force": "no"}), (nn.Linear(4, 4), "twobit", {"schedule": 3}),
+    ]:  # fmt: skip
+        try:
+            GradwireState(model, compressor, **options)
+        except ConfigError as error:
+            answers.append(str(error))
+    return answers
+
+
+def test_bad_input_is_named() -> None:
+    answers = run_ranks(2, _refused)[0]
+    expected = [
+        "sparse", "float32, float16 or bfloat16", "did you mean 'twobit'", "did you mean 'threshold'",
+        r"TopK.ratio must be in \(0, 1\], got 1.5", "cannot be summed", "the residual is part of 'twobit'",
+        r"'embed\*' matches no parameter", "did you mean 'allgather'", "no parameter 'ratio'", "timeout must be",
+        "timeout must be", "memory must be", "overrides must be", "exclude must be", "force must be",
+        "schedule must be",
+    ]  # fmt: skip
+    assert len(answers) == len(expected)
+    for answer, pattern in zip(answers, expected, strict=True):
+        assert re.search(pattern, answer), (pattern, answer)
