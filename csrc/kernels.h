@@ -123,8 +123,8 @@ struct Tally {
   std::int64_t above, inside;
 };
 
-// The magnitudes larger than `low` and at most `high`, as bits without the sign. `found` and `places` receive the values
-// inside and their distance from the range's begin, as far as there is room. Without places, `found` receives
+// The magnitudes larger than `low` and at most `high`, as bits without the sign. `found` and `places` receive the
+// values inside and their distance from the range's begin, as far as there is room. Without places, `found` receives
 // magnitudes; with them nothing counts as above.
 struct Bracket {
   std::uint32_t low, high;

@@ -33,7 +33,7 @@ inline std::int64_t range_size(std::int64_t n, std::int64_t align, int threads) 
 #endif
 }
 
-// Calls f(0) .. f(count - 1), a thread each. The count is that of ranges: it is 1 where threads are out of the question.
+// Calls f(0) .. f(count - 1), a thread each. The count is that of ranges, so it is 1 where there must be no threads.
 template <class F>
 void parallel_tasks(int count, const F& f) {
   if (count == 1) return f(0);

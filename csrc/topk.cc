@@ -97,8 +97,10 @@ std::uint32_t* scratch(std::int64_t size) {
 void make_room(Search& search, const Sample& s, std::int64_t n) {
   std::vector<std::int64_t> hits(search.parts.size());
   const std::int64_t range = search.parts[0].end;
-  for (std::size_t i = 0; i < s.keys.size(); ++i)
-    hits[std::size_t(std::int64_t(i) / kLine * s.stretch / range)] += s.keys[i] > search.low && s.keys[i] <= search.high;
+  for (std::size_t i = 0; i < s.keys.size(); ++i) {
+    const std::int64_t line = std::int64_t(i) / kLine;
+    hits[std::size_t(line * s.stretch / range)] += s.keys[i] > search.low && s.keys[i] <= search.high;
+  }
   const double each = 1.5 * double(n) / double(std::max<std::size_t>(s.keys.size(), 1));
   std::int64_t total = 0;
   for (std::size_t r = 0; r < hits.size(); ++r) {

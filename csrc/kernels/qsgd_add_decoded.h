@@ -5,35 +5,40 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
+constexpr std::int64_t kSumTile = 2048;
+
 template <int kBits>
-GRADWIRE_INLINE void add_levels_step(float* out, const std::uint8_t* codes, F32 step, int bits, int count) {
-  store(out, load(out, count) + step * from_i32(load_levels<kBits>(codes, bits, count)), count);
+GRADWIRE_INLINE void add_levels_step(float* out, const std::uint8_t* codes, F32 step, int count) {
+  store(out, load(out, count) + step * from_i32(load_levels<kBits>(codes, count)), count);
 }
 
 template <int kBits>
-static void add_levels(float* out, const std::uint8_t* codes, float step, int bits, std::int64_t count) {
+static void add_levels(float* out, const std::uint8_t* codes, float step, std::int64_t count) {
   const F32 s = set(step);
   std::int64_t i = 0;
-  for (; count - i >= kLanes; i += kLanes, codes += 2 * bits) add_levels_step<kBits>(out + i, codes, s, bits, kLanes);
-  if (i < count) add_levels_step<kBits>(out + i, codes, s, bits, int(count - i));
+  for (; count - i >= kLanes; i += kLanes, codes += 2 * kBits) add_levels_step<kBits>(out + i, codes, s, kLanes);
+  if (i < count) add_levels_step<kBits>(out + i, codes, s, int(count - i));
+}
+
+// The payloads are a stream for each rank, read a little at a time: a CPU does not foresee where each goes on.
+GRADWIRE_INLINE void prefetch_codes(const std::uint8_t* codes, std::int64_t bytes) {
+  for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(codes + i);
 }
 
 static void qsgd_add_decoded(const QsgdAddDecoded& args, std::int64_t begin, std::int64_t end) {
+  constexpr decltype(&add_levels<2>) add[] = {nullptr,       nullptr,       add_levels<2>, add_levels<3>, add_levels<4>,
+                                              add_levels<5>, add_levels<6>, add_levels<7>, add_levels<8>};
   const QsgdAddDecoded k = args;
-  constexpr std::int64_t kTile = 2048;
   const float top = float((1 << (k.bits - 1)) - 1);
-  const auto add = k.bits == 8   ? add_levels<8>
-                   : k.bits == 4 ? add_levels<4>
-                   : k.bits == 2 ? add_levels<2>
-                                 : add_levels<0>;
   for (std::int64_t i = begin; i < end;) {
-    const std::int64_t block_end = (i / k.block + 1) * k.block, tile_end = i + kTile;
-    std::int64_t next = block_end < tile_end ? block_end : tile_end;
-    if (next > end) next = end;
+    const std::int64_t block = i / k.block, after = (block + 1) * k.block;
+    const std::int64_t stop = after < end ? after : end, next = stop < i + kSumTile ? stop : i + kSumTile;
     for (std::int64_t w = 0; w < k.codes.count; ++w) {
       float norm;
-      std::memcpy(&norm, k.norms.data + w * k.norms.stride + i / k.block * std::int64_t(sizeof norm), sizeof norm);
-      add(k.out + i, k.codes.data + w * k.codes.stride + i / 8 * k.bits, k.scale * (norm / top), k.bits, next - i);
+      std::memcpy(&norm, k.norms.data + w * k.norms.stride + block * std::int64_t(sizeof norm), sizeof norm);
+      const std::uint8_t* const codes = k.codes.data + w * k.codes.stride + i / 8 * k.bits;
+      if (2 * next - i < end) prefetch_codes(codes + (next - i) / 8 * k.bits, (next - i) / 8 * k.bits);
+      add[k.bits](k.out + i, codes, k.scale * (norm / top), next - i);
     }
     i = next;
   }

@@ -58,20 +58,15 @@ GRADWIRE_INLINE U32 level_of(const Quantiser& q, F32 x, U32 u) {
   return to_i32(as_f32(as_u32(rounded) | (as_u32(x) & set_u32(0x80000000))));
 }
 
-// kKeep: the element becomes what its level does not say.
+// kKeep: the element becomes what its level does not say. Then the step that added the residual has asked for the
+// memory ahead; without, it is done here, where the arithmetic leaves time for it.
 template <bool kKeep>
 GRADWIRE_INLINE U32 take_level(const Quantiser& q, const float* x, float* residual, const std::uint32_t* random,
                                int count) {
-  const F32 value = load_ahead(x, count);
+  const F32 value = kKeep ? load(x, count) : load_ahead(x, count);
   const U32 level = level_of(q, value, load_u16(random));
   if (kKeep) store(residual, value + q.backwards * from_i32(level), count);
   return level;
-}
-
-template <int kBits, bool kKeep>
-GRADWIRE_INLINE void level_step(const Quantiser& q, const float* x, float* residual, const std::uint32_t* random,
-                                std::uint8_t* codes, int bits, int count) {
-  store_levels<kBits>(codes, take_level<kKeep>(q, x, residual, random, count), bits, count);
 }
 
 constexpr int kTile = 2 * kPhiloxWords * kPhiloxBatches;
@@ -95,14 +90,23 @@ GRADWIRE_INLINE const std::uint32_t* random_tile(RandomTiles& r, std::int64_t ti
   return words;
 }
 
+// Where a run of elements lies in each array.
+template <int kBits>
+struct Run {
+  const float* x;
+  float* residual;
+  std::uint8_t* codes;
+
+  Run at(std::int64_t i) const { return {x + i, residual + i, codes + i / 8 * kBits}; }
+};
+
 // A whole tile, and meanwhile the random numbers of the next: one of the two alone would wait for its own results.
 template <int kBits, bool kKeep>
-GRADWIRE_INLINE void write_tile(const Quantiser& q, RandomTiles& r, std::int64_t tile, const float* x, float* residual,
-                                std::uint8_t* codes, int bits) {
+GRADWIRE_INLINE void write_tile(const Quantiser& q, RandomTiles& r, std::int64_t tile, Run<kBits> run) {
+  constexpr int kSteps = kTile / kLanes;
   const std::uint32_t* const random = random_tile(r, tile);
   PhiloxState<kPhiloxBatches> next;
   philox_start(next, r.stream, counter_of(r, tile + 1));
-  constexpr int kSteps = kTile / kLanes;
   U32 levels[4];
 #pragma GCC unroll 10
   for (int round = 0; round < 10; ++round) {
@@ -110,41 +114,48 @@ GRADWIRE_INLINE void write_tile(const Quantiser& q, RandomTiles& r, std::int64_t
 #pragma GCC unroll 2
     for (int s = round * kSteps / 10; s < (round + 1) * kSteps / 10; ++s) {
       const int i = s * kLanes;
-      levels[s % 4] = take_level<kKeep>(q, x + i, residual + i, random + i / 2, kLanes);
-      if (s % 4 == 3) store_levels<kBits>(codes + 2 * bits * (s - 3), levels, bits);
+      levels[s % 4] = take_level<kKeep>(q, run.x + i, run.residual + i, random + i / 2, kLanes);
+      if (s % 4 == 3) store_levels<kBits>(run.codes + 2 * kBits * (s - 3), levels);
     }
   }
   philox_finish(next, r.words[(tile + 1) % 2]);
   r.ready[(tile + 1) % 2] = tile + 1;
 }
 
-// The elements [first, first + count) of the tensor, the first of which is at x.
+// A part of a tile, with the random numbers that begin at `random`.
+template <int kBits, bool kKeep>
+GRADWIRE_INLINE void write_part(const Quantiser& q, const std::uint32_t* random, Run<kBits> run, int count) {
+  int i = 0;
+  for (; count - i >= kLanes; i += kLanes) {
+    const U32 level = take_level<kKeep>(q, run.x + i, run.residual + i, random + i / 2, kLanes);
+    store_levels<kBits>(run.codes + i / 8 * kBits, level);
+  }
+  if (i == count) return;
+  const U32 level = take_level<kKeep>(q, run.x + i, run.residual + i, random + i / 2, count - i);
+  store_levels<kBits>(run.codes + i / 8 * kBits, level, count - i);
+}
+
+// A block: the elements [first, first + count) of the tensor, the first of which is at x.
 template <int kBits, bool kKeep>
 static void write_levels(const Qsgd& k, RandomTiles& r, const float* x, float* residual, std::int64_t first,
                          std::int64_t count, float norm) {
-  const int bits = kBits ? kBits : k.bits;
-  const Quantiser q = quantiser(norm, bits);
-  std::uint8_t* const codes = k.codes + first / 8 * bits;
+  const Quantiser q = quantiser(norm, kBits);
+  const Run<kBits> block = {x, residual, k.codes + first / 8 * kBits};
   for (std::int64_t i = 0; i < count;) {
     const std::int64_t tile = (first + i - r.begin) / kTile, place = (first + i - r.begin) % kTile;
-    if (place == 0 && count - i >= kTile) {
-      write_tile<kBits, kKeep>(q, r, tile, x + i, residual + i, codes + i / 8 * bits, bits);
-      i += kTile;
-      continue;
-    }
-    const std::int64_t end = count - i < kTile - place ? count : i + kTile - place;
-    const std::uint32_t* random = random_tile(r, tile) + place / 2;
-    for (; end - i >= kLanes; i += kLanes, random += kLanes / 2)
-      level_step<kBits, kKeep>(q, x + i, residual + i, random, codes + i / 8 * bits, bits, kLanes);
-    if (i < end)
-      level_step<kBits, kKeep>(q, x + i, residual + i, random, codes + i / 8 * bits, bits, int(end - i)), i = end;
+    const int size = int(count - i < kTile - place ? count - i : kTile - place);
+    if (size == kTile)
+      write_tile<kBits, kKeep>(q, r, tile, block.at(i));
+    else
+      write_part<kBits, kKeep>(q, random_tile(r, tile) + place / 2, block.at(i), size);
+    i += size;
   }
 }
 
 // A block without a usable norm has codes of zero; what is kept of it is x, or NaN where the norm is not finite.
 template <bool kKeep>
-static void write_zeros(const Qsgd& k, RandomTiles&, const float* x, float* residual, std::int64_t first, std::int64_t count,
-                        float norm) {
+static void write_zeros(const Qsgd& k, RandomTiles&, const float* x, float* residual, std::int64_t first,
+                        std::int64_t count, float norm) {
   std::memset(k.codes + first / 8 * k.bits, 0, level_bytes(count, k.bits));
   if (kKeep)
     for (std::int64_t i = 0; i < count; ++i) residual[i] = x[i] + -norm * 0.0f;
@@ -153,13 +164,20 @@ static void write_zeros(const Qsgd& k, RandomTiles&, const float* x, float* resi
 template <bool kKeep>
 GRADWIRE_INLINE void write_block(const Qsgd& k, RandomTiles& r, const float* x, float* residual, std::int64_t first,
                                  std::int64_t count, float norm) {
+  // By the number of bits.
+  constexpr decltype(&write_zeros<kKeep>) write[] = {
+      nullptr,
+      nullptr,
+      write_levels<2, kKeep>,
+      write_levels<3, kKeep>,
+      write_levels<4, kKeep>,
+      write_levels<5, kKeep>,
+      write_levels<6, kKeep>,
+      write_levels<7, kKeep>,
+      write_levels<8, kKeep>,
+  };
   k.norms[first / k.block] = norm;
-  const auto write = !usable(norm)  ? write_zeros<kKeep>
-                     : k.bits == 8 ? write_levels<8, kKeep>
-                     : k.bits == 4 ? write_levels<4, kKeep>
-                     : k.bits == 2 ? write_levels<2, kKeep>
-                                   : write_levels<0, kKeep>;
-  write(k, r, x, residual, first, count, norm);
+  (usable(norm) ? write[k.bits] : write_zeros<kKeep>)(k, r, x, residual, first, count, norm);
 }
 
 }  // namespace gradwire::GRADWIRE_TARGET

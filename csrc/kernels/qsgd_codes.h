@@ -6,63 +6,79 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
-// Eight levels, one in each byte of `x`, as 8 * bits bits.
-GRADWIRE_INLINE std::uint64_t squeeze(std::uint64_t x, int bits) {
-  std::uint64_t packed = 0;
-  for (int i = 0; i < 8; ++i) packed |= (x >> 8 * i & ((1u << bits) - 1)) << bits * i;
-  return packed;
+// `x` in the lowest `bits` bits of each part of 64 / parts bits.
+constexpr std::uint64_t repeat(std::uint64_t x, int parts) {
+  std::uint64_t all = 0;
+  for (int i = 0; i < parts; ++i) all |= x << (64 / parts * i);
+  return all;
 }
 
-GRADWIRE_INLINE std::uint64_t unsqueeze(std::uint64_t packed, int bits) {
-  std::uint64_t x = 0;
-  for (int i = 0; i < 8; ++i) x |= (packed >> bits * i & ((1u << bits) - 1)) << 8 * i;
-  return x;
+// Of the two neighbours that fill each part together, the lower one.
+template <int kBits, int kParts>
+constexpr std::uint64_t kLower = repeat((std::uint64_t{1} << (4 / kParts * kBits)) - 1, kParts);
+
+// Moves the upper neighbour down to the lower one; each is 4 / kParts levels.
+template <int kBits, int kParts>
+GRADWIRE_INLINE std::uint64_t join(std::uint64_t x) {
+  constexpr int size = 4 / kParts * kBits, gap = 32 / kParts - size;
+  return (x & kLower<kBits, kParts>) | (x >> gap & kLower<kBits, kParts> << size);
 }
 
-// Pairs of bits, one pair in the low half of each nibble, moved together.
-GRADWIRE_INLINE std::uint32_t squeeze_pairs(std::uint64_t x) {
-  x = (x | x >> 2) & 0x0f0f0f0f0f0f0f0f;
-  x = (x | x >> 4) & 0x00ff00ff00ff00ff;
-  x = (x | x >> 8) & 0x0000ffff0000ffff;
-  return std::uint32_t(x | x >> 16);
-}
-
-// kBits: 2, 4 and 8 have their own instructions; 0 is any number, at run time in `bits`.
+// Eight levels, one in each byte, side by side.
 template <int kBits>
-GRADWIRE_INLINE void store_levels(std::uint8_t* p, U32 q, int bits) {
+GRADWIRE_INLINE std::uint64_t squeeze(std::uint64_t x) {
+  return join<kBits, 1>(join<kBits, 2>(join<kBits, 4>(x)));
+}
+
+// 3, 5, 6 or 7 bytes, as two words that overlap: copied to memory first, they would have to wait for the copy.
+template <int kBytes>
+GRADWIRE_INLINE std::uint64_t load_bytes(const std::uint8_t* p) {
+  constexpr int size = kBytes < 4 ? 2 : 4;
+  std::uint32_t first = 0, last = 0;
+  std::memcpy(&first, p, size), std::memcpy(&last, p + kBytes - size, size);
+  return first | std::uint64_t(last) << 8 * (kBytes - size);
+}
+
+// The reverse for twice eight, and each in a lane: its bits may be in both halves of the 64.
+template <int kBits>
+GRADWIRE_INLINE U32 unsqueeze(std::uint64_t first, std::uint64_t second) {
+  const Mask upper = mask_of(0xff00);
+  const U32 low = select(upper, set_u32(std::uint32_t(second)), set_u32(std::uint32_t(first)));
+  const U32 high = select(upper, set_u32(std::uint32_t(second >> 32)), set_u32(std::uint32_t(first >> 32)));
+  const U32 offset = (iota() & set_u32(7)) * set_u32(kBits), shift = offset & set_u32(31);
+  const Mask far = ge(offset, set_u32(32));
+  const U32 begin = select(far, high, low), next = select(far, set_u32(0), high);
+  return shr(begin, shift) | shl(next, set_u32(32) - shift);
+}
+
+template <int kBits>
+GRADWIRE_INLINE void store_levels(std::uint8_t* p, U32 q) {
   if constexpr (kBits == 8) {
     store_u8(p, q);
   } else if constexpr (kBits == 4) {
     store_u4(p, q);
-  } else if constexpr (kBits == 2) {
-    std::uint64_t nibbles;
-    store_u4(&nibbles, q & set_u32(3));
-    const std::uint32_t packed = squeeze_pairs(nibbles);
-    std::memcpy(p, &packed, sizeof packed);
   } else {
     std::uint64_t bytes[2];
     store_u8(bytes, q);
-    for (int half = 0; half < 2; ++half) {
-      const std::uint64_t packed = squeeze(bytes[half], bits);
-      std::memcpy(p + half * bits, &packed, std::size_t(bits));
-    }
+    const std::uint64_t first = squeeze<kBits>(bytes[0]), second = squeeze<kBits>(bytes[1]);
+    std::memcpy(p, &first, kBits), std::memcpy(p + kBits, &second, kBits);
   }
 }
 
 // Four times 16.
 template <int kBits>
-GRADWIRE_INLINE void store_levels(std::uint8_t* p, const U32 (&q)[4], int bits) {
+GRADWIRE_INLINE void store_levels(std::uint8_t* p, const U32 (&q)[4]) {
   if constexpr (kBits == 8) {
     store_i8(p, q[0], q[1], q[2], q[3]);
   } else if constexpr (kBits == 4) {
     store_u4(p, q[0], q[1], q[2], q[3]);
   } else {
-    for (int j = 0; j < 4; ++j) store_levels<kBits>(p + 2 * bits * j, q[j], bits);
+    for (int j = 0; j < 4; ++j) store_levels<kBits>(p + 2 * kBits * j, q[j]);
   }
 }
 
 template <int kBits>
-GRADWIRE_INLINE U32 load_levels(const std::uint8_t* p, int bits) {
+GRADWIRE_INLINE U32 load_levels(const std::uint8_t* p) {
   if constexpr (kBits == 8) {
     return load_i8(p);
   } else if constexpr (kBits == 4) {
@@ -75,12 +91,8 @@ GRADWIRE_INLINE U32 load_levels(const std::uint8_t* p, int bits) {
     std::memcpy(&word, p, sizeof word);
     return sar(shl(set_u32(word), set_u32(30) - shl(iota(), 1)), 30);
   } else {
-    std::uint64_t bytes[2] = {};
-    for (int half = 0; half < 2; ++half) {
-      std::memcpy(&bytes[half], p + half * bits, std::size_t(bits));
-      bytes[half] = unsqueeze(bytes[half], bits);
-    }
-    return sar(shl(load_u8(bytes), 32 - bits), 32 - bits);
+    const U32 raw = unsqueeze<kBits>(load_bytes<kBits>(p), load_bytes<kBits>(p + kBits));
+    return sar(shl(raw, 32 - kBits), 32 - kBits);
   }
 }
 
@@ -88,19 +100,19 @@ GRADWIRE_INLINE std::size_t level_bytes(std::int64_t count, int bits) { return s
 
 // The first `count` of 16 levels; those beyond are 0 in what is stored.
 template <int kBits>
-GRADWIRE_INLINE void store_levels(std::uint8_t* p, U32 q, int bits, int count) {
-  if (count == kLanes) return store_levels<kBits>(p, q, bits);
+GRADWIRE_INLINE void store_levels(std::uint8_t* p, U32 q, int count) {
+  if (count == kLanes) return store_levels<kBits>(p, q);
   std::uint8_t whole[kLanes];
-  store_levels<kBits>(whole, q, bits);
-  std::memcpy(p, whole, level_bytes(count, bits));
+  store_levels<kBits>(whole, q);
+  std::memcpy(p, whole, level_bytes(count, kBits));
 }
 
 template <int kBits>
-GRADWIRE_INLINE U32 load_levels(const std::uint8_t* p, int bits, int count) {
-  if (count == kLanes) return load_levels<kBits>(p, bits);
+GRADWIRE_INLINE U32 load_levels(const std::uint8_t* p, int count) {
+  if (count == kLanes) return load_levels<kBits>(p);
   std::uint8_t whole[kLanes] = {};
-  std::memcpy(whole, p, level_bytes(count, bits));
-  return load_levels<kBits>(whole, bits);
+  std::memcpy(whole, p, level_bytes(count, kBits));
+  return load_levels<kBits>(whole);
 }
 
 }  // namespace gradwire::GRADWIRE_TARGET

@@ -8,7 +8,7 @@ namespace gradwire::GRADWIRE_TARGET {
 GRADWIRE_INLINE void qsgd_measure(const float* x, std::int64_t count, bool l2, Magnitude& m) {
   std::int64_t i = 0;
 #pragma GCC unroll 4
-  for (; count - i >= kLanes; i += kLanes) measure(m, load_ahead(x + i, kLanes), l2);
+  for (; count - i >= kLanes; i += kLanes) measure(m, load(x + i), l2);
   if (i < count) measure(m, load(x + i, int(count - i)), l2);
 }
 

@@ -1,4 +1,4 @@
-// The first look of top-k at a value: is its magnitude above the bracket that the k-th largest is expected in, or inside?
+// The first look of top-k at a value: is its magnitude inside the bracket in which the k-th largest is expected?
 #pragma once
 
 #include "simd/simd.h"

@@ -238,7 +238,9 @@ GRADWIRE_INLINE U64 xor3(U64 a, U64 b, U64 c) {
   return {_mm256_xor_si256(_mm256_xor_si256(a.lo, b.lo), c.lo), _mm256_xor_si256(_mm256_xor_si256(a.hi, b.hi), c.hi)};
 }
 GRADWIRE_INLINE U64 high_half(U64 x) { return {_mm256_srli_epi64(x.lo, 32), _mm256_srli_epi64(x.hi, 32)}; }
-GRADWIRE_INLINE U64 mul_low_halves(U64 a, U64 b) { return {_mm256_mul_epu32(a.lo, b.lo), _mm256_mul_epu32(a.hi, b.hi)}; }
+GRADWIRE_INLINE U64 mul_low_halves(U64 a, U64 b) {
+  return {_mm256_mul_epu32(a.lo, b.lo), _mm256_mul_epu32(a.hi, b.hi)};
+}
 
 GRADWIRE_INLINE void store_low_halves_(std::uint32_t* p, __m256i a, __m256i b, __m256i c, __m256i d) {
   const __m256i ab = _mm256_blend_epi32(a, _mm256_slli_epi64(b, 32), 0xaa);

@@ -190,7 +190,9 @@ GRADWIRE_INLINE U64 count_u64(std::uint64_t first) {
 }
 GRADWIRE_INLINE U64 xor3(U64 a, U64 b, U64 c) { GRADWIRE_LANES_(U64, veorq_u64(veorq_u64(a.v[i], b.v[i]), c.v[i])) }
 GRADWIRE_INLINE U64 high_half(U64 x) { GRADWIRE_LANES_(U64, vshrq_n_u64(x.v[i], 32)) }
-GRADWIRE_INLINE U64 mul_low_halves(U64 a, U64 b) { GRADWIRE_LANES_(U64, vmull_u32(vmovn_u64(a.v[i]), vmovn_u64(b.v[i]))) }
+GRADWIRE_INLINE U64 mul_low_halves(U64 a, U64 b) {
+  GRADWIRE_LANES_(U64, vmull_u32(vmovn_u64(a.v[i]), vmovn_u64(b.v[i])))
+}
 GRADWIRE_INLINE void store_low_halves(std::uint32_t* p, U64 a, U64 b, U64 c, U64 d) {
   for (int i = 0; i < 4; ++i)
     vst4_u32(p + 8 * i, {{vmovn_u64(a.v[i]), vmovn_u64(b.v[i]), vmovn_u64(c.v[i]), vmovn_u64(d.v[i])}});
