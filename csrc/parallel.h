@@ -15,11 +15,12 @@ namespace gradwire {
 // Below this many elements starting the threads takes longer than the work.
 constexpr std::int64_t kSerialBelow = 32768;
 
-// Neither libgomp nor its threads survive a fork: a child that starts a parallel region waits for ever.
-inline bool in_forked_child() {
-  static const pid_t owner = getpid();
-  return getpid() != owner;
-}
+// The process that loaded the extension.
+inline const pid_t kOwner = getpid();
+
+// Neither libgomp nor its threads survive a fork: a child that starts a parallel region waits for ever, also where
+// only torch had threads before the fork.
+inline bool in_forked_child() { return getpid() != kOwner; }
 
 // The size of the ranges that [0, n) is cut into: one a thread, a multiple of `align`.
 inline std::int64_t range_size(std::int64_t n, std::int64_t align, int threads) {

@@ -208,7 +208,7 @@ class Adapted(Compressor):
         if shapes(before) != shapes(state):
             raise ConfigError(
                 f"{self.name}.state[name] was {shapes(before)} and became {shapes(state)}: return every key from "
-                "init_state in its final shape, so that it survives new buckets and is in the checkpoint"
+                "init_state in its final shape, so that it survives new buckets"
             )
         if before and not bool(torch.isfinite(x).all()):
             state.update(before)

@@ -83,7 +83,7 @@ class SimpleCompressor(ABC):
 
     @cached_property
     def state(self) -> defaultdict[str, State]:
-        """``state[name]``: what the method remembers of a tensor, as ``init_state`` made it; checkpoints contain it."""
+        """``state[name]``: what the method remembers of a tensor, as ``init_state`` made it."""
         return defaultdict(dict)
 
     @abstractmethod
