@@ -1,6 +1,8 @@
 """docs/wire.md says all that another parser needs: here is one, written from the page, without gradwire or torch."""
 
+import importlib
 import json
+import pkgutil
 import re
 import struct
 import zlib
@@ -18,7 +20,9 @@ from gradwire.compressors.twobit import TwoBit
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key
 from gradwire.wire import Packing, frame
+from tests.wire import parsers
 from tests.wire.frames import every, small
+from tests.wire.parsers import topk, twobit
 
 PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
 
@@ -32,69 +36,14 @@ def parse(data: bytes) -> np.ndarray:
     assert zlib.crc32(data[:24] + header) == head_crc
     fields = json.loads(header)
     config, shape = fields["compressor"], fields["shape"]
-    decoded = DECODERS[config["name"]](payload, config, shape)
+    parser = importlib.import_module(f"tests.wire.parsers.{config['name']}")
+    decoded = parser.parse(payload, config, shape)
     return np.asarray(decoded, dtype=np.float32).reshape(shape)
 
 
 def count(shape):
     return int(np.prod(shape, dtype=np.int64))
 
-
-def none(payload, _config, _shape):
-    return np.frombuffer(payload, "<f4")
-
-
-def fp16(payload, _config, _shape):
-    return np.frombuffer(payload, "<f2")
-
-
-def bf16(payload, _config, _shape):
-    return (np.frombuffer(payload, "<u2").astype(np.uint32) << 16).view(np.float32)
-
-
-def twobit(payload, config, shape):
-    codes = [payload[i >> 2] >> (6 - 2 * (i & 3)) & 3 for i in range(count(shape))]
-    return [{3: 1.0, 2: -1.0}.get(code, 0.0) * config["threshold"] for code in codes]
-
-
-def onebit(payload, _config, shape):
-    return [1.0 if payload[i >> 3] >> (7 - (i & 7)) & 1 else -1.0 for i in range(count(shape))]
-
-
-def qsgd(payload, config, shape):
-    n, bits, block = count(shape), config["bits"], config["block"]
-    blocks = -(-n // block)
-    norms, codes = np.frombuffer(payload[: 4 * blocks], "<f4"), int.from_bytes(payload[4 * blocks :], "little")
-    s = 2 ** (bits - 1) - 1
-    out = np.zeros(n, np.float32)
-    for i in range(n):
-        code = codes >> (i * bits) & (2**bits - 1)
-        code -= 2**bits if code >> (bits - 1) else 0
-        out[i] = np.float32(code) * (norms[i // block] / np.float32(s))
-    return out
-
-
-def topk(payload, _config, shape):
-    n = count(shape)
-    segments = -(-n // 65536)
-    k = (len(payload) - 4 * segments) // 6
-    values = np.frombuffer(payload[: 4 * k], "<f4")
-    counts = np.frombuffer(payload[4 * k : 4 * (k + segments)], "<i4")
-    low = np.frombuffer(payload[4 * (k + segments) :], "<u2")
-    out = np.zeros(n, np.float32)
-    out[np.repeat(np.arange(segments) * 65536, counts) + low] = values
-    return out
-
-
-def powersgd(payload, config, shape):
-    m, columns = shape[0], count(shape) // shape[0]
-    r = min(config["rank"], m, columns)
-    p = np.frombuffer(payload[: 4 * r * m], "<f4").reshape(r, m)
-    q = np.frombuffer(payload[4 * r * m :], "<f4").reshape(r, columns)
-    return p.T @ q
-
-
-DECODERS = {f.__name__: f for f in (none, fp16, bf16, twobit, onebit, qsgd, topk, powersgd)}
 
 CASES = [
     (TwoBit(threshold=0.25), (37,)), (TopK(ratio=0.1), (5, 8)), (TopK(ratio=0.0001), (300_000,)),
@@ -115,7 +64,7 @@ def test_a_parser_written_from_the_page(compressor, shape):
 def test_every_registered_compressor_is_on_the_page():
     rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text().split("## Payloads")[1], re.MULTILINE)
     assert sorted(rows) == sorted(compressor.name for compressor in every())
-    assert set(DECODERS) == set(rows)
+    assert {module.name for module in pkgutil.iter_modules(parsers.__path__)} == set(rows)
 
 
 def test_the_worked_example():
@@ -137,7 +86,10 @@ def test_the_message_of_the_page():
     data = buffer.numpy().tobytes()
     assert struct.unpack_from("<i", data) == (1,)
     np.testing.assert_array_equal(
-        twobit(data[8:16], {"threshold": 0.5}, [5]), codes[0].decompress(codes[0].compress(gaussian(5)), (5,))
+        twobit.parse(data[8:16], {"threshold": 0.5}, [5]),
+        codes[0].decompress(codes[0].compress(gaussian(5)), (5,)),
     )
-    np.testing.assert_array_equal(topk(data[16:38], {}, [5]), codes[1].decompress(codes[1].compress(gaussian(5)), (5,)))
+    np.testing.assert_array_equal(
+        topk.parse(data[16:38], {}, [5]), codes[1].decompress(codes[1].compress(gaussian(5)), (5,))
+    )
     assert len(data) == 40

@@ -1,0 +1,4 @@
+"""One parser for each method, written from docs/wire.md.
+
+``parse(payload, config, shape)`` gives the decoded elements.
+"""

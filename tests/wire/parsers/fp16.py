@@ -1,0 +1,5 @@
+import numpy as np
+
+
+def parse(payload, config, shape):
+    return np.frombuffer(payload, "<f2")
