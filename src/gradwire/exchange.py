@@ -233,7 +233,9 @@ class Exchange:
             alone = id(unit.compressor) if strategy.name == "allreduce" else None
             groups.setdefault((strategy.name, alone), []).append(unit)
         sessions = [self.strategy_for(group[0].compressor).plan(group, site) for group in groups.values()]
-        return Plan(tuple(params), main, units, DenseSession(dense, self.channel, self.device), sessions, numel)
+        advised = [self.keeper.states[unit.name] for unit in units if unit.compressor.advice]
+        session = DenseSession(dense, self.channel, self.device, advised)
+        return Plan(tuple(params), main, units, session, sessions, numel)
 
     def _units(self, params: Sequence[Named], main: Compressor) -> tuple[list[Unit], list[tuple[int, int]], int]:
         units: list[Unit] = []
