@@ -81,6 +81,7 @@ class Exchange:
         seed: of all random streams, >= 0; the same on all ranks.
         device: of the gradients.
         force: use error feedback where the method declares it unsafe.
+        residual_dtype: of residuals whose memory is given by name or chosen, "float32" or "bfloat16".
 
     Raises:
         ConfigError: a combination that cannot work, with the remedy.
@@ -89,7 +90,7 @@ class Exchange:
     def __init__(
         self, compressor: Compressor, *, memory: Memory | str | None = None, strategy: Strategy | str | None = None,
         group: dist.ProcessGroup | None = None, policy: Policy | None = None, seed: int = 0,
-        device: torch.device | str = "cpu", force: bool = False,
+        device: torch.device | str = "cpu", force: bool = False, residual_dtype: str = "float32",
     ) -> None:  # fmt: skip
         require(is_int(seed, 0), "seed", "an integer >= 0", seed)
         self.compressor, self.policy, self.seed, self.force = compressor, policy or Policy(), seed, force
@@ -97,7 +98,8 @@ class Exchange:
         self.counters = Metrics()
         self.channel = Channel(group, self.counters)
         self.keeper = Keeper(self.channel.world, self.device, seed)
-        self.memory = registry.build("memory", memory) if isinstance(memory, str) else memory
+        self.residual_dtype = residual_dtype
+        self.memory = self._named_memory(memory) if isinstance(memory, str) else memory
         self.strategy = registry.build("comm", strategy) if isinstance(strategy, str) else strategy
         self.step = 0
         self._plans: dict[tuple[str, ...], Plan] = {}
@@ -115,7 +117,7 @@ class Exchange:
         """
         own = compressor.memory is not None and compressor.name != self.compressor.name
         asked = None if own else self.memory
-        memory: Memory = asked or registry.build("memory", default_memory(compressor))
+        memory = asked or self._named_memory(default_memory(compressor))
         if compressor.memory not in (None, memory.name) and not self.force:
             raise ConfigError(
                 f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
@@ -130,6 +132,11 @@ class Exchange:
                 f"memory {memory.name!r} would grow without bound with {compressor!r} (its variance "
                 "factor is 1 or more): use memory='none', more levels or smaller blocks, or force=True"
             )
+        return memory
+
+    def _named_memory(self, name: str) -> Memory:
+        params = {"dtype": self.residual_dtype} if name == "residual" and self.residual_dtype != "float32" else {}
+        memory: Memory = registry.build("memory", name, params)
         return memory
 
     def strategy_for(self, compressor: Compressor) -> Strategy:
