@@ -18,7 +18,7 @@ from gradwire.errors import WireError
 from gradwire.ops import _topk
 
 __all__ = [
-    "add_entries", "check_places", "fill", "find", "pack_bits", "part", "pieces", "places", "segments", "unpack_bits",
+    "add_entries", "check_places", "fill", "find", "in_use", "pack_bits", "part", "pieces", "places", "segments", "unpack_bits",
     "write_places",
 ]  # fmt: skip
 
@@ -60,10 +60,17 @@ def fill(used: Tensor, stream: Tensor, *parts: Tensor) -> None:
     """Write the bytes of ``parts`` end to end, their number into ``used``, and zeros behind them."""
     end = 0
     for values in parts:
-        stream[end : end + values.nbytes].copy_(values.view(torch.uint8))
+        # A single element counts as contiguous whatever its stride, but cannot be viewed as bytes then.
+        whole = values.as_strided(values.shape, (1,))
+        stream[end : end + values.nbytes].copy_(whole.view(torch.uint8))
         end += values.nbytes
     stream[end:].zero_()
     used.fill_(end)
+
+
+def in_use(used: Tensor, stream: Tensor) -> int:
+    """What ``used`` says, but never more than there is: a decoder must survive what a peer sent."""
+    return min(max(int(used), 0), stream.numel())
 
 
 def part(stream: Tensor, start: int, count: int, dtype: torch.dtype) -> Tensor:

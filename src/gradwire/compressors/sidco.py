@@ -124,10 +124,11 @@ class SIDCo(Compressor):
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         used, counts, stream = payload
-        if int(used) == 4 * out.numel():
+        nbytes = _entries.in_use(used, stream)
+        if nbytes == 4 * out.numel():
             out.view(-1).add_(_entries.part(stream, 0, out.numel(), torch.float32), alpha=scale)
             return
-        k = int(used) // 6
+        k = nbytes // 6
         low = _entries.part(stream, 4 * k, k, torch.int16)
         _entries.add_entries(_entries.part(stream, 0, k, torch.float32), low, counts, out, scale)
 
