@@ -18,8 +18,8 @@ from gradwire.errors import WireError
 from gradwire.ops import _topk
 
 __all__ = [
-    "add_entries", "check_places", "fill", "find", "in_use", "pack_bits", "part", "pieces", "places", "segments", "unpack_bits",
-    "write_places",
+    "add_entries", "check_places", "fill", "find", "in_use", "pack_bits", "part", "pieces", "places", "segments",
+    "unpack_bits", "write_places",
 ]  # fmt: skip
 
 segments = _topk.segments
