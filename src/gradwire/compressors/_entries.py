@@ -18,7 +18,7 @@ from gradwire.errors import WireError
 from gradwire.ops import _topk
 
 __all__ = [
-    "add_entries", "check_places", "fill", "find", "in_use", "pack_bits", "part", "pieces", "places", "segments",
+    "add_entries", "check_places", "few", "fill", "find", "in_use", "pack_bits", "part", "pieces", "places", "segments",
     "unpack_bits", "write_places",
 ]  # fmt: skip
 
