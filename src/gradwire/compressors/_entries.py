@@ -7,6 +7,7 @@ first field says how many bytes are in use and the rest is zero. An index is 16 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -18,14 +19,15 @@ from gradwire.errors import WireError
 from gradwire.ops import _topk
 
 __all__ = [
-    "add_entries", "check_places", "few", "fill", "find", "in_use", "pack_bits", "part", "pieces", "places", "segments",
-    "unpack_bits", "write_places",
+    "add_entries", "check_places", "few", "fill", "find", "in_use", "pack_bits", "part", "pieces", "places", "sample",
+    "segments", "unpack_bits", "write_places",
 ]  # fmt: skip
 
 segments = _topk.segments
 write_places = _topk.write_places
 
 _PIECE = 1 << 15
+_GOLDEN = (math.sqrt(5) - 1) / 2
 Keep: TypeAlias = Callable[[int, Tensor], Tensor]
 
 
@@ -54,6 +56,17 @@ def find(x: Tensor, keep: Keep, limit: int) -> Tensor | None:
         if count > limit:
             return None
     return torch.cat(found)
+
+
+def sample(x: Tensor, size: int) -> Tensor:
+    """``size`` elements spread evenly over x so that no row length lines up with them; all of a smaller x."""
+    n = x.numel()
+    if n <= size:
+        return x
+    step = int(n * _GOLDEN)
+    while math.gcd(step, n) > 1:
+        step += 1
+    return x[torch.arange(size, device=x.device) * step % n]
 
 
 def fill(used: Tensor, stream: Tensor, *parts: Tensor) -> None:

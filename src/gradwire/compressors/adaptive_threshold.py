@@ -17,7 +17,6 @@ from gradwire.types import Field, Key, Layout, Payload, State
 __all__ = ["AdaptiveThreshold"]
 
 _LEAST_SAMPLE = 4096
-_GOLDEN = (math.sqrt(5) - 1) / 2
 _SMALLEST = 2.0**-149
 
 
@@ -86,7 +85,7 @@ class AdaptiveThreshold(Compressor):
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, means, counts, stream = payload
         flat = x.view(-1)
-        high, low = self._thresholds(self._sample(flat))
+        high, low = self._thresholds(_entries.sample(flat, max(_LEAST_SAMPLE, math.ceil(32 / self.ratio))))
         # Entries must take fewer bytes than the dense form: its length is what tells it from them.
         limit = 8 * (_dense_bytes(flat.numel()) - 1) // 17
         index = _entries.find(flat, lambda _, piece: _positive(piece, high) | (piece <= -low), limit)
@@ -98,16 +97,6 @@ class AdaptiveThreshold(Compressor):
         values = flat[index]
         means.copy_(_means(values, high, low))
         _entries.fill(used, stream, _entries.places(index, counts), _entries.pack_bits(values < 0))
-
-    def _sample(self, flat: Tensor) -> Tensor:
-        """All of a small tensor; of a large one elements that no row length can line up with."""
-        n, size = flat.numel(), max(_LEAST_SAMPLE, math.ceil(32 / self.ratio))
-        if n <= size:
-            return flat
-        step = int(n * _GOLDEN)
-        while math.gcd(step, n) > 1:
-            step += 1
-        return flat[torch.arange(size, device=flat.device) * step % n]
 
     def _thresholds(self, sample: Tensor) -> tuple[float, float]:
         """The least positive element that is sent, and the least magnitude of a negative one; both above 0."""
