@@ -35,7 +35,7 @@ def laplace(n):
 def test_an_exponential_tail_is_met_in_closed_form():
     x = torch.tensor([1.0, 2.0, 3.0, 6.0])
     of = moments([x], "exp")
-    assert (of.count, of.total, of.largest) == (4, 12.0, 6.0)
+    assert (of.size, of.total, of.largest) == (4, 12.0, 6.0)
     assert fit(of, 0.1, "exp") == pytest.approx(3 * math.log(10))
 
 
@@ -61,7 +61,7 @@ def test_without_spread_a_fit_is_exponential(distribution):
 
 def test_zeros_have_no_logarithm_and_do_not_count():
     of = moments([torch.tensor([0.0, 1.0, 0.0, math.e])], "gamma")
-    assert of.count == 2
+    assert of.size == 2
     assert of.logs == pytest.approx(1.0, rel=1e-6)
     assert isinstance(of, Moments)
 

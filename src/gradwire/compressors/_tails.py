@@ -31,7 +31,7 @@ _SMALLEST = 2.0**-149
 class Moments(NamedTuple):
     """Of magnitudes above zero: how many, the sums of y, y^2 and ln y (the last two where wanted), and the largest."""
 
-    count: int
+    size: int
     total: float
     squares: float
     logs: float
@@ -44,7 +44,7 @@ def moments(parts: Iterable[Tensor], distribution: str) -> Moments:
     for y in parts:
         wide = y.double() if distribution == "gp" else y
         sums = Moments(
-            sums.count + int(y.count_nonzero()),
+            sums.size + int(y.count_nonzero()),
             sums.total + float(y.sum(dtype=torch.float64)),
             sums.squares + (float(wide.square().sum()) if distribution == "gp" else 0.0),
             sums.logs + (float(y[y > 0].double().log().sum()) if distribution == "gamma" else 0.0),
@@ -60,14 +60,14 @@ def _larger(a: float, b: float) -> float:
 def fit(of: Moments, share: float, distribution: str) -> float:
     """The threshold that a share of the fitted distribution exceeds, >= 0.
 
-    >>> round(fit(Moments(count=4, total=8.0, squares=0.0, logs=0.0, largest=5.0), 0.25, "exp"), 4)
+    >>> round(fit(Moments(size=4, total=8.0, squares=0.0, logs=0.0, largest=5.0), 0.25, "exp"), 4)
     2.7726
     """
-    mean = of.total / of.count
+    mean = of.total / of.size
     if distribution == "gamma":
-        return max(0.0, _gamma(mean, math.log(mean) - of.logs / of.count, share))
+        return max(0.0, _gamma(mean, math.log(mean) - of.logs / of.size, share))
     if distribution == "gp":
-        return _pareto(mean, of.squares / of.count - mean * mean, share)
+        return _pareto(mean, of.squares / of.size - mean * mean, share)
     return mean * math.log(1 / share)
 
 
@@ -94,7 +94,7 @@ def threshold(x: Tensor, ratio: float, distribution: str, stages: int) -> float:
     first = moments((piece.abs() for _, piece in pieces(x)), distribution)
     if not math.isfinite(first.largest) or first.largest == 0:
         return 0.0 if first.largest == 0 else math.nan
-    share = ratio * x.numel() / first.count
+    share = ratio * x.numel() / first.size
     eta = _stages(x, first, share, distribution, stages) if share < 1 else 0.0
     return min(max(eta, _SMALLEST), first.largest)
 
@@ -104,12 +104,12 @@ def _stages(x: Tensor, of: Moments, share: float, distribution: str, stages: int
     left = min(stages, 1 + int(math.log(share) / math.log(STAGE_RATIO)))
     parts, eta = [piece for _, piece in pieces(x)], 0.0
     while True:
-        last = left == 1 or of.count < _FEW
+        last = left == 1 or of.size < _FEW
         eta += fit(of, share if last else STAGE_RATIO, distribution)
         if last:
             return eta
         parts = [magnitudes[magnitudes > eta] for magnitudes in map(torch.abs, parts)]
         of = moments((y.double() - eta for y in parts), later)
-        if of.count == 0:
+        if of.size == 0:
             return eta
         distribution, share, left = later, share / STAGE_RATIO, left - 1
