@@ -53,9 +53,12 @@ class Keeper:
         """The cut of these parameters is gone: hand what their owner kept back to its own worker."""
         for name in names:
             for buffer, lo, view in self.owned.pop(name, []):
-                own = self.worker.get(buffer, {}).get(name)
+                own, estimate = (self.worker.get(kind, {}).get(name) for kind in (buffer, "local"))
                 if own is not None:
                     own[lo : lo + view.numel()].add_(view, alpha=self.world)
+                elif estimate is not None:
+                    # The estimates have what the owner did not send, and their mean has not: take it out of them.
+                    estimate[lo : lo + view.numel()].sub_(view, alpha=self.world)
 
     def norm(self) -> float:
         """The Euclidean norm of all residuals of this rank, its own and those of its shards; waits for the device."""

@@ -43,6 +43,19 @@ def test_a_retired_shard_returns_its_share_of_the_mean() -> None:
     assert torch.equal(worker, expected), "handed back twice"
 
 
+def test_a_retired_shard_of_estimates_is_taken_out_of_them() -> None:
+    keeper = Keeper(4, CPU, 0)
+    whole = unit(("a", 32), ("b", 32))
+    local = keeper.keep(whole, ("local", "mean"))["local"]
+    local.fill_(1.0)
+    piece = Piece(whole, whole.memory, (32,), lo=0, start=16)
+    keeper.server(piece, ("residual",))["residual"].copy_(torch.arange(32.0))
+    keeper.retire(["a", "b"])
+    expected = torch.ones(64)
+    expected[16:48] -= 4 * torch.arange(32.0)
+    assert torch.equal(local, expected)
+
+
 def test_a_state_is_made_once_and_again_when_its_shape_changes() -> None:
     keeper = Keeper(2, CPU, 0)
 

@@ -92,6 +92,13 @@ class Compressor(ABC):
     rounds_needed: ClassVar[int] = 1
     """How often ranks must average before the payload is complete (``MultiRound`` only)."""
 
+    portable: ClassVar[bool] = True
+    """A payload has the same bits on every machine. Not where matrices are multiplied: a product's last bits belong to
+    the BLAS, so frozen payloads are compared as numbers."""
+
+    factorises: ClassVar[bool] = False
+    """``encode`` decomposes the gradient, or searches estimates of all its elements, in room of the gradient's size."""
+
     memory: ClassVar[str | None] = None
     """The memory that the method is defined with; None: what ``feedback`` needs."""
 
@@ -131,6 +138,10 @@ class Compressor(ABC):
     @abstractmethod
     def layout(self, shape: Sequence[int]) -> Layout:
         """The bytes of a payload, the same on every rank; their total is what goes over the wire."""
+
+    def traffic(self, shape: Sequence[int]) -> float:
+        """Bytes of a payload that cross the network, the mean over many steps; the layout where it travels whole."""
+        return float(self.layout(shape).nbytes)
 
     def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
         """What the method remembers between steps besides the residual; most remember nothing."""
@@ -238,7 +249,7 @@ class Compressor(ABC):
             "summable": self.summable, "unbiased": self.unbiased, "contraction": self.contraction,
             "random": self.random, "elementwise": self.elementwise, "fixed_size": self.fixed_size,
             "feedback": self.feedback, "rounds": self.rounds_needed, "alignment": self.alignment,
-            "bits_per_element": round(8 * self.layout((1024, 1024)).nbytes / 2**20, 4), "reference": self.reference,
+            "bits_per_element": round(8 * self.traffic((1024, 1024)) / 2**20, 4), "reference": self.reference,
         }  # fmt: skip
 
 
@@ -253,6 +264,8 @@ class MultiRound(Compressor):
     """For each field "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed in their own
     type, so they need head-room; the field that is reduced first must be float32, for it tells of a NaN."""
 
+    portable = False
+
     @abstractmethod
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
@@ -262,6 +275,13 @@ class MultiRound(Compressor):
         What is yielded is the index of the field; None: the one after that of the round before. States change only
         after the last yield, so that a driver can drop a step by not resuming. ``xs`` stay as they are.
         """
+
+    def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        """``out += scale *`` this rank's part in the result: what its residual no longer needs to keep.
+
+        By default that is the mean itself, and a residual also keeps how this rank differs from the others.
+        """
+        self.add_decoded(payload, out, scale)
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         """A group of one: every average is the value itself."""
