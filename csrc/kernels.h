@@ -101,6 +101,9 @@ struct Qsgd {
   std::int64_t block;
   bool l2;
   std::uint64_t key, step;
+  float top;     // the highest level
+  bool powers;   // levels stand for powers of two
+  float shrink;  // what is decoded is multiplied by this, and so is what is subtracted from the residual
 };
 
 struct QsgdEncode : Qsgd {
@@ -116,6 +119,32 @@ struct QsgdAddDecoded {
   int bits;
   std::int64_t block;
   float scale;
+  float top;
+  bool powers;
+};
+
+// One norm for the whole tensor, known before: norms[0].
+struct RoundEncode : Qsgd {
+  const float* x;
+};
+
+struct RoundKeep : Qsgd {
+  float* residual;
+};
+
+// For each segment of kMomentSegment elements four numbers: the largest magnitude, the origin (the first element if
+// `centred`, else 0), the sum of the distances from it, and the sum of their squares.
+constexpr std::int64_t kMomentSegment = 4096;
+
+struct Moments {
+  const float* x;
+  float* table;
+  bool centred;
+};
+
+struct MomentsFeedback : Feedback {
+  float* table;
+  bool centred;
 };
 
 // How many magnitudes are above a bracket and inside it.
@@ -167,6 +196,8 @@ struct SparseAddDecoded {
 #define GRADWIRE_KERNELS(X)                          \
   X(cast_add_decoded, CastAddDecoded)                \
   X(cast_encode, CastEncode)                         \
+  X(moments, Moments)                                \
+  X(moments_feedback, MomentsFeedback)               \
   X(nonfinite, Nonfinite)                            \
   X(onebit_add_decoded, OnebitAddDecoded)            \
   X(onebit_encode, OnebitEncode)                     \
@@ -175,6 +206,8 @@ struct SparseAddDecoded {
   X(qsgd_add_decoded, QsgdAddDecoded)                \
   X(qsgd_encode, QsgdEncode)                         \
   X(qsgd_encode_feedback, QsgdEncodeFeedback)        \
+  X(round_encode, RoundEncode)                       \
+  X(round_keep, RoundKeep)                           \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(swap, Swap)                                      \
   X(topk_emit, TopkEmit)                             \

@@ -102,36 +102,68 @@ void philox(Address out, Size key, Size step, Size offset, Size n, int threads) 
       threads);
 }
 
+// Where blocks are large, a decoder's ranges and those of a known norm end inside of them.
+constexpr Size kRoundRange = 2048;
+
 void check_qsgd(int bits, Size block) {
   if (bits < 2 || bits > 8) throw std::invalid_argument("bits must be from 2 to 8");
   if (block < 16 || block % 16 != 0) throw std::invalid_argument("block must be a multiple of 16");
 }
 
-Qsgd qsgd(Address norms, Address codes, int bits, Size block, bool l2, Size key, Size step, Size n) {
+Qsgd qsgd(Address norms, Address codes, int bits, Size block, bool l2, Size key, Size step, double shrink, int levels,
+          bool powers, Size n) {
   check_qsgd(bits, block);
   return {pointer<float>(norms, n), pointer<std::uint8_t>(codes, n), bits, block, l2, std::uint64_t(key),
-          std::uint64_t(step)};
+          std::uint64_t(step), float(levels), powers, float(shrink)};
 }
 
-void qsgd_encode(Address x, Address norms, Address codes, int bits, Size block, bool l2, Size key, Size step, Size n,
-                 int threads) {
-  run(&KernelTable::qsgd_encode, {qsgd(norms, codes, bits, block, l2, key, step, n), pointer<const float>(x, n)}, n,
-      block, threads);
+void qsgd_encode(Address x, Address norms, Address codes, int bits, Size block, bool l2, Size key, Size step,
+                 int levels, bool powers, Size n, int threads) {
+  run(&KernelTable::qsgd_encode,
+      {qsgd(norms, codes, bits, block, l2, key, step, 1.0, levels, powers, n), pointer<const float>(x, n)}, n, block,
+      threads);
 }
 
 void qsgd_encode_feedback(Address grad, Address residual, Address norms, Address codes, int bits, Size block, bool l2,
-                          Size key, Size step, Address status, Size n, int threads) {
+                          Size key, Size step, Address status, double shrink, int levels, bool powers, Size n,
+                          int threads) {
   run(&KernelTable::qsgd_encode_feedback,
-      {feedback(grad, residual, status, n), qsgd(norms, codes, bits, block, l2, key, step, n)}, n, block, threads);
+      {feedback(grad, residual, status, n), qsgd(norms, codes, bits, block, l2, key, step, shrink, levels, powers, n)},
+      n, block, threads);
 }
 
 void qsgd_add_decoded(Address norms, Size norms_stride, Address codes, Size codes_stride, Size count, Address out,
-                      int bits, Size block, double scale, Size n, int threads) {
+                      int bits, Size block, double scale, int levels, bool powers, Size n, int threads) {
   check_qsgd(bits, block);
   run(&KernelTable::qsgd_add_decoded,
       {rows(norms, count, norms_stride, n), rows(codes, count, codes_stride, n), pointer<float>(out, n), bits, block,
-       float(scale)},
-      n, block, threads);
+       float(scale), float(levels), powers},
+      n, block < kRoundRange ? block : kRoundRange, threads);
+}
+
+void round_encode(Address x, Address norm, Address codes, int bits, int levels, Size key, Size step, Size n,
+                  int threads) {
+  run(&KernelTable::round_encode,
+      {qsgd(norm, codes, bits, 16, false, key, step, 1.0, levels, false, n), pointer<const float>(x, n)}, n,
+      kRoundRange, threads);
+}
+
+void round_keep(Address residual, Address norm, Address codes, int bits, int levels, double shrink, Size key, Size step,
+                Size n, int threads) {
+  run(&KernelTable::round_keep,
+      {qsgd(norm, codes, bits, 16, false, key, step, shrink, levels, false, n), pointer<float>(residual, n)}, n,
+      kRoundRange, threads);
+}
+
+void moments(Address x, Address table, bool centred, Size n, int threads) {
+  run(&KernelTable::moments, {pointer<const float>(x, n), pointer<float>(table, n), centred}, n, kMomentSegment,
+      threads);
+}
+
+void moments_feedback(Address grad, Address residual, Address table, bool centred, Address status, Size n,
+                      int threads) {
+  run(&KernelTable::moments_feedback, {feedback(grad, residual, status, n), pointer<float>(table, n), centred}, n,
+      kMomentSegment, threads);
 }
 
 void check_k(Size k, Size n) {
@@ -199,11 +231,17 @@ NB_MODULE(_kernels, m) {
          "status"_a);
   kernel("onebit_add_decoded", &onebit_add_decoded, "codes"_a, "count"_a, "stride"_a, "out"_a, "scale"_a);
   kernel("philox", &philox, "out"_a, "key"_a, "step"_a, "offset"_a);
-  kernel("qsgd_encode", &qsgd_encode, "x"_a, "norms"_a, "codes"_a, "bits"_a, "block"_a, "l2"_a, "key"_a, "step"_a);
+  kernel("qsgd_encode", &qsgd_encode, "x"_a, "norms"_a, "codes"_a, "bits"_a, "block"_a, "l2"_a, "key"_a, "step"_a,
+         "levels"_a, "powers"_a);
   kernel("qsgd_encode_feedback", &qsgd_encode_feedback, "grad"_a, "residual"_a, "norms"_a, "codes"_a, "bits"_a,
-         "block"_a, "l2"_a, "key"_a, "step"_a, "status"_a);
+         "block"_a, "l2"_a, "key"_a, "step"_a, "status"_a, "shrink"_a, "levels"_a, "powers"_a);
   kernel("qsgd_add_decoded", &qsgd_add_decoded, "norms"_a, "norms_stride"_a, "codes"_a, "codes_stride"_a, "count"_a,
-         "out"_a, "bits"_a, "block"_a, "scale"_a);
+         "out"_a, "bits"_a, "block"_a, "scale"_a, "levels"_a, "powers"_a);
+  kernel("round_encode", &round_encode, "x"_a, "norm"_a, "codes"_a, "bits"_a, "levels"_a, "key"_a, "step"_a);
+  kernel("round_keep", &round_keep, "residual"_a, "norm"_a, "codes"_a, "bits"_a, "levels"_a, "shrink"_a, "key"_a,
+         "step"_a);
+  kernel("moments", &moments, "x"_a, "table"_a, "centred"_a);
+  kernel("moments_feedback", &moments_feedback, "grad"_a, "residual"_a, "table"_a, "centred"_a, "status"_a);
   kernel("topk_encode", &topk_encode, "x"_a, "values"_a, "indices"_a, "counts"_a, "k"_a);
   kernel("topk_encode_feedback", &topk_encode_feedback, "grad"_a, "residual"_a, "values"_a, "indices"_a, "counts"_a,
          "status"_a, "k"_a);

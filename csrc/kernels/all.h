@@ -3,6 +3,8 @@
 
 #include "kernels/cast_add_decoded.h"
 #include "kernels/cast_encode.h"
+#include "kernels/moments.h"
+#include "kernels/moments_feedback.h"
 #include "kernels/nonfinite.h"
 #include "kernels/onebit_add_decoded.h"
 #include "kernels/onebit_encode.h"
@@ -11,6 +13,8 @@
 #include "kernels/qsgd_add_decoded.h"
 #include "kernels/qsgd_encode.h"
 #include "kernels/qsgd_encode_feedback.h"
+#include "kernels/round_encode.h"
+#include "kernels/round_keep.h"
 #include "kernels/sparse_add_decoded.h"
 #include "kernels/swap.h"
 #include "kernels/topk_emit.h"
