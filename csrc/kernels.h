@@ -47,10 +47,17 @@ struct CastAddDecoded {
   bool bfloat;
 };
 
-struct TwobitEncode {
+// Bytes of a block lie in `stream` from block * ceil(block / 5) on, `lengths` of them.
+struct ThreeLc {
+  float* scales;
+  std::int16_t* lengths;
+  std::uint8_t* stream;
+  std::int64_t block;
+  float sparsity;
+};
+
+struct ThreeLcEncode : ThreeLc {
   const float* x;
-  std::uint8_t* codes;
-  float threshold;
 };
 
 // `status` may be null; otherwise the old residual goes to `grad` and a sum that is not finite sets the status.
@@ -58,6 +65,23 @@ struct Feedback {
   float* grad;
   float* residual;
   std::int32_t* status;
+};
+
+struct ThreeLcEncodeFeedback : Feedback, ThreeLc {};
+
+// Here the blocks lie side by side in the `bytes` of a stream.
+struct ThreeLcAddDecoded {
+  Rows scales, lengths, stream;
+  std::int64_t bytes;
+  float* out;
+  std::int64_t block;
+  float scale;
+};
+
+struct TwobitEncode {
+  const float* x;
+  std::uint8_t* codes;
+  float threshold;
 };
 
 struct TwobitEncodeFeedback : Feedback {
@@ -210,6 +234,9 @@ struct SparseAddDecoded {
   X(round_keep, RoundKeep)                           \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(swap, Swap)                                      \
+  X(three_lc_add_decoded, ThreeLcAddDecoded)         \
+  X(three_lc_encode, ThreeLcEncode)                  \
+  X(three_lc_encode_feedback, ThreeLcEncodeFeedback) \
   X(topk_emit, TopkEmit)                             \
   X(topk_emit_found, TopkEmitFound)                  \
   X(topk_scan, TopkScan)                             \

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <stdexcept>
 
 #include "dispatch.h"
@@ -166,6 +167,49 @@ void moments_feedback(Address grad, Address residual, Address table, bool centre
       kMomentSegment, threads);
 }
 
+ThreeLc three_lc(Address scales, Address lengths, Address stream, Size block, double sparsity, Size n) {
+  if (block < 16) throw std::invalid_argument("block must be at least 16");
+  return {pointer<float>(scales, n), pointer<std::int16_t>(lengths, n), pointer<std::uint8_t>(stream, n), block,
+          float(sparsity)};
+}
+
+// The blocks of a stream side by side, zeros after them. Returns their length.
+Size join_blocks(const ThreeLc& k, Size n) {
+  const Size room = (k.block + 4) / 5, blocks = (n + k.block - 1) / k.block, last = n - k.block * (blocks - 1);
+  Size used = 0;
+  for (Size block = 0; block < blocks; ++block) {
+    std::memmove(k.stream + used, k.stream + block * room, std::size_t(k.lengths[block]));
+    used += k.lengths[block];
+  }
+  if (n > 0) std::memset(k.stream + used, 0, std::size_t((blocks - 1) * room + (last + 4) / 5 - used));
+  return used;
+}
+
+Size three_lc_encode(Address x, Address scales, Address lengths, Address stream, Size block, double sparsity, Size n,
+                     int threads) {
+  const ThreeLcEncode k = {three_lc(scales, lengths, stream, block, sparsity, n), pointer<const float>(x, n)};
+  run(&KernelTable::three_lc_encode, k, n, block, threads);
+  return join_blocks(k, n);
+}
+
+Size three_lc_encode_feedback(Address grad, Address residual, Address scales, Address lengths, Address stream,
+                              Size block, double sparsity, Address status, Size n, int threads) {
+  const ThreeLcEncodeFeedback k = {feedback(grad, residual, status, n),
+                                   three_lc(scales, lengths, stream, block, sparsity, n)};
+  run(&KernelTable::three_lc_encode_feedback, k, n, block, threads);
+  return join_blocks(k, n);
+}
+
+void three_lc_add_decoded(Address scales, Size scales_stride, Address lengths, Size lengths_stride, Address stream,
+                          Size stream_stride, Size ranks, Size bytes, Address out, Size block, double scale, Size n,
+                          int threads) {
+  if (block < 16) throw std::invalid_argument("block must be at least 16");
+  run(&KernelTable::three_lc_add_decoded,
+      {rows(scales, ranks, scales_stride, n), rows(lengths, ranks, lengths_stride, n),
+       rows(stream, ranks, stream_stride, bytes), bytes, pointer<float>(out, n), block, float(scale)},
+      n, block, threads);
+}
+
 void check_k(Size k, Size n) {
   if (k < 0 || k > n) throw std::invalid_argument("k must be from 0 to n");
 }
@@ -242,6 +286,11 @@ NB_MODULE(_kernels, m) {
          "step"_a);
   kernel("moments", &moments, "x"_a, "table"_a, "centred"_a);
   kernel("moments_feedback", &moments_feedback, "grad"_a, "residual"_a, "table"_a, "centred"_a, "status"_a);
+  kernel("three_lc_encode", &three_lc_encode, "x"_a, "scales"_a, "lengths"_a, "stream"_a, "block"_a, "sparsity"_a);
+  kernel("three_lc_encode_feedback", &three_lc_encode_feedback, "grad"_a, "residual"_a, "scales"_a, "lengths"_a,
+         "stream"_a, "block"_a, "sparsity"_a, "status"_a);
+  kernel("three_lc_add_decoded", &three_lc_add_decoded, "scales"_a, "scales_stride"_a, "lengths"_a,
+         "lengths_stride"_a, "stream"_a, "stream_stride"_a, "ranks"_a, "bytes"_a, "out"_a, "block"_a, "scale"_a);
   kernel("topk_encode", &topk_encode, "x"_a, "values"_a, "indices"_a, "counts"_a, "k"_a);
   kernel("topk_encode_feedback", &topk_encode_feedback, "grad"_a, "residual"_a, "values"_a, "indices"_a, "counts"_a,
          "status"_a, "k"_a);

@@ -26,6 +26,18 @@ def _sparse() -> dict[str, Tensor]:
     return {"values": torch.empty(4), "indices": indices, "counts": counts}
 
 
+def _ternary() -> dict[str, Any]:
+    used, lengths = torch.empty(1, dtype=torch.int32), torch.empty(2, dtype=torch.int16)
+    return {
+        "used": used,
+        "scales": torch.empty(2),
+        "lengths": lengths,
+        "stream": _codes(8),
+        "block": 16,
+        "sparsity": 1.0,
+    }
+
+
 EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
     "cast_add_decoded": lambda: {"payloads": torch.ones(RANKS, N).half(), "out": _float(), "scale": 0.5},
     "cast_encode": lambda: {"x": _float(), "out": torch.empty(N, dtype=torch.bfloat16), "scale": 0.5},
@@ -105,6 +117,21 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "scale": 0.5,
     },
     "swap": lambda: {"a": _float(), "b": _float()},
+    "three_lc_add_decoded": lambda: {
+        "scales": torch.ones(RANKS, 2),
+        "lengths": torch.ones(RANKS, 2, dtype=torch.int16),
+        "stream": _codes(RANKS, 8),
+        "out": _float(),
+        "block": 16,
+        "scale": 0.5,
+    },
+    "three_lc_encode": lambda: {"x": _float(), **_ternary()},
+    "three_lc_encode_feedback": lambda: {
+        "grad": _float(),
+        "residual": _float(),
+        **_ternary(),
+        "status": _status(),
+    },
     "topk_encode": lambda: {"x": _float(), **_sparse()},
     "topk_encode_feedback": lambda: {"grad": _float(), "residual": _float(), **_sparse(), "status": _status()},
     "twobit_add_decoded": lambda: {"codes": _codes(RANKS, 8), "out": _float(), "threshold": 0.5, "scale": 0.5},

@@ -17,6 +17,9 @@ from gradwire.ops.round_encode import round_encode
 from gradwire.ops.round_keep import round_keep
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
 from gradwire.ops.swap import swap
+from gradwire.ops.three_lc_add_decoded import three_lc_add_decoded
+from gradwire.ops.three_lc_encode import three_lc_encode
+from gradwire.ops.three_lc_encode_feedback import three_lc_encode_feedback
 from gradwire.ops.topk_encode import topk_encode
 from gradwire.ops.topk_encode_feedback import topk_encode_feedback
 from gradwire.ops.twobit_add_decoded import twobit_add_decoded
@@ -41,6 +44,9 @@ __all__ = [
     "round_keep",
     "sparse_add_decoded",
     "swap",
+    "three_lc_add_decoded",
+    "three_lc_encode",
+    "three_lc_encode_feedback",
     "topk_encode",
     "topk_encode_feedback",
     "twobit_add_decoded",
