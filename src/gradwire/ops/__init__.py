@@ -2,6 +2,8 @@
 
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
+from gradwire.ops.mean_magnitude import mean_magnitude
+from gradwire.ops.momentum_update import momentum_update
 from gradwire.ops.native import kernel_info
 from gradwire.ops.nonfinite import nonfinite
 from gradwire.ops.onebit_add_decoded import onebit_add_decoded
@@ -11,10 +13,20 @@ from gradwire.ops.philox import philox
 from gradwire.ops.qsgd_add_decoded import qsgd_add_decoded
 from gradwire.ops.qsgd_encode import qsgd_encode
 from gradwire.ops.qsgd_encode_feedback import qsgd_encode_feedback
+from gradwire.ops.scaled_sign_add_decoded import scaled_sign_add_decoded
+from gradwire.ops.scaled_sign_encode import scaled_sign_encode
+from gradwire.ops.scaled_sign_encode_feedback import scaled_sign_encode_feedback
+from gradwire.ops.sign_add_decoded import sign_add_decoded
+from gradwire.ops.sign_encode import sign_encode
+from gradwire.ops.sign_vote import sign_vote
+from gradwire.ops.signum_encode import signum_encode
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
 from gradwire.ops.swap import swap
 from gradwire.ops.topk_encode import topk_encode
 from gradwire.ops.topk_encode_feedback import topk_encode_feedback
+from gradwire.ops.two_means_add_decoded import two_means_add_decoded
+from gradwire.ops.two_means_encode import two_means_encode
+from gradwire.ops.two_means_encode_feedback import two_means_encode_feedback
 from gradwire.ops.twobit_add_decoded import twobit_add_decoded
 from gradwire.ops.twobit_encode import twobit_encode
 from gradwire.ops.twobit_encode_feedback import twobit_encode_feedback
@@ -23,6 +35,8 @@ __all__ = [
     "cast_add_decoded",
     "cast_encode",
     "kernel_info",
+    "mean_magnitude",
+    "momentum_update",
     "nonfinite",
     "onebit_add_decoded",
     "onebit_encode",
@@ -31,10 +45,20 @@ __all__ = [
     "qsgd_add_decoded",
     "qsgd_encode",
     "qsgd_encode_feedback",
+    "scaled_sign_add_decoded",
+    "scaled_sign_encode",
+    "scaled_sign_encode_feedback",
+    "sign_add_decoded",
+    "sign_encode",
+    "sign_vote",
+    "signum_encode",
     "sparse_add_decoded",
     "swap",
     "topk_encode",
     "topk_encode_feedback",
+    "two_means_add_decoded",
+    "two_means_encode",
+    "two_means_encode_feedback",
     "twobit_add_decoded",
     "twobit_encode",
     "twobit_encode_feedback",
