@@ -24,7 +24,7 @@ from gradwire.comm._channel import Channel
 from gradwire.comm._dense import DenseSession
 from gradwire.comm._part import Unit
 from gradwire.comm.base import Session, Site, Strategy
-from gradwire.compressors.base import Compressor
+from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.keeper import Keeper
 from gradwire.memory.base import Memory
@@ -43,13 +43,15 @@ compression costs quality and time; from 5 workers on the traffic decides."""
 
 
 def default_memory(compressor: Compressor) -> str:
-    """``residual`` where the method needs or contains error feedback, else ``none``."""
+    """The method's own; else ``residual`` where it needs or contains error feedback, else ``none``."""
+    if compressor.memory is not None:
+        return compressor.memory
     return "residual" if compressor.feedback in ("required", "built-in") else "none"
 
 
 def default_strategy(compressor: Compressor, world: int) -> str:
     """``allreduce`` where payloads can be summed, else ``allgather``, or on many workers ``two_phase``."""
-    if compressor.summable or compressor.rounds_needed > 1:
+    if compressor.summable or isinstance(compressor, MultiRound):
         return "allreduce"
     can_be_cut = compressor.fixed_size and compressor.alignment > 0
     return "two_phase" if world > ALLGATHER_UP_TO and can_be_cut else "allgather"
@@ -111,7 +113,14 @@ class Exchange:
         Raises:
             ConfigError: error feedback is part of the method and was refused, or would diverge and was asked for.
         """
-        memory: Memory = self.memory or registry.build("memory", default_memory(compressor))
+        own = compressor.memory is not None and compressor.name != self.compressor.name
+        asked = None if own else self.memory
+        memory: Memory = asked or registry.build("memory", default_memory(compressor))
+        if compressor.memory not in (None, memory.name) and not self.force:
+            raise ConfigError(
+                f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
+                f"{compressor.memory!r}: leave memory out, or say force=True"
+            )
         if compressor.feedback == "built-in" and memory.name == "none":
             raise ConfigError(
                 f"memory 'none' loses gradients: the residual is part of {compressor.name!r}; use memory='residual'"
