@@ -12,13 +12,14 @@ from gradwire.ops._checks import check_rows, check_vector
 from gradwire.ops._qsgd import spread
 
 __all__ = [
-    "BLOCKS",
+    "SUM_BLOCK",
     "add_levels",
     "block_sums",
     "check_block",
     "check_block_rows",
     "check_block_signs",
     "mean_magnitudes",
+    "mean_of_sums",
     "pack_signs",
     "sign_bytes",
     "tree",
@@ -27,7 +28,9 @@ __all__ = [
     "without_levels",
 ]
 
-BLOCKS = "a multiple of 32 from 32 to 65536"
+SUM_BLOCK = 4096
+"""Elements of one partial sum, where the whole tensor is summed."""
+
 _LANES = 32
 
 
@@ -41,7 +44,9 @@ def sign_bytes(n: int) -> int:
 
 
 def check_block(op: str, block: int) -> None:
-    require(is_int(block, _LANES, 65536) and block % _LANES == 0, f"{op}.block", BLOCKS, block)
+    require(
+        is_int(block, _LANES, 65536) and block % _LANES == 0, f"{op}.block", "a multiple of 32 from 32 to 65536", block
+    )
 
 
 def check_block_signs(op: str, x: Tensor, levels: tuple[str, Tensor, int], codes: Tensor, block: int) -> None:
@@ -102,6 +107,13 @@ def two_means(x: Tensor, block: int) -> Tensor:
     sides = (x.masked_fill(positive, 0.0), _counts(x.numel(), block, x.device) - above), (x.where(positive, 0.0), above)
     means = [block_sums(side, block).div_(count).masked_fill_(count == 0, 0.0) for side, count in sides]
     return torch.stack(means, dim=1).view(-1)
+
+
+def mean_of_sums(sums: Tensor, n: int) -> Tensor:
+    """The sum of ``sums`` as a tree, divided by ``n``."""
+    size = 1 << max(0, sums.numel() - 1).bit_length()
+    padded = torch.nn.functional.pad(sums, (0, size - sums.numel()))
+    return tree(padded.unsqueeze(0)).div(torch.full((1,), float(max(n, 1)), device=sums.device))
 
 
 def without_levels(x: Tensor, low: Tensor, high: Tensor, block: int) -> Tensor:

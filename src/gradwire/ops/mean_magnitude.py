@@ -4,14 +4,11 @@ import torch
 from torch import Tensor
 
 from gradwire.ops._checks import check_vector
-from gradwire.ops._signs import block_sums, tree
+from gradwire.ops._signs import SUM_BLOCK, block_sums, mean_of_sums
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 
 __all__ = ["mean_magnitude"]
-
-BLOCK = 4096
-"""Elements of one partial sum."""
 
 
 def _check(x: Tensor, mean: Tensor, residual: Tensor | None = None) -> None:
@@ -38,14 +35,7 @@ def mean_magnitude(x: Tensor, mean: Tensor, residual: Tensor | None = None) -> N
     >>> mean
     tensor([1.5000])
     """
-    mean.copy_(mean_of_sums(block_sums((x if residual is None else residual + x).abs(), BLOCK), x.numel()))
-
-
-def mean_of_sums(sums: Tensor, n: int) -> Tensor:
-    """The sum of ``sums`` as a tree, divided by ``n``."""
-    size = 1 << max(0, sums.numel() - 1).bit_length()
-    padded = torch.nn.functional.pad(sums, (0, size - sums.numel()))
-    return tree(padded.unsqueeze(0)).div(torch.full((1,), float(max(n, 1)), device=sums.device))
+    mean.copy_(mean_of_sums(block_sums((x if residual is None else residual + x).abs(), SUM_BLOCK), x.numel()))
 
 
 @mean_magnitude.kernel("CPU")

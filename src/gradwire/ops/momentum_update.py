@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.errors import require
-from gradwire.ops._checks import check_status, check_vector, float32
+from gradwire.ops._momentum import advance, check_momentum
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 
@@ -12,10 +11,7 @@ __all__ = ["momentum_update"]
 
 
 def _check(grad: Tensor, momentum: Tensor, beta: float, status: Tensor | None = None) -> None:
-    require(0 <= beta < 1, "momentum_update.beta", "in [0, 1)", beta)
-    check_vector("momentum_update.grad", grad, torch.float32, grad)
-    check_vector("momentum_update.momentum", momentum, torch.float32, grad, grad.numel())
-    check_status("momentum_update.status", status, grad)
+    check_momentum("momentum_update", grad, momentum, beta, status)
 
 
 @operation("momentum_update(Tensor(a!) grad, Tensor(b!) momentum, float beta, Tensor(c!)? status=None) -> ()", _check)
@@ -40,11 +36,7 @@ def momentum_update(grad: Tensor, momentum: Tensor, beta: float, status: Tensor 
     Source: J. Bernstein, J. Zhao, K. Azizzadenesheli, A. Anandkumar, "signSGD with Majority Vote is Communication
     Efficient and Fault Tolerant", ICLR 2019.
     """
-    now = momentum * float32(beta) + grad * float32(1 - beta)
-    if status is not None:
-        grad.copy_(momentum)
-        status |= ~torch.isfinite(now).all()
-    momentum.copy_(now)
+    advance(grad, momentum, beta, status)
 
 
 @momentum_update.kernel("CPU")

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import check_vector, float32
-from gradwire.ops._codes import code_bytes, pack
+from gradwire.ops._checks import check_vector
+from gradwire.ops._codes import code_bytes, pack, threshold_of
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 
@@ -41,11 +41,6 @@ def onebit_encode(x: Tensor, codes: Tensor, threshold: float, step: Tensor | Non
     2014.
     """
     pack((x > threshold_of(threshold, step)).to(torch.uint8), 1, codes)
-
-
-def threshold_of(threshold: float, step: Tensor | None) -> Tensor | float:
-    """The threshold in the unit of the tensor."""
-    return float32(threshold) if step is None else step * float32(threshold)
 
 
 @onebit_encode.kernel("CPU")

@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from gradwire.ops._checks import check_status, check_vector
-from gradwire.ops._codes import code_bytes, pack
+from gradwire.ops._codes import code_bytes, pack, threshold_of
 from gradwire.ops._feedback import compensate
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
-from gradwire.ops.onebit_encode import threshold_of
 
 __all__ = ["onebit_encode_feedback"]
 

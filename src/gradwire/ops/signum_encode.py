@@ -3,22 +3,18 @@
 import torch
 from torch import Tensor
 
-from gradwire.errors import require
-from gradwire.ops._checks import check_status, check_vector
+from gradwire.ops._checks import check_vector
+from gradwire.ops._momentum import advance, check_momentum
 from gradwire.ops._signs import pack_signs, sign_bytes
 from gradwire.ops.base import operation
-from gradwire.ops.momentum_update import momentum_update
 from gradwire.ops.native import kernels
 
 __all__ = ["signum_encode"]
 
 
 def _check(grad: Tensor, momentum: Tensor, codes: Tensor, beta: float, status: Tensor | None = None) -> None:
-    require(0 <= beta < 1, "signum_encode.beta", "in [0, 1)", beta)
-    check_vector("signum_encode.grad", grad, torch.float32, grad)
-    check_vector("signum_encode.momentum", momentum, torch.float32, grad, grad.numel())
+    check_momentum("signum_encode", grad, momentum, beta, status)
     check_vector("signum_encode.codes", codes, torch.uint8, grad, sign_bytes(grad.numel()))
-    check_status("signum_encode.status", status, grad)
 
 
 @operation(
@@ -45,7 +41,7 @@ def signum_encode(grad: Tensor, momentum: Tensor, codes: Tensor, beta: float, st
 
     Source: as ``momentum_update``.
     """
-    momentum_update.reference(grad, momentum, beta, status)
+    advance(grad, momentum, beta, status)
     pack_signs(momentum >= 0, codes)
 
 
