@@ -103,12 +103,69 @@ struct OnebitEncode {
 
 struct OnebitEncodeFeedback : Feedback {
   std::uint8_t* codes;
-  float threshold;
+  float threshold, step;
 };
 
+// `steps` without data: every rank steps by one.
 struct OnebitAddDecoded {
+  Rows codes, steps;
+  float* out;
+  float scale;
+};
+
+// Of |x|, or of |x + residual| where there is one: a sum for each block.
+struct MagnitudeSums {
+  const float* x;
+  const float* residual;
+  float* sums;
+  std::int64_t block;
+};
+
+struct SignEncode {
+  const float* x;
+  std::uint8_t* codes;
+};
+
+struct SignAddDecoded {
   Rows codes;
   float* out;
+  float scale;
+};
+
+struct SignVote {
+  float* mean;
+  float tie;
+};
+
+// `status` may be null; otherwise the old momentum goes to `grad` and a new one that is not finite sets the status.
+struct MomentumUpdate {
+  float* grad;
+  float* momentum;
+  std::int32_t* status;
+  float beta, rest;
+};
+
+struct SignumEncode : MomentumUpdate {
+  std::uint8_t* codes;
+};
+
+// Signs by blocks: `levels` are one number for each block (a scale), or two (the mean below zero, then the other).
+struct BlockSigns {
+  float* levels;
+  std::uint8_t* codes;
+  std::int64_t block;
+};
+
+struct BlockSignEncode : BlockSigns {
+  const float* x;
+};
+
+struct BlockSignEncodeFeedback : Feedback, BlockSigns {};
+
+struct BlockSignAddDecoded {
+  Rows levels, codes;
+  float* out;
+  std::int64_t block;
   float scale;
 };
 
@@ -222,6 +279,8 @@ struct SparseAddDecoded {
   X(cast_encode, CastEncode)                         \
   X(moments, Moments)                                \
   X(moments_feedback, MomentsFeedback)               \
+  X(magnitude_sums, MagnitudeSums)                   \
+  X(momentum_update, MomentumUpdate)                 \
   X(nonfinite, Nonfinite)                            \
   X(onebit_add_decoded, OnebitAddDecoded)            \
   X(onebit_encode, OnebitEncode)                     \
@@ -232,6 +291,13 @@ struct SparseAddDecoded {
   X(qsgd_encode_feedback, QsgdEncodeFeedback)        \
   X(round_encode, RoundEncode)                       \
   X(round_keep, RoundKeep)                           \
+  X(scaled_sign_add_decoded, BlockSignAddDecoded)    \
+  X(scaled_sign_encode, BlockSignEncode)             \
+  X(scaled_sign_encode_feedback, BlockSignEncodeFeedback)\
+  X(sign_add_decoded, SignAddDecoded)                \
+  X(sign_encode, SignEncode)                         \
+  X(sign_vote, SignVote)                             \
+  X(signum_encode, SignumEncode)                     \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(swap, Swap)                                      \
   X(three_lc_add_decoded, ThreeLcAddDecoded)         \
@@ -242,6 +308,9 @@ struct SparseAddDecoded {
   X(topk_scan, TopkScan)                             \
   X(topk_scan_feedback, TopkScanFeedback)            \
   X(triad, Triad)                                    \
+  X(two_means_add_decoded, BlockSignAddDecoded)      \
+  X(two_means_encode, BlockSignEncode)               \
+  X(two_means_encode_feedback, BlockSignEncodeFeedback)\
   X(twobit_add_decoded, TwobitAddDecoded)            \
   X(twobit_encode, TwobitEncode)                     \
   X(twobit_encode_feedback, TwobitEncodeFeedback)

@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from gradwire.compressors.efsignsgd import EFSignSGD
 from gradwire.compressors.onebit import OneBit
+from gradwire.compressors.onebit_sgd import OneBitSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.signsgd import SignSGD
+from gradwire.compressors.signum import Signum
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.testing.inputs import gaussian
@@ -48,7 +52,9 @@ def count(shape):
 CASES = [
     (TwoBit(threshold=0.25), (37,)), (TopK(ratio=0.1), (5, 8)), (TopK(ratio=0.0001), (300_000,)),
     (OneBit(threshold=0.0), (33,)), (QSGD(bits=4, block=16), (41,)), (QSGD(bits=7, block=32, norm="l2"), (70,)),
-    (PowerSGD(rank=2), (6, 3, 5)), *[(compressor, (4, 9)) for compressor in every()],
+    (PowerSGD(rank=2), (6, 3, 5)), (OneBit(threshold=0.0, scale="mean"), (33,)), (SignSGD(ties="zero"), (41,)),
+    (Signum(), (41,)), (EFSignSGD(block=32), (70,)), (OneBitSGD(block=32), (7, 10)),
+    *[(compressor, (4, 9)) for compressor in every()],
 ]  # fmt: skip
 
 

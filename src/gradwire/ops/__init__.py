@@ -4,6 +4,8 @@ from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
 from gradwire.ops.moments import moments
 from gradwire.ops.moments_feedback import moments_feedback
+from gradwire.ops.mean_magnitude import mean_magnitude
+from gradwire.ops.momentum_update import momentum_update
 from gradwire.ops.native import kernel_info
 from gradwire.ops.nonfinite import nonfinite
 from gradwire.ops.onebit_add_decoded import onebit_add_decoded
@@ -15,6 +17,13 @@ from gradwire.ops.qsgd_encode import qsgd_encode
 from gradwire.ops.qsgd_encode_feedback import qsgd_encode_feedback
 from gradwire.ops.round_encode import round_encode
 from gradwire.ops.round_keep import round_keep
+from gradwire.ops.scaled_sign_add_decoded import scaled_sign_add_decoded
+from gradwire.ops.scaled_sign_encode import scaled_sign_encode
+from gradwire.ops.scaled_sign_encode_feedback import scaled_sign_encode_feedback
+from gradwire.ops.sign_add_decoded import sign_add_decoded
+from gradwire.ops.sign_encode import sign_encode
+from gradwire.ops.sign_vote import sign_vote
+from gradwire.ops.signum_encode import signum_encode
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
 from gradwire.ops.swap import swap
 from gradwire.ops.three_lc_add_decoded import three_lc_add_decoded
@@ -22,6 +31,9 @@ from gradwire.ops.three_lc_encode import three_lc_encode
 from gradwire.ops.three_lc_encode_feedback import three_lc_encode_feedback
 from gradwire.ops.topk_encode import topk_encode
 from gradwire.ops.topk_encode_feedback import topk_encode_feedback
+from gradwire.ops.two_means_add_decoded import two_means_add_decoded
+from gradwire.ops.two_means_encode import two_means_encode
+from gradwire.ops.two_means_encode_feedback import two_means_encode_feedback
 from gradwire.ops.twobit_add_decoded import twobit_add_decoded
 from gradwire.ops.twobit_encode import twobit_encode
 from gradwire.ops.twobit_encode_feedback import twobit_encode_feedback
@@ -32,6 +44,8 @@ __all__ = [
     "kernel_info",
     "moments",
     "moments_feedback",
+    "mean_magnitude",
+    "momentum_update",
     "nonfinite",
     "onebit_add_decoded",
     "onebit_encode",
@@ -42,6 +56,13 @@ __all__ = [
     "qsgd_encode_feedback",
     "round_encode",
     "round_keep",
+    "scaled_sign_add_decoded",
+    "scaled_sign_encode",
+    "scaled_sign_encode_feedback",
+    "sign_add_decoded",
+    "sign_encode",
+    "sign_vote",
+    "signum_encode",
     "sparse_add_decoded",
     "swap",
     "three_lc_add_decoded",
@@ -49,6 +70,9 @@ __all__ = [
     "three_lc_encode_feedback",
     "topk_encode",
     "topk_encode_feedback",
+    "two_means_add_decoded",
+    "two_means_encode",
+    "two_means_encode_feedback",
     "twobit_add_decoded",
     "twobit_encode",
     "twobit_encode_feedback",
