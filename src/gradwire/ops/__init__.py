@@ -2,6 +2,9 @@
 
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
+from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
+from gradwire.ops.eightbit_encode import eightbit_encode
+from gradwire.ops.eightbit_encode_feedback import eightbit_encode_feedback
 from gradwire.ops.native import kernel_info
 from gradwire.ops.nonfinite import nonfinite
 from gradwire.ops.onebit_add_decoded import onebit_add_decoded
@@ -22,6 +25,9 @@ from gradwire.ops.twobit_encode_feedback import twobit_encode_feedback
 __all__ = [
     "cast_add_decoded",
     "cast_encode",
+    "eightbit_add_decoded",
+    "eightbit_encode",
+    "eightbit_encode_feedback",
     "kernel_info",
     "nonfinite",
     "onebit_add_decoded",
