@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <stdexcept>
 
 #include "dispatch.h"
@@ -134,6 +135,53 @@ void qsgd_add_decoded(Address norms, Size norms_stride, Address codes, Size code
       n, block, threads);
 }
 
+Codebook codebook(int kind, Size block) {
+  if (kind < 0 || kind > int(Codebook::e5m2)) throw std::invalid_argument("kind must be from 0 to 3");
+  if (block < 0 || block % 16 != 0) throw std::invalid_argument("block must be a multiple of 16");
+  return Codebook(kind);
+}
+
+Eightbit eightbit(Address scales, Address codes, Address book, int kind, Size block, Size n) {
+  const Codebook known = codebook(kind, block);
+  return {pointer<float>(scales, n), pointer<std::uint8_t>(codes, n), pointer<const float>(book, n), known, block};
+}
+
+// The one scale of a whole tensor: the largest magnitude, or 0 where it is too small for its inverse.
+template <class Args>
+void measure_all(void (*KernelTable::*kernel)(const Args&, std::int64_t, std::int64_t), Args args, float* scale,
+                 Size n, int threads) {
+  if (n == 0) return;
+  std::uint32_t word = 0;
+  args.out = &word;
+  run(kernel, args, n, 16, threads);
+  std::memcpy(scale, &word, sizeof word);
+  if (*scale < 0x1p-120f) *scale = 0.0f;
+}
+
+void eightbit_encode(Address x, Address scales, Address codes, Address book, int kind, Size block, Size n,
+                     int threads) {
+  const EightbitEncode args = {eightbit(scales, codes, book, kind, block, n), pointer<const float>(x, n)};
+  if (block == 0) measure_all(&KernelTable::largest, Largest{args.x, nullptr}, args.scales, n, threads);
+  run(&KernelTable::eightbit_encode, args, n, block ? block : 16, threads);
+}
+
+void eightbit_encode_feedback(Address grad, Address residual, Address scales, Address codes, Address book, int kind,
+                              Size block, Address status, Size n, int threads) {
+  const EightbitEncodeFeedback args = {feedback(grad, residual, status, n),
+                                       eightbit(scales, codes, book, kind, block, n)};
+  if (block == 0)
+    measure_all(&KernelTable::largest_sum, LargestSum{args.grad, args.residual, nullptr}, args.scales, n, threads);
+  run(&KernelTable::eightbit_encode_feedback, args, n, block ? block : 16, threads);
+}
+
+void eightbit_add_decoded(Address scales, Size scales_stride, Address codes, Size codes_stride, Size count, Address out,
+                          Address book, int kind, Size block, double scale, Size n, int threads) {
+  run(&KernelTable::eightbit_add_decoded,
+      {rows(scales, count, scales_stride, n), rows(codes, count, codes_stride, n), pointer<float>(out, n),
+       pointer<const float>(book, n), codebook(kind, block), block, float(scale)},
+      n, block ? block : 16, threads);
+}
+
 void check_k(Size k, Size n) {
   if (k < 0 || k > n) throw std::invalid_argument("k must be from 0 to n");
 }
@@ -204,6 +252,11 @@ NB_MODULE(_kernels, m) {
          "block"_a, "l2"_a, "key"_a, "step"_a, "status"_a);
   kernel("qsgd_add_decoded", &qsgd_add_decoded, "norms"_a, "norms_stride"_a, "codes"_a, "codes_stride"_a, "count"_a,
          "out"_a, "bits"_a, "block"_a, "scale"_a);
+  kernel("eightbit_encode", &eightbit_encode, "x"_a, "scales"_a, "codes"_a, "book"_a, "kind"_a, "block"_a);
+  kernel("eightbit_encode_feedback", &eightbit_encode_feedback, "grad"_a, "residual"_a, "scales"_a, "codes"_a, "book"_a,
+         "kind"_a, "block"_a, "status"_a);
+  kernel("eightbit_add_decoded", &eightbit_add_decoded, "scales"_a, "scales_stride"_a, "codes"_a, "codes_stride"_a,
+         "count"_a, "out"_a, "book"_a, "kind"_a, "block"_a, "scale"_a);
   kernel("topk_encode", &topk_encode, "x"_a, "values"_a, "indices"_a, "counts"_a, "k"_a);
   kernel("topk_encode_feedback", &topk_encode_feedback, "grad"_a, "residual"_a, "values"_a, "indices"_a, "counts"_a,
          "status"_a, "k"_a);

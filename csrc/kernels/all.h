@@ -3,6 +3,11 @@
 
 #include "kernels/cast_add_decoded.h"
 #include "kernels/cast_encode.h"
+#include "kernels/eightbit_add_decoded.h"
+#include "kernels/eightbit_encode.h"
+#include "kernels/eightbit_encode_feedback.h"
+#include "kernels/largest.h"
+#include "kernels/largest_sum.h"
 #include "kernels/nonfinite.h"
 #include "kernels/onebit_add_decoded.h"
 #include "kernels/onebit_encode.h"

@@ -160,6 +160,10 @@ GRADWIRE_INLINE F32 lookup(Table4 t, U32 index) {
   return {_mm256_permutevar_ps(t.v, index.lo), _mm256_permutevar_ps(t.v, index.hi)};
 }
 
+GRADWIRE_INLINE F32 gather(const float* table, U32 index) {
+  return {_mm256_i32gather_ps(table, index.lo, 4), _mm256_i32gather_ps(table, index.hi, 4)};
+}
+
 GRADWIRE_INLINE F32 load_f16(const void* p) {
   const __m128i* q = static_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};

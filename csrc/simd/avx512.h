@@ -105,6 +105,9 @@ struct Table4 { __m512 v; };
 GRADWIRE_INLINE Table4 table4(float a, float b, float c, float d) { return {_mm512_set4_ps(d, c, b, a)}; }
 GRADWIRE_INLINE F32 lookup(Table4 t, U32 index) { return {_mm512_permutexvar_ps(index.v, t.v)}; }
 
+// table[index] for each lane.
+GRADWIRE_INLINE F32 gather(const float* table, U32 index) { return {_mm512_i32gather_ps(index.v, table, 4)}; }
+
 GRADWIRE_INLINE F32 load_f16(const void* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
 }

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from gradwire.errors import require
 from gradwire.ops._checks import check_rows, check_vector, float32
-from gradwire.ops._eightbit import check_parameters, count, dequantise
+from gradwire.ops._eightbit import KINDS, check_parameters, codebook, count, dequantise
 from gradwire.ops.base import operation
+from gradwire.ops.native import kernels
 
 __all__ = ["eightbit_add_decoded"]
 
@@ -46,3 +47,12 @@ def eightbit_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, kind: str, 
     """
     for row_scales, row_codes in zip(scales, codes, strict=True):
         out += dequantise(row_scales, row_codes, kind, block, float32(scale))
+
+
+@eightbit_add_decoded.kernel("CPU")
+def _cpu(scales: Tensor, codes: Tensor, out: Tensor, kind: str, block: int, scale: float) -> None:
+    scale_rows = scales.data_ptr(), scales.stride(0) * scales.element_size()
+    code_rows = codes.data_ptr(), codes.stride(0)
+    target = out.data_ptr(), codebook(kind, out.device).data_ptr()
+    ranks, n, threads = codes.size(0), out.numel(), torch.get_num_threads()
+    kernels.eightbit_add_decoded(*scale_rows, *code_rows, ranks, *target, KINDS.index(kind), block, scale, n, threads)

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from gradwire.ops._checks import check_vector
-from gradwire.ops._eightbit import check_codes, check_parameters, encode
+from gradwire.ops._eightbit import KINDS, check_codes, check_parameters, codebook, encode
 from gradwire.ops.base import operation
+from gradwire.ops.native import kernels
 
 __all__ = ["eightbit_encode"]
 
@@ -47,3 +48,9 @@ def eightbit_encode(x: Tensor, scales: Tensor, codes: Tensor, kind: str, block: 
     "FP8 Formats for Deep Learning", 2022.
     """
     encode(x, scales, codes, kind, block)
+
+
+@eightbit_encode.kernel("CPU")
+def _cpu(x: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int) -> None:
+    addresses = x.data_ptr(), scales.data_ptr(), codes.data_ptr(), codebook(kind, x.device).data_ptr()
+    kernels.eightbit_encode(*addresses, KINDS.index(kind), block, x.numel(), torch.get_num_threads())

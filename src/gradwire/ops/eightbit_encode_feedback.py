@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from gradwire.ops._checks import check_status, check_vector
-from gradwire.ops._eightbit import check_codes, check_parameters, dequantise, encode
+from gradwire.ops._eightbit import KINDS, check_codes, check_parameters, codebook, dequantise, encode
 from gradwire.ops._feedback import compensate
 from gradwire.ops.base import operation
+from gradwire.ops.native import kernels
 
 __all__ = ["eightbit_encode_feedback"]
 
@@ -69,3 +70,19 @@ def eightbit_encode_feedback(
     x = compensate(grad, residual, status)
     encode(x, scales, codes, kind, block)
     torch.add(x, dequantise(scales, codes, kind, block, -1.0), out=residual)
+
+
+@eightbit_encode_feedback.kernel("CPU")
+def _cpu(
+    grad: Tensor,
+    residual: Tensor,
+    scales: Tensor,
+    codes: Tensor,
+    kind: str,
+    block: int,
+    status: Tensor | None = None,
+) -> None:
+    addresses = grad.data_ptr(), residual.data_ptr(), scales.data_ptr(), codes.data_ptr()
+    book, flag = codebook(kind, grad.device).data_ptr(), 0 if status is None else status.data_ptr()
+    n, threads = grad.numel(), torch.get_num_threads()
+    kernels.eightbit_encode_feedback(*addresses, book, KINDS.index(kind), block, flag, n, threads)
