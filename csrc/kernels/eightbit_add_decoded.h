@@ -8,8 +8,9 @@ namespace gradwire::GRADWIRE_TARGET {
 constexpr std::int64_t kEightbitSum = 2048;
 
 template <Codebook kind>
-static void eightbit_add(float* out, const std::uint8_t* codes, const float* book, float scale, float norm,
+static void eightbit_add(float* out, const std::uint8_t* codes, const float* values, float scale, float norm,
                          std::int64_t count) {
+  const Book book = book_of(values);
   const F32 step = set(norm / kLargest<kind> * scale);
   std::int64_t i = 0;
 #pragma GCC unroll 4

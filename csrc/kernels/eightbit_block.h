@@ -27,7 +27,7 @@ struct EightbitRun {
 
 template <Codebook kind, bool kKeep>
 GRADWIRE_INLINE void eightbit_step(const EightbitRun& run, std::int64_t i, F32 inverse, F32 backwards,
-                                   const float* book, int count) {
+                                   const Book& book, int count) {
   const F32 x = load(run.x + i, count);
   const Chosen chosen = choose<kind>(x * inverse, book);
   store_u8(run.codes + i, chosen.code, count);
@@ -35,7 +35,8 @@ GRADWIRE_INLINE void eightbit_step(const EightbitRun& run, std::int64_t i, F32 i
 }
 
 template <Codebook kind, bool kKeep>
-static void eightbit_write(const EightbitRun& run, const float* book, float norm) {
+static void eightbit_write(const EightbitRun& run, const float* values, float norm) {
+  const Book book = book_of(values);
   const F32 inverse = set(1.0f / norm), backwards = set(-(norm / kLargest<kind>));
   std::int64_t i = 0;
 #pragma GCC unroll 4

@@ -25,9 +25,23 @@ GRADWIRE_INLINE Chosen choose_linear(F32 y) {
   return {as_u32(sum), sum - middle};
 }
 
-// `book` goes on with the lowest y of each decade, that of 1, and the codes of a decade per unit of y.
-GRADWIRE_INLINE U32 dynamic_code(F32 y, const float* book) {
-  const float *const border = book + 256, *const slopes = border + kDecades + 1;
+// What a codebook needs in registers: of "dynamic" the 128 values above zero.
+struct Book {
+  const float* values;
+  Table128 positive;
+};
+
+GRADWIRE_INLINE Book book_of(const float* values) { return {values, table128(values + 128)}; }
+
+// `steps` codes away from zero, downwards where there is a sign.
+GRADWIRE_INLINE F32 dynamic_value(const Book& book, U32 steps, U32 sign) {
+  const U32 magnitude = as_u32(lookup(book.positive, steps - set_u32(1)));
+  return as_f32(select(eq(steps, set_u32(0)), set_u32(0), magnitude | sign));
+}
+
+// The values go on with the lowest y of each decade, that of 1, and the codes of a decade per unit of y.
+GRADWIRE_INLINE Chosen choose_dynamic(F32 y, const Book& book) {
+  const float *const border = book.values + 256, *const slopes = border + kDecades + 1;
   const F32 magnitude = as_f32(abs_bits(y));
   F32 first = set(1.0f), slope = set(slopes[0]);
 #pragma GCC unroll 6
@@ -41,7 +55,8 @@ GRADWIRE_INLINE U32 dynamic_code(F32 y, const float* book) {
   const U32 inside = to_i32(min(place, first + first - set(1.0f)));
   const U32 small = select(ge(magnitude, set(border[0])), inside, set_u32(0));
   const U32 steps = select(ge(y, set(border[kDecades])), set_u32(128), small);
-  return select(lt(y, set(0.0f)), set_u32(127) - steps, set_u32(127) + steps);
+  const U32 code = select(lt(y, set(0.0f)), set_u32(127) - steps, set_u32(127) + steps);
+  return {code, dynamic_value(book, steps, as_u32(y) & set_u32(0x80000000))};
 }
 
 // To nearest even: a normal float8 by adding to its bits, a subnormal one by adding a float whose last bit is its own.
@@ -57,26 +72,35 @@ GRADWIRE_INLINE Chosen choose_float8(F32 scaled) {
   return {select(small, subnormal, normal) | shr(sign, 24), as_f32(value | sign)};
 }
 
-template <Codebook kind>
-GRADWIRE_INLINE Chosen choose(F32 y, const float* book) {
-  if constexpr (kind == Codebook::linear) {
-    return choose_linear(y);
-  } else if constexpr (kind == Codebook::dynamic) {
-    const U32 code = dynamic_code(y, book);
-    return {code, gather(book, code)};
-  } else if constexpr (kind == Codebook::e4m3) {
-    return choose_float8<3, 7>(y * set(kLargest<kind>));
-  } else {
-    return choose_float8<2, 15>(y * set(kLargest<kind>));
-  }
+// Bytes from outside may stand for what is not a number: in e4m3 the last one, in e5m2 the last exponent.
+template <int kFraction, int kBias>
+GRADWIRE_INLINE F32 float8_value(U32 code) {
+  constexpr int kShift = 23 - kFraction;
+  constexpr std::uint32_t kSpecial = kFraction == 3 ? 0x7f : 0x7c;
+  const U32 magnitude = code & set_u32(0x7f), word = shl(magnitude, kShift);
+  const U32 normal = word + set_u32((127u - kBias) << 23), one = set_u32((128u - kBias) << 23);
+  const U32 subnormal = as_u32(as_f32(word | one) - as_f32(one));
+  const U32 finite = select(ge(magnitude, set_u32(1u << kFraction)), normal, subnormal);
+  const U32 value = select(ge(magnitude, set_u32(kSpecial)), word | set_u32(0x7f800000), finite);
+  return as_f32(value | shl(code & set_u32(0x80), 24));
 }
 
-// The value of a code that may come from outside.
 template <Codebook kind>
-GRADWIRE_INLINE F32 value_of(const std::uint8_t* codes, const float* book, int count) {
+GRADWIRE_INLINE Chosen choose(F32 y, const Book& book) {
+  if constexpr (kind == Codebook::linear) return choose_linear(y);
+  if constexpr (kind == Codebook::dynamic) return choose_dynamic(y, book);
+  if constexpr (kind == Codebook::e4m3) return choose_float8<3, 7>(y * set(kLargest<kind>));
+  return choose_float8<2, 15>(y * set(kLargest<kind>));
+}
+
+template <Codebook kind>
+GRADWIRE_INLINE F32 value_of(const std::uint8_t* codes, const Book& book, int count) {
   const U32 code = load_u8(codes, count);
   if constexpr (kind == Codebook::linear) return from_i32(sar(shl(code, 24), 24));
-  return gather(book, code);
+  if constexpr (kind == Codebook::e4m3) return float8_value<3, 7>(code);
+  if constexpr (kind == Codebook::e5m2) return float8_value<2, 15>(code);
+  const U32 steps = code - set_u32(127), sign = steps & set_u32(0x80000000);
+  return dynamic_value(book, select(eq(sign, set_u32(0)), steps, set_u32(127) - code), sign);
 }
 
 }  // namespace gradwire::GRADWIRE_TARGET
