@@ -157,6 +157,28 @@ struct EightbitAddDecoded {
   float scale;
 };
 
+struct Natural {
+  std::uint8_t* bases;
+  std::uint8_t* codes;
+  bool random;
+  std::int64_t block;
+  std::uint64_t key, step;
+};
+
+struct NaturalEncode : Natural {
+  const float* x;
+};
+
+struct NaturalEncodeFeedback : Feedback, Natural {};
+
+struct NaturalAddDecoded {
+  Rows bases;
+  Rows codes;
+  float* out;
+  std::int64_t block;
+  float scale;
+};
+
 // How many magnitudes are above a bracket and inside it.
 struct Tally {
   std::int64_t above, inside;
@@ -211,6 +233,9 @@ struct SparseAddDecoded {
   X(eightbit_encode_feedback, EightbitEncodeFeedback)\
   X(largest, Largest)                                \
   X(largest_sum, LargestSum)                         \
+  X(natural_add_decoded, NaturalAddDecoded)          \
+  X(natural_encode, NaturalEncode)                   \
+  X(natural_encode_feedback, NaturalEncodeFeedback)  \
   X(nonfinite, Nonfinite)                            \
   X(onebit_add_decoded, OnebitAddDecoded)            \
   X(onebit_encode, OnebitEncode)                     \

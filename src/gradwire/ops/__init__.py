@@ -6,6 +6,9 @@ from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
 from gradwire.ops.eightbit_encode import eightbit_encode
 from gradwire.ops.eightbit_encode_feedback import eightbit_encode_feedback
 from gradwire.ops.native import kernel_info
+from gradwire.ops.natural_add_decoded import natural_add_decoded
+from gradwire.ops.natural_encode import natural_encode
+from gradwire.ops.natural_encode_feedback import natural_encode_feedback
 from gradwire.ops.nonfinite import nonfinite
 from gradwire.ops.onebit_add_decoded import onebit_add_decoded
 from gradwire.ops.onebit_encode import onebit_encode
@@ -29,6 +32,9 @@ __all__ = [
     "eightbit_encode",
     "eightbit_encode_feedback",
     "kernel_info",
+    "natural_add_decoded",
+    "natural_encode",
+    "natural_encode_feedback",
     "nonfinite",
     "onebit_add_decoded",
     "onebit_encode",
