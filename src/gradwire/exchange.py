@@ -24,7 +24,7 @@ from gradwire.comm._channel import Channel
 from gradwire.comm._dense import DenseSession
 from gradwire.comm._part import Unit
 from gradwire.comm.base import Session, Site, Strategy
-from gradwire.compressors.base import Compressor
+from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.keeper import Keeper
 from gradwire.memory.base import Memory
@@ -43,13 +43,15 @@ compression costs quality and time; from 5 workers on the traffic decides."""
 
 
 def default_memory(compressor: Compressor) -> str:
-    """``residual`` where the method needs or contains error feedback, else ``none``."""
+    """The method's own; else ``residual`` where it needs or contains error feedback, else ``none``."""
+    if compressor.memory is not None:
+        return compressor.memory
     return "residual" if compressor.feedback in ("required", "built-in") else "none"
 
 
 def default_strategy(compressor: Compressor, world: int) -> str:
     """``allreduce`` where payloads can be summed, else ``allgather``, or on many workers ``two_phase``."""
-    if compressor.summable or compressor.rounds_needed > 1:
+    if compressor.summable or isinstance(compressor, MultiRound):
         return "allreduce"
     can_be_cut = compressor.fixed_size and compressor.alignment > 0
     return "two_phase" if world > ALLGATHER_UP_TO and can_be_cut else "allgather"
@@ -111,7 +113,14 @@ class Exchange:
         Raises:
             ConfigError: error feedback is part of the method and was refused, or would diverge and was asked for.
         """
-        memory: Memory = self.memory or registry.build("memory", default_memory(compressor))
+        own = compressor.memory is not None and compressor.name != self.compressor.name
+        asked = None if own else self.memory
+        memory: Memory = asked or registry.build("memory", default_memory(compressor))
+        if compressor.memory not in (None, memory.name) and not self.force:
+            raise ConfigError(
+                f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
+                f"{compressor.memory!r}: leave memory out, or say force=True"
+            )
         if compressor.feedback == "built-in" and memory.name == "none":
             raise ConfigError(
                 f"memory 'none' loses gradients: the residual is part of {compressor.name!r}; use memory='residual'"
@@ -133,6 +142,8 @@ class Exchange:
 
     def describe(self, params: Sequence[Named], **told: Any) -> str:
         """Configuration and parameters as JSON, and whatever else is ``told``: what all ranks must agree on."""
+        for name, shape in params:
+            self.policy.choose(name, shape, self.compressor)  # Tries a researcher's own method, which may fail here.
         return json.dumps({
             **told,
             "compressor": self.compressor.to_config(), "memory": self.memory_for(self.compressor).to_config(),
@@ -219,7 +230,7 @@ class Exchange:
         groups: dict[object, list[Unit]] = {}
         for unit in units:
             strategy = self.strategy_for(unit.compressor)
-            alone = unit.compressor if strategy.name == "allreduce" else None
+            alone = id(unit.compressor) if strategy.name == "allreduce" else None
             groups.setdefault((strategy.name, alone), []).append(unit)
         sessions = [self.strategy_for(group[0].compressor).plan(group, site) for group in groups.values()]
         return Plan(tuple(params), main, units, DenseSession(dense, self.channel, self.device), sessions, numel)
@@ -249,7 +260,8 @@ def carries(strategy: Strategy, compressor: Compressor) -> bool:
 
 def try_extend(unit: Unit, compressor: Compressor, name: str, numel: int, lo: int) -> bool:
     """Join a parameter to the unit before it, where no code depends on where a tensor starts."""
-    joinable = compressor.elementwise and not compressor.random and compressor == unit.compressor
+    # Identity, not equality: a schedule changes the main compressor, and not an override that is equal to it today.
+    joinable = compressor.elementwise and not compressor.random and compressor is unit.compressor
     if not joinable or unit.lo + unit.numel != lo:
         return False
     unit.members += ((name, numel),)

@@ -18,6 +18,7 @@ from gradwire.errors import ConfigError, nearest
 __all__ = ["build", "find", "from_config", "names", "to_config"]
 
 _MACHINERY = frozenset({"base", "simple"})
+_DEPTH = 3
 
 
 @cache
@@ -60,19 +61,33 @@ def build(kind: str, name: str, params: Mapping[str, Any] | None = None) -> Any:
         if given not in known:
             allowed = nearest(given, known) if known else "it takes no parameters"
             raise ConfigError(f"{cls.__name__} has no parameter {given!r}: {allowed}")
-    return cls(**params)
+    nested = {f.name for f in dataclasses.fields(cls) if f.type == "Compressor"}
+    return cls(**{key: _inner(value) if key in nested else value for key, value in params.items()})
+
+
+def _inner(value: Any) -> Any:
+    """A compressor inside another one may be given as such, by name, or as its configuration."""
+    if isinstance(value, str):
+        return build("compressors", value)
+    return from_config("compressors", value) if isinstance(value, Mapping) else value
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    return isinstance(value, Mapping) and (depth == 0 or any(_deeper(each, depth - 1) for each in value.values()))
 
 
 def to_config(obj: Any) -> dict[str, Any]:
     """A registered object as plain JSON values: its name and its parameters."""
     values = {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj) if f.init}
-    return {"name": obj.name, **values}
+    return {"name": obj.name, **{key: v.to_config() if hasattr(v, "to_config") else v for key, v in values.items()}}
 
 
 def from_config(kind: str, config: Mapping[str, Any]) -> Any:
     """The inverse of ``to_config``: ``from_config(kind, to_config(x)) == x``."""
     params = dict(config)
     name = params.pop("name", None)
+    if _deeper(config, _DEPTH):
+        raise ConfigError(f"a {_singular(kind)} configuration must not be nested more than {_DEPTH} deep")
     if not isinstance(name, str):
         raise ConfigError(f"a {_singular(kind)} configuration needs a 'name', got {dict(config)!r}")
     return build(kind, name, params)

@@ -67,6 +67,14 @@ class Layout:
     def nbytes(self) -> int:
         return self.offsets[-1] + self.fields[-1].nbytes if self.fields else 0
 
+    def cut(self, used: int) -> Layout:
+        """The layout of a payload of variable size whose last field has only ``used`` items.
+
+        >>> Layout((Field("used", torch.int32, 1), Field("stream", torch.uint8, 100))).cut(3).nbytes
+        7
+        """
+        return Layout((*self.fields[:-1], replace(self.fields[-1], count=used)))
+
     def views(self, buffer: Tensor) -> Payload:
         """Typed views of ``buffer``.
 

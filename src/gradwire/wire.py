@@ -34,7 +34,7 @@ from gradwire.types import Layout, Payload, align
 if TYPE_CHECKING:
     from gradwire.compressors.base import Compressor
 
-__all__ = ["MAX_BYTES", "MAX_DIMS", "MAX_HEADER", "Frame", "Packing", "Reader", "frame", "unframe"]
+__all__ = ["MAX_BYTES", "MAX_DIMS", "MAX_HEADER", "Frame", "Packing", "Reader", "frame", "sent_nbytes", "unframe"]
 
 Chunk: TypeAlias = bytes | bytearray | memoryview
 
@@ -131,6 +131,8 @@ def frame(compressor: Compressor, shape: Sequence[int], payload: Tensor) -> byte
     nbytes = compressor.layout(shape).nbytes
     ok = payload.dtype == torch.uint8 and payload.shape == (nbytes,)
     require(ok, "frame.payload", f"uint8 of shape ({nbytes},)", f"{payload.dtype} of shape {tuple(payload.shape)}")
+    if not compressor.fixed_size:
+        payload = payload[: sent_nbytes(compressor, compressor.layout(shape), payload)]
     body = payload.cpu().numpy().tobytes()
     header = _header.dump(compressor, shape, PREFIX.size)
     start = PREFIX.pack(MAGIC, VERSION, len(body), len(header), zlib.crc32(body), 0)[:-4]
@@ -252,16 +254,40 @@ def _parse(known: Sequence[Compressor], max_bytes: int) -> Generator[tuple[str, 
     if zlib.crc32(header, zlib.crc32(start[:-4])) != head_crc:
         raise WireError("frame header is corrupted: its CRC-32 does not match")
     compressor, shape, layout = _header.load(header, known, max_bytes)
-    if layout.nbytes != body_nbytes:
+    least = layout.nbytes if compressor.fixed_size else layout.offsets[-1]
+    if not least <= body_nbytes <= layout.nbytes:
+        allowed = f"has {layout.nbytes}" if compressor.fixed_size else f"has {least} to {layout.nbytes}"
         raise WireError(
-            f"frame says {body_nbytes} bytes of payload, but {compressor.name!r} of shape {shape} has {layout.nbytes}"
+            f"frame says {body_nbytes} bytes of payload, but {compressor.name!r} of shape {shape} {allowed}"
         )
     body = yield "payload", body_nbytes
     if zlib.crc32(body) != body_crc:
         raise WireError("frame payload is corrupted: its CRC-32 does not match")
+    body += bytes(layout.nbytes - body_nbytes)
     payload = torch.frombuffer(body, dtype=torch.uint8) if body else torch.empty(0, dtype=torch.uint8)
+    if not compressor.fixed_size and (claimed := sent_nbytes(compressor, layout, payload)) != body_nbytes:
+        raise WireError(f"frame has {body_nbytes} bytes of payload, but the payload says that it uses {claimed}")
     compressor.check_payload(layout.views(payload), shape)
     return Frame(compressor, shape, payload)
+
+
+def sent_nbytes(compressor: Compressor, layout: Layout, payload: Tensor) -> int:
+    """How many bytes of a payload travel: all of them, or of a variable size those that say what they are.
+
+    Args:
+        compressor: that made the payload.
+        layout: of the payload.
+        payload: uint8 of one dimension, at least up to the last field.
+
+    Raises:
+        WireError: the payload claims more than its capacity.
+    """
+    if compressor.fixed_size:
+        return layout.nbytes
+    used, capacity = int(payload[:4].view(torch.int32)), layout.fields[-1].count
+    if not 0 <= used <= capacity:
+        raise WireError(f"a payload of {compressor.name!r} uses at most {capacity} bytes of its stream, not {used}")
+    return layout.offsets[-1] + used
 
 
 def _check_prefix(start: bytearray, max_bytes: int) -> tuple[int, int, int, int]:

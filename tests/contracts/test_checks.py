@@ -16,6 +16,7 @@ from gradwire.compressors.twobit import TwoBit
 from gradwire.testing import bounds, contract, feedback, ranks
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Field, Layout
+from tests.comm.methods import NonZero
 
 
 class ForgetsAParameter(TwoBit):
@@ -64,6 +65,12 @@ class MixesUpRanks(TwoBit):
     def add_decoded_many(self, payloads, out, scale=1.0):
         for rank in range(len(payloads[0])):
             self.add_decoded((payloads[0][0],), out, scale * (rank + 1))
+
+
+class LeavesRubbish(NonZero):
+    def encode(self, x, payload, state, key):
+        super().encode(x, payload, state, key)
+        payload[1][-1] = 1
 
 
 class ScalesTwice(BF16):
@@ -148,6 +155,7 @@ BROKEN = [
     (IgnoresTheRank(), contract.check_determinism, "step, rank or phase"),
     (Overwrites(), contract.check_decoder, "not close"),
     (MixesUpRanks(), contract.check_many, "differs from the loop"),
+    (LeavesRubbish(least=0.5), contract.check_used, "bytes that are not used must be zero"),
     (ScalesTwice(), contract.check_summable, "encode_scaled differs"),
     (LooksAtNeighbours(), contract.check_elementwise, "a cut at 48"),
     (TakesAnything(), contract.check_inputs, "accepted torch.int32"),

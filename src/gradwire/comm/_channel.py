@@ -37,18 +37,19 @@ class Channel:
         self.is_nccl = group is not None and dist.get_backend(group) == "nccl"
         self._global = dist.get_process_group_ranks(group) if group is not None else [0]
 
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Sum ``tensor`` over the ranks, in place. Traffic of a ring: 2 (W-1)/W of its bytes, whatever W is."""
-        self.begin_all_reduce(tensor)()
+    def all_reduce(self, tensor: Tensor, how: str = "sum") -> None:
+        """Reduce ``tensor`` over the ranks, in place. Traffic of a ring: 2 (W-1)/W of its bytes, whatever W is."""
+        self.begin_all_reduce(tensor, how)()
 
-    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:
-        """Start an all-reduce; the sum is there when the returned function has been called."""
+    def begin_all_reduce(self, tensor: Tensor, how: str = "sum") -> Callable[[], None]:
+        """Start an all-reduce; the result is there when the returned function has been called."""
         if self.world == 1 or tensor.numel() == 0:
             return lambda: None
         moved = 2 * (self.world - 1) * tensor.nbytes // self.world
         self._count(moved, moved)
         with self.metrics.timed("communicate"):
-            work = dist.all_reduce(tensor, group=self.group, async_op=True)
+            op = dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM
+            work = dist.all_reduce(tensor, op=op, group=self.group, async_op=True)
         return partial(self._finish, [work])
 
     def all_gather(self, rows: Tensor) -> None:

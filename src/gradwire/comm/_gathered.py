@@ -33,5 +33,9 @@ class GatheredSession(Session):
         self.move(self.channel, self.rows.buffer)
         with metrics.timed("decode"):
             bad = (self.rows.status != 0).any() | dense()
-            self.part.deliver(flat, bad, lambda: self.part.add_decoded(self.rows, flat, 1.0 / self.channel.world))
+            self.part.deliver(flat, bad, lambda: self._decode(flat))
         return bad
+
+    def _decode(self, flat: Tensor) -> None:
+        self.part.add_decoded(self.rows, flat, 1.0 / self.channel.world)
+        self.part.settle(flat)

@@ -133,7 +133,7 @@ class Part:
                 piece.state[name].copy_(tensor)
 
     def deliver(self, flat: Tensor, bad: Tensor, decode: Callable[[], None]) -> None:
-        """End the step: where ``bad``, take the encode back and hand out NaN; else zero the pieces and decode.
+        """End the step: where ``bad``, take the encode back and hand out NaN; else decode into the pieces.
 
         On the CPU that is a branch. On an accelerator it is a select, so that nothing waits for the device.
         """
@@ -144,9 +144,11 @@ class Part:
             return
         if not on_cpu:
             self.select(flat, bad)
-        for view in self._views(flat):
-            view.zero_()
+        for piece in self.pieces:
+            piece.memory.begin(piece.of(flat), piece.kept)
         decode()
+        for piece in self.pieces:
+            piece.memory.finish(piece.of(flat), piece.kept, bad)
         if not on_cpu:
             fill_nonfinite(self._views(flat), bad)
 
@@ -162,6 +164,11 @@ class Part:
         """``flat += scale * (sum over the rows of the message)``."""
         for piece, payloads in zip(self.pieces, message.payloads, strict=True):
             piece.unit.compressor.add_decoded_many(payloads, piece.of(flat), scale)
+
+    def settle(self, flat: Tensor) -> None:
+        """The mean is complete: let the compressors turn it into what the optimizer gets."""
+        for piece in self.pieces:
+            piece.unit.compressor.settle(piece.of(flat))
 
     def _views(self, flat: Tensor) -> Iterator[Tensor]:
         return (piece.of(flat) for piece in self.pieces)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gradwire.comm._channel import Channel
 from gradwire.comm._gathered import GatheredSession
 from gradwire.comm._part import Unit
+from gradwire.comm._variable import VariableSession
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor
 
@@ -29,4 +30,6 @@ class AllGather(Strategy):
         self.refuse_rounds(compressor)
 
     def plan(self, units: Sequence[Unit], site: Site) -> Session:
+        if not all(unit.compressor.fixed_size for unit in units):
+            return VariableSession(units, site)
         return GatheredSession(units, site, Channel.all_gather)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,6 +18,8 @@ from gradwire.errors import ConfigError
 from gradwire.types import Key, Payload, State
 
 __all__ = ["AllReduce"]
+
+END = object()
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,14 @@ class AllReduce(Strategy):
     name = "allreduce"
 
     def check(self, compressor: Compressor) -> None:
-        if not compressor.summable and compressor.rounds_needed == 1:
+        if not compressor.summable and not isinstance(compressor, MultiRound):
             raise ConfigError(
                 f"strategy 'allreduce' adds payloads, but payloads of {compressor.name!r} cannot be summed: "
                 f"use strategy='allgather' or 'two_phase'"
             )
 
     def plan(self, units: Sequence[Unit], site: Site) -> Session:
-        if units[0].compressor.rounds_needed > 1:
+        if isinstance(units[0].compressor, MultiRound):
             return RoundsSession(units, site)
         return SummedSession(units, site)
 
@@ -81,18 +84,19 @@ class SummedSession(Session):
     def _decode(self, flat: Tensor) -> None:
         for piece, payload in zip(self.part.pieces, self.payloads, strict=True):
             piece.unit.compressor.add_decoded(payload, piece.of(flat), 1.0)
+        self.part.settle(flat)
 
 
-def poison(sums: Tensor, status: Tensor) -> None:
+def poison(sums: Tensor, status: Tensor, value: float = math.nan) -> None:
     """Let a sum carry the status: a code of NaN need not be NaN."""
     if sums.device.type != "cpu" or bool(status):
-        sums.masked_fill_(status.ne(0), float("nan"))
+        sums.masked_fill_(status.ne(0), value)
 
 
 class RoundsSession(Session):
-    """A method of several rounds: field i of all units lies in one run of memory, averaged in round i.
+    """A method of several rounds: each field of all units lies in one run of memory, reduced in one call.
 
-    Every rank sees the same averages, so all agree without a status word on whether the step counts.
+    Every rank sees the same results, so all agree without a status word on whether the step counts.
     """
 
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
@@ -101,9 +105,9 @@ class RoundsSession(Session):
         layouts = self.part.packing.layouts
         self.areas: list[Tensor] = []
         columns: list[Sequence[Tensor]] = []
-        for i in range(units[0].compressor.rounds_needed):
+        for i, first in enumerate(layouts[0].fields):
             counts = [layout.fields[i].count for layout in layouts]
-            area = torch.zeros(sum(counts), dtype=torch.float32, device=site.device)
+            area = torch.zeros(sum(counts), dtype=first.dtype, device=site.device)
             self.areas.append(area)
             columns.append(torch.split(area, counts))
         self.payloads: list[Payload] = list(zip(*columns, strict=True))
@@ -121,15 +125,9 @@ class RoundsSession(Session):
         compressor = cast(MultiRound, self.units[0].compressor)
         rounds = compressor.rounds(xs, self.payloads, [piece.state for piece in pieces], keys)
         bad = torch.zeros((), dtype=torch.bool, device=flat.device)
-        for area in self.areas:
-            with metrics.timed("encode"):
-                next(rounds)
-                poison(area, self.status)
-            self.channel.all_reduce(area.div_(self.channel.world))
-            bad |= nonfinite(area)
+        for field in self._fields(rounds):
+            bad |= self._reduce(field, compressor.reductions[field] if compressor.reductions else "mean")
         bad |= dense()
-        with metrics.timed("encode"):
-            next(rounds, None)
         with metrics.timed("decode"):
             for piece, payload, x, state in zip(pieces, self.payloads, xs, before, strict=True):
                 self._settle(piece, payload, x, state, bad)
@@ -137,11 +135,37 @@ class RoundsSession(Session):
                 fill_nonfinite(xs, bad)
         return bad
 
+    def _fields(self, rounds: Iterator[int | None]) -> Iterator[int]:
+        """Run the method up to each of its pauses; the field that it then wants to be reduced."""
+        field, timed = -1, self.channel.metrics.timed
+        while True:
+            with timed("encode"):
+                asked = next(rounds, END)
+            if asked is END:
+                return
+            field = field + 1 if asked is None else cast(int, asked)
+            yield field
+
+    def _reduce(self, field: int, how: str) -> Tensor:
+        """Reduce a field over the ranks; whether it tells of a value that is not finite."""
+        area = self.areas[field]
+        if not area.is_floating_point():
+            self.channel.all_reduce(area, how)
+            return torch.zeros((), dtype=torch.bool, device=area.device)
+        # A maximum may lose a NaN on its way, but not an infinity.
+        poison(area, self.status, math.inf if how == "max" else math.nan)
+        if how == "mean":
+            area.div_(self.channel.world)
+        self.channel.all_reduce(area, "max" if how == "max" else "sum")
+        return nonfinite(area)
+
     def _settle(self, piece: Piece, payload: Payload, x: Tensor, before: State, bad: Tensor) -> None:
         for name, tensor in piece.state.items():
             torch.where(bad, before[name], tensor, out=tensor)
         if piece.kept:
             piece.unit.compressor.add_decoded(payload, x, -1.0)
             piece.memory.update(x, piece.kept, bad)
-        x.zero_()
+        piece.memory.begin(x, piece.kept)
         piece.unit.compressor.add_decoded(payload, x, 1.0)
+        piece.unit.compressor.settle(x)
+        piece.memory.finish(x, piece.kept, bad)

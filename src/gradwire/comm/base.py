@@ -21,7 +21,7 @@ from torch import Tensor
 from gradwire import registry
 from gradwire.comm._channel import Channel
 from gradwire.comm._part import Piece, Unit
-from gradwire.compressors.base import Compressor
+from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.types import Key, State
 
@@ -66,7 +66,7 @@ class Session(ABC):
             flat: the bucket's gradients, contiguous float32.
             key: of this step.
             dense: waits for what travels uncompressed in this bucket, and tells whether it has a value that is not
-                finite; it says the same on all ranks, and the whole bucket is taken back then.
+                finite; it says the same on all ranks, and this session is taken back then.
 
         Returns:
             bool of one element: whether some rank had a value that is not finite. Then the units hold NaN (or what
@@ -96,8 +96,8 @@ class Strategy(ABC):
         return registry.to_config(self)
 
     def refuse_rounds(self, compressor: Compressor) -> None:
-        if compressor.rounds_needed > 1:
+        if isinstance(compressor, MultiRound):
             raise ConfigError(
-                f"strategy {self.name!r} sends one message, but {compressor.name!r} needs "
-                f"{compressor.rounds_needed} averaging rounds: use strategy='allreduce'"
+                f"strategy {self.name!r} sends messages, but {compressor.name!r} is averaged in "
+                f"{compressor.rounds_needed} rounds: use strategy='allreduce'"
             )

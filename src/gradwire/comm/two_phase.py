@@ -90,6 +90,7 @@ class TwoPhaseSession(Session):
             self.sum.zero_()
             poisoned = self.receives.status.any()
             self.owned.add_decoded(self.receives, self.sum, 1.0 / self.channel.world)
+            self.owned.settle(self.sum)
         with self.channel.metrics.timed("encode"):
             self.owned.encode(self.sum, own, replace(key, phase=1))
             own.status.bitwise_or_(poisoned.to(torch.int32))
@@ -145,6 +146,7 @@ def own_pieces(shard: Sequence[Piece], site: Site) -> list[Piece]:
     for piece in shard:
         memory = server_memory(piece.unit)
         state = piece.unit.compressor.init_state(piece.shape, Key(tensor=piece.id, phase=1), site.device)
+        state |= {name: tensor for name, tensor in piece.state.items() if name == "agreed"}
         kept = {name: flat.view(piece.shape) for name, flat in site.server(piece, memory.buffers).items()}
         owned.append(Piece(piece.unit, memory, piece.shape, lo, piece.start, state, kept))
         lo += piece.numel

@@ -56,6 +56,8 @@ def as_gradient(x: Tensor) -> Tensor:
     Raises:
         ConfigError: the tensor is sparse, complex or of integers.
     """
+    if not isinstance(x, Tensor):
+        raise ConfigError(f"a gradient must be a tensor, got {type(x).__name__}")
     if x.layout != torch.strided or not x.dtype.is_floating_point:
         raise ConfigError(f"a gradient must be a dense floating-point tensor, got {x.dtype} with layout {x.layout}")
     return x.detach().to(torch.float32).contiguous()
@@ -83,10 +85,20 @@ class Compressor(ABC):
     """An element's code depends on that element only, so neighbouring tensors may be encoded as one."""
 
     fixed_size: ClassVar[bool] = True
-    """``encode`` fills the whole layout. Otherwise the layout is a capacity with a count in one of its fields."""
+    """``encode`` fills the whole layout. Otherwise the layout is a capacity: its first field is the int32 ``used``, the
+    bytes in use of its last one, the uint8 ``stream``; what is not in use does not travel, and a decoder gets the
+    last field with or without it."""
 
     rounds_needed: ClassVar[int] = 1
     """How often ranks must average before the payload is complete (``MultiRound`` only)."""
+
+    memory: ClassVar[str | None] = None
+    """The memory that the method is defined with; None: what ``feedback`` needs."""
+
+    advice: ClassVar[int] = 0
+    """How many float32 the ranks keep agreeing on, such as a threshold: ``encode`` leaves this rank's wish, finite, in
+    ``state["advice"]`` and finds in ``state["agreed"]`` the mean over the ranks of their wishes in an earlier step, NaN
+    before the first. They travel with the uncompressed parameters of the next step, so they cost no message."""
 
     @property
     def feedback(self) -> Feedback:
@@ -114,7 +126,7 @@ class Compressor(ABC):
     def pays_for(self, shape: Sequence[int]) -> bool:
         """Whether the payload of a tensor of this shape is smaller than the tensor; if not, it travels dense."""
         n = math.prod(shape)
-        return n > 0 and self.layout(shape).nbytes < 4 * n
+        return n > 0 and (not self.fixed_size or self.layout(shape).nbytes < 4 * n)
 
     @abstractmethod
     def layout(self, shape: Sequence[int]) -> Layout:
@@ -159,6 +171,14 @@ class Compressor(ABC):
         # x - D(p) is not finite wherever x is not, and also where D(p) overflowed.
         ops.nonfinite(grad.view(-1), status)
         ops.swap(grad.view(-1), residual.view(-1))
+
+    def settle(self, mean: Tensor) -> None:
+        """Turn the mean of the decoded payloads into what the optimizer gets, in place: a vote takes its sign.
+
+        It runs once on every element, on each rank alike or by the owner of a shard, who compresses the result again:
+        what it leaves must be a fixed point of the method's own code.
+        """
+        return
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         """``out += scale * sum_w D(payloads[w])``, summed in rank order so that every rank gets the same bits."""
@@ -223,20 +243,24 @@ class Compressor(ABC):
 
 
 class MultiRound(Compressor):
-    """A compressor whose payload is complete only after the ranks averaged parts of it.
+    """A compressor whose payload is complete only after the ranks reduced parts of it.
 
-    Field i of the layout is averaged in round i. After the last round the payload decodes to the mean over ranks.
-    It takes all tensors of a bucket at once, so that matrices of one shape can be batched.
+    In each round one field of the layout is reduced over the ranks. After the last round the payload decodes to the
+    mean over ranks. It takes all tensors of a bucket at once, so that matrices of one shape can be batched.
     """
+
+    reductions: ClassVar[tuple[str, ...]] = ()
+    """For each field "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed in their own
+    type, so they need head-room; the field that is reduced first must be float32, for it tells of a NaN."""
 
     @abstractmethod
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
-    ) -> Iterator[None]:
-        """Write field 0 of every payload, yield, find it averaged, write field 1, yield, ...
+    ) -> Iterator[int | None]:
+        """Write a field of every payload, yield, find it reduced, write another, yield, ...
 
-        States change only after the last yield, so that a driver can drop a step by not resuming. ``xs`` stay as
-        they are.
+        What is yielded is the index of the field; None: the one after that of the round before. States change only
+        after the last yield, so that a driver can drop a step by not resuming. ``xs`` stay as they are.
         """
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:

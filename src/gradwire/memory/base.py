@@ -31,6 +31,9 @@ class Memory(ABC):
     buffers: ClassVar[tuple[str, ...]] = ()
     """Names of the float32 tensors kept for each element; 4 bytes an element each."""
 
+    transient: ClassVar[tuple[str, ...]] = ()
+    """Those of ``buffers`` that only serve ``rollback`` and have no place in a checkpoint."""
+
     @abstractmethod
     def encode(
         self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
@@ -56,6 +59,14 @@ class Memory(ABC):
     @abstractmethod
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         """Keep ``unsent``, the compensated gradient less its decoded payload, unless ``bad`` (bool, one element)."""
+
+    def begin(self, out: Tensor, kept: Mapping[str, Tensor]) -> None:
+        """Prepare ``out``, to which the decoded payloads of all ranks will be added."""
+        out.zero_()
+
+    def finish(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        """See what was made of ``out``; ``kept`` must stay as it is where ``bad`` (bool, one element)."""
+        return
 
     def to_config(self) -> dict[str, Any]:
         """The configuration as plain JSON values."""

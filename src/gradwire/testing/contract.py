@@ -35,6 +35,7 @@ __all__ = [
     "check_many",
     "check_properties",
     "check_summable",
+    "check_used",
 ]
 
 _GUARD = 64
@@ -70,7 +71,14 @@ def check_properties(compressor: Compressor, x: Tensor) -> None:
         expect(len(dtypes) == 1 and dtypes.pop().is_floating_point, compressor, "summable fields share one float dtype")
     if isinstance(compressor, MultiRound):
         fields = len(compressor.layout(x.shape).fields)
-        expect(fields == compressor.rounds_needed, compressor, f"{fields} fields but not as many rounds")
+        expect(fields >= compressor.rounds_needed, compressor, f"more rounds than its {fields} fields")
+        reductions = compressor.reductions or ("mean",) * fields
+        expect(len(reductions) == fields, compressor, f"{fields} fields, but reductions {reductions}")
+    if not compressor.fixed_size:
+        first, *_, last = compressor.layout(x.shape).fields
+        form = (first.name, first.dtype, first.count, last.name, last.dtype)
+        wanted = ("used", torch.int32, 1, "stream", torch.uint8)
+        expect(form == wanted, compressor, f"a payload of variable size starts and ends with {wanted}, not {form}")
 
 
 def check_layout(compressor: Compressor, x: Tensor) -> None:
@@ -123,6 +131,21 @@ def check_many(compressor: Compressor, x: Tensor) -> None:
         compressor.add_decoded(tuple(field[rank] for field in payloads), looped, 1 / 3)
     compressor.add_decoded_many(payloads, at_once, 1 / 3)
     expect(same(looped, at_once), compressor, "add_decoded_many differs from the loop")
+
+
+def check_used(compressor: Compressor, x: Tensor) -> None:
+    """Of a payload of variable size what is not used need not travel: it is zero, and the decoder does without it."""
+    if compressor.fixed_size:
+        return
+    layout = compressor.layout(x.shape)
+    buffer, payload = encode(compressor, x)
+    used = int(payload[0])
+    expect(0 <= used <= layout.fields[-1].count, compressor, f"uses {used} of {layout.fields[-1].count} bytes")
+    cut = layout.cut(used)
+    expect(not bool(buffer[cut.nbytes :].any()), compressor, "bytes that are not used must be zero")
+    alone = buffer[: cut.nbytes].clone()
+    decoded = decode(compressor, cut.views(alone), x)
+    expect(same(decoded, decode(compressor, payload, x)), compressor, "decodes another tensor without the unused bytes")
 
 
 def check_summable(compressor: Compressor, x: Tensor) -> None:
@@ -204,6 +227,7 @@ CHECKS = (
     check_determinism,
     check_decoder,
     check_many,
+    check_used,
     check_summable,
     check_elementwise,
     check_inputs,

@@ -47,7 +47,7 @@ def mean_rounds(
     keys: Sequence[Sequence[Key]],
     timeout: float = 60.0,
 ) -> list[list[Payload]]:
-    """Drive a method of several rounds over ranks that are threads, with a plain mean for the collective.
+    """Drive a method of several rounds over ranks that are threads, with a plain reduction for the collective.
 
     Args:
         compressor: the same on all ranks.
@@ -64,9 +64,11 @@ def mean_rounds(
 
     def work(rank: int) -> None:
         try:
-            for index, _ in enumerate(compressor.rounds(xs[rank], payloads[rank], states[rank], keys[rank])):
+            field = -1
+            for asked in compressor.rounds(xs[rank], payloads[rank], states[rank], keys[rank]):
+                field = field + 1 if asked is None else asked
                 if barrier.wait() == 0:
-                    _average(payloads, index)
+                    _reduce(payloads, field, compressor.reductions[field] if compressor.reductions else "mean")
                 barrier.wait()
         except BaseException:
             barrier.abort()
@@ -110,9 +112,11 @@ def _check_same_state(compressor: Compressor, a: State, b: State, what: str) -> 
     expect(a.keys() == b.keys() and all(same(a[name], b[name]) for name in a), compressor, what)
 
 
-def _average(payloads: Sequence[Sequence[Payload]], index: int) -> None:
+def _reduce(payloads: Sequence[Sequence[Payload]], index: int, how: str) -> None:
     for of_one_tensor in zip(*payloads, strict=True):
         fields = [payload[index] for payload in of_one_tensor]
-        mean = torch.stack(fields).mean(0)
-        for field in fields:
-            field.copy_(mean)
+        if fields[0].numel():
+            rows = torch.stack(fields)
+            result = rows.amax(0) if how == "max" else rows.mean(0) if how == "mean" else rows.sum(0, dtype=rows.dtype)
+            for field in fields:
+                field.copy_(result)

@@ -1,0 +1,91 @@
+"""Every rank gets every payload, where a payload's size depends on the values: only what is used travels.
+
+The sizes go first, 8 bytes a rank; then each rank's message, a status word and the used bytes of each payload at
+multiples of ``ALIGNMENT``. What is received is decoded where it lies. The receive buffer grows to the largest sum of
+messages that was seen, so memory follows what is really sent, not the capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.comm._part import Message, Part, Unit
+from gradwire.comm.base import Session, Site
+from gradwire.errors import WireError
+from gradwire.types import ALIGNMENT, Key, Payload, align
+from gradwire.wire import sent_nbytes
+
+__all__ = ["VariableSession"]
+
+
+class VariableSession(Session):
+    """Encode into a message of full capacity, close the gaps, exchange sizes, exchange bytes, decode in rank order.
+
+    Traffic of a rank: the (W-1) used messages of the others, and 8 (W-1) bytes of sizes. Reading the sizes waits for
+    the device.
+    """
+
+    def __init__(self, units: Sequence[Unit], site: Site) -> None:
+        self.channel, self.device = site.channel, site.device
+        self.part = Part([site.whole(unit) for unit in units])
+        self.own = Message(self.part.packing, site.device)
+        self.send = torch.zeros_like(self.own.buffer)
+        self.sizes = torch.zeros(self.channel.world, dtype=torch.int64, device=site.device)
+        self.received = torch.zeros(0, dtype=torch.uint8, device=site.device)
+
+    def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
+        metrics = self.channel.metrics
+        with metrics.timed("encode"):
+            self.part.encode(flat, self.own, key)
+            message = self.send[: self._close_gaps()]
+        rows = self._exchange(message)
+        with metrics.timed("decode"):
+            bad = torch.stack([row[:4].view(torch.int32)[0] for row in rows]).ne(0).any() | dense()
+            self.part.deliver(flat, bad, lambda: self._decode(rows, flat))
+        return bad
+
+    def _close_gaps(self) -> int:
+        """Copy what is used of the own message into ``send``; its length."""
+        self.send[:ALIGNMENT].copy_(self.own.buffer[:ALIGNMENT])
+        end, start = ALIGNMENT, ALIGNMENT
+        for piece, layout in zip(self.part.pieces, self.part.packing.layouts, strict=True):
+            payload = self.own.buffer[start : start + layout.nbytes]
+            nbytes = sent_nbytes(piece.unit.compressor, layout, payload)
+            self.send[end : end + nbytes].copy_(payload[:nbytes])
+            start, end = align(start + layout.nbytes), align(end + nbytes)
+        return end
+
+    def _exchange(self, message: Tensor) -> list[Tensor]:
+        """The messages of all ranks."""
+        rank, world = self.channel.rank, self.channel.world
+        self.sizes[rank] = message.numel()
+        self.channel.all_gather(self.sizes.view(torch.uint8).view(world, -1))
+        sizes = self.sizes.tolist()
+        largest = self.own.buffer.numel() + ALIGNMENT
+        if not all(ALIGNMENT <= size <= largest and size % ALIGNMENT == 0 for size in sizes):
+            raise WireError(f"messages must have a multiple of {ALIGNMENT} bytes, at most {largest}, got {sizes}")
+        if sum(sizes) > self.received.numel():
+            self.received = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.device)
+        rows = list(torch.split(self.received[: sum(sizes)], sizes))
+        self.channel.exchange([message] * world, rows)
+        rows[rank] = message
+        return rows
+
+    def _decode(self, rows: Sequence[Tensor], flat: Tensor) -> None:
+        for row in rows:
+            for piece, payload in zip(self.part.pieces, self._payloads(row), strict=True):
+                piece.unit.compressor.add_decoded(payload, piece.of(flat), 1.0 / self.channel.world)
+        self.part.settle(flat)
+
+    def _payloads(self, row: Tensor) -> Iterator[Payload]:
+        start = ALIGNMENT
+        for piece, layout in zip(self.part.pieces, self.part.packing.layouts, strict=True):
+            nbytes = sent_nbytes(piece.unit.compressor, layout, row[start:])
+            if start + nbytes > row.numel():
+                raise WireError(f"a message of {row.numel()} bytes claims at least {start + nbytes}")
+            used = layout if piece.unit.compressor.fixed_size else layout.cut(nbytes - layout.offsets[-1])
+            yield used.views(row[start : start + nbytes])
+            start = align(start + nbytes)
