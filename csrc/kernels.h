@@ -228,6 +228,67 @@ struct MomentsFeedback : Feedback {
   bool centred;
 };
 
+// The largest magnitude, as bits without the sign, joins what is at `out`.
+struct Largest {
+  const float* x;
+  std::uint32_t* out;
+};
+
+struct LargestSum {
+  const float *grad, *residual;
+  std::uint32_t* out;
+};
+
+enum class Codebook : int { linear, dynamic, e4m3, e5m2 };
+
+// `book` holds the 256 values of the codes, and what the encoder of "dynamic" needs. A block of 0 is the whole tensor,
+// whose scale is there already.
+struct Eightbit {
+  float* scales;
+  std::uint8_t* codes;
+  const float* book;
+  Codebook kind;
+  std::int64_t block;
+};
+
+struct EightbitEncode : Eightbit {
+  const float* x;
+};
+
+struct EightbitEncodeFeedback : Feedback, Eightbit {};
+
+struct EightbitAddDecoded {
+  Rows scales;
+  Rows codes;
+  float* out;
+  const float* book;
+  Codebook kind;
+  std::int64_t block;
+  float scale;
+};
+
+struct Natural {
+  std::uint8_t* bases;
+  std::uint8_t* codes;
+  bool random;
+  std::int64_t block;
+  std::uint64_t key, step;
+};
+
+struct NaturalEncode : Natural {
+  const float* x;
+};
+
+struct NaturalEncodeFeedback : Feedback, Natural {};
+
+struct NaturalAddDecoded {
+  Rows bases;
+  Rows codes;
+  float* out;
+  std::int64_t block;
+  float scale;
+};
+
 // How many magnitudes are above a bracket and inside it.
 struct Tally {
   std::int64_t above, inside;
@@ -281,6 +342,14 @@ struct SparseAddDecoded {
   X(moments_feedback, MomentsFeedback)               \
   X(magnitude_sums, MagnitudeSums)                   \
   X(momentum_update, MomentumUpdate)                 \
+  X(eightbit_add_decoded, EightbitAddDecoded)        \
+  X(eightbit_encode, EightbitEncode)                 \
+  X(eightbit_encode_feedback, EightbitEncodeFeedback)\
+  X(largest, Largest)                                \
+  X(largest_sum, LargestSum)                         \
+  X(natural_add_decoded, NaturalAddDecoded)          \
+  X(natural_encode, NaturalEncode)                   \
+  X(natural_encode_feedback, NaturalEncodeFeedback)  \
   X(nonfinite, Nonfinite)                            \
   X(onebit_add_decoded, OnebitAddDecoded)            \
   X(onebit_encode, OnebitEncode)                     \

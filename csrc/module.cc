@@ -295,6 +295,84 @@ void three_lc_add_decoded(Address scales, Size scales_stride, Address lengths, S
       n, block, threads);
 }
 
+Codebook codebook(int kind, Size block) {
+  if (kind < 0 || kind > int(Codebook::e5m2)) throw std::invalid_argument("kind must be from 0 to 3");
+  if (block < 0 || block % 16 != 0) throw std::invalid_argument("block must be a multiple of 16");
+  return Codebook(kind);
+}
+
+Eightbit eightbit(Address scales, Address codes, Address book, int kind, Size block, Size n) {
+  const Codebook known = codebook(kind, block);
+  return {pointer<float>(scales, n), pointer<std::uint8_t>(codes, n), pointer<const float>(book, n), known, block};
+}
+
+// The one scale of a whole tensor: the largest magnitude, or 0 where it is too small for its inverse.
+template <class Args>
+void measure_all(void (*KernelTable::*kernel)(const Args&, std::int64_t, std::int64_t), Args args, float* scale,
+                 Size n, int threads) {
+  if (n == 0) return;
+  std::uint32_t word = 0;
+  args.out = &word;
+  run(kernel, args, n, 16, threads);
+  std::memcpy(scale, &word, sizeof word);
+  if (*scale < 0x1p-120f) *scale = 0.0f;
+}
+
+void eightbit_encode(Address x, Address scales, Address codes, Address book, int kind, Size block, Size n,
+                     int threads) {
+  const EightbitEncode args = {eightbit(scales, codes, book, kind, block, n), pointer<const float>(x, n)};
+  if (block == 0) measure_all(&KernelTable::largest, Largest{args.x, nullptr}, args.scales, n, threads);
+  run(&KernelTable::eightbit_encode, args, n, block ? block : 16, threads);
+}
+
+void eightbit_encode_feedback(Address grad, Address residual, Address scales, Address codes, Address book, int kind,
+                              Size block, Address status, Size n, int threads) {
+  const EightbitEncodeFeedback args = {feedback(grad, residual, status, n),
+                                       eightbit(scales, codes, book, kind, block, n)};
+  if (block == 0)
+    measure_all(&KernelTable::largest_sum, LargestSum{args.grad, args.residual, nullptr}, args.scales, n, threads);
+  run(&KernelTable::eightbit_encode_feedback, args, n, block ? block : 16, threads);
+}
+
+void eightbit_add_decoded(Address scales, Size scales_stride, Address codes, Size codes_stride, Size count, Address out,
+                          Address book, int kind, Size block, double scale, Size n, int threads) {
+  run(&KernelTable::eightbit_add_decoded,
+      {rows(scales, count, scales_stride, n), rows(codes, count, codes_stride, n), pointer<float>(out, n),
+       pointer<const float>(book, n), codebook(kind, block), block, float(scale)},
+      n, block ? block : 16, threads);
+}
+
+void check_natural(Size block) {
+  if (block < 16 || block % 16 != 0) throw std::invalid_argument("block must be a multiple of 16");
+}
+
+Natural natural(Address bases, Address codes, bool random, Size block, Size key, Size step, Size n) {
+  check_natural(block);
+  return {pointer<std::uint8_t>(bases, n), pointer<std::uint8_t>(codes, n), random, block, std::uint64_t(key),
+          std::uint64_t(step)};
+}
+
+void natural_encode(Address x, Address bases, Address codes, bool random, Size block, Size key, Size step, Size n,
+                    int threads) {
+  run(&KernelTable::natural_encode,
+      {natural(bases, codes, random, block, key, step, n), pointer<const float>(x, n)}, n, block, threads);
+}
+
+void natural_encode_feedback(Address grad, Address residual, Address bases, Address codes, bool random, Size block,
+                             Size key, Size step, Address status, Size n, int threads) {
+  run(&KernelTable::natural_encode_feedback,
+      {feedback(grad, residual, status, n), natural(bases, codes, random, block, key, step, n)}, n, block, threads);
+}
+
+void natural_add_decoded(Address bases, Size bases_stride, Address codes, Size codes_stride, Size count, Address out,
+                         Size block, double scale, Size n, int threads) {
+  check_natural(block);
+  run(&KernelTable::natural_add_decoded,
+      {rows(bases, count, bases_stride, n), rows(codes, count, codes_stride, n), pointer<float>(out, n), block,
+       float(scale)},
+      n, block, threads);
+}
+
 void check_k(Size k, Size n) {
   if (k < 0 || k > n) throw std::invalid_argument("k must be from 0 to n");
 }
@@ -395,6 +473,17 @@ NB_MODULE(_kernels, m) {
          "stream"_a, "block"_a, "sparsity"_a, "status"_a);
   kernel("three_lc_add_decoded", &three_lc_add_decoded, "scales"_a, "scales_stride"_a, "lengths"_a,
          "lengths_stride"_a, "stream"_a, "stream_stride"_a, "ranks"_a, "bytes"_a, "out"_a, "block"_a, "scale"_a);
+         "out"_a, "bits"_a, "block"_a, "scale"_a);
+  kernel("eightbit_encode", &eightbit_encode, "x"_a, "scales"_a, "codes"_a, "book"_a, "kind"_a, "block"_a);
+  kernel("eightbit_encode_feedback", &eightbit_encode_feedback, "grad"_a, "residual"_a, "scales"_a, "codes"_a, "book"_a,
+         "kind"_a, "block"_a, "status"_a);
+  kernel("eightbit_add_decoded", &eightbit_add_decoded, "scales"_a, "scales_stride"_a, "codes"_a, "codes_stride"_a,
+         "count"_a, "out"_a, "book"_a, "kind"_a, "block"_a, "scale"_a);
+  kernel("natural_encode", &natural_encode, "x"_a, "bases"_a, "codes"_a, "random"_a, "block"_a, "key"_a, "step"_a);
+  kernel("natural_encode_feedback", &natural_encode_feedback, "grad"_a, "residual"_a, "bases"_a, "codes"_a, "random"_a,
+         "block"_a, "key"_a, "step"_a, "status"_a);
+  kernel("natural_add_decoded", &natural_add_decoded, "bases"_a, "bases_stride"_a, "codes"_a, "codes_stride"_a,
+         "count"_a, "out"_a, "block"_a, "scale"_a);
   kernel("topk_encode", &topk_encode, "x"_a, "values"_a, "indices"_a, "counts"_a, "k"_a);
   kernel("topk_encode_feedback", &topk_encode_feedback, "grad"_a, "residual"_a, "values"_a, "indices"_a, "counts"_a,
          "status"_a, "k"_a);

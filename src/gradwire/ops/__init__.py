@@ -6,7 +6,13 @@ from gradwire.ops.moments import moments
 from gradwire.ops.moments_feedback import moments_feedback
 from gradwire.ops.mean_magnitude import mean_magnitude
 from gradwire.ops.momentum_update import momentum_update
+from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
+from gradwire.ops.eightbit_encode import eightbit_encode
+from gradwire.ops.eightbit_encode_feedback import eightbit_encode_feedback
 from gradwire.ops.native import kernel_info
+from gradwire.ops.natural_add_decoded import natural_add_decoded
+from gradwire.ops.natural_encode import natural_encode
+from gradwire.ops.natural_encode_feedback import natural_encode_feedback
 from gradwire.ops.nonfinite import nonfinite
 from gradwire.ops.onebit_add_decoded import onebit_add_decoded
 from gradwire.ops.onebit_encode import onebit_encode
@@ -41,11 +47,17 @@ from gradwire.ops.twobit_encode_feedback import twobit_encode_feedback
 __all__ = [
     "cast_add_decoded",
     "cast_encode",
+    "eightbit_add_decoded",
+    "eightbit_encode",
+    "eightbit_encode_feedback",
     "kernel_info",
     "moments",
     "moments_feedback",
     "mean_magnitude",
     "momentum_update",
+    "natural_add_decoded",
+    "natural_encode",
+    "natural_encode_feedback",
     "nonfinite",
     "onebit_add_decoded",
     "onebit_encode",
