@@ -26,7 +26,14 @@ def _sparse() -> dict[str, Tensor]:
     return {"values": torch.empty(4), "indices": indices, "counts": counts}
 
 
+def _places() -> dict[str, Any]:
+    return {"indices": torch.arange(4, dtype=torch.int16), "counts": torch.full((1,), 4, dtype=torch.int32)}
+
+
 EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
+    "accumulate": lambda: {"grad": _float(), "residual": _float(), "status": _status()},
+    "bitmap_decode": lambda: {"bitmap": _codes(4), **_places(), "n": N},
+    "bitmap_encode": lambda: {**_places(), "bitmap": _codes(4), "n": N},
     "cast_add_decoded": lambda: {"payloads": torch.ones(RANKS, N).half(), "out": _float(), "scale": 0.5},
     "cast_encode": lambda: {"x": _float(), "out": torch.empty(N, dtype=torch.bfloat16), "scale": 0.5},
     "nonfinite": lambda: {"x": _float(), "status": _status()},
@@ -70,6 +77,8 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "step": 2,
         "status": _status(),
     },
+    "rice_decode": lambda: {"stream": _codes(3), **_places(), "n": N},
+    "rice_encode": lambda: {**_places(), "stream": _codes(3), "n": N},
     "sparse_add_decoded": lambda: {
         "values": torch.ones(RANKS, 4),
         "indices": torch.arange(4, dtype=torch.int16).repeat(RANKS, 1),

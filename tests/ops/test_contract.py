@@ -27,7 +27,14 @@ def _strided(x: Tensor) -> Tensor:
 
 
 # One element more would still be a valid call.
-FREE = {("nonfinite", "x"), ("philox", "out"), ("sparse_add_decoded", "out"), ("topk_encode", "x")}
+FREE = {
+    ("bitmap_decode", "indices"),
+    ("bitmap_encode", "indices"),
+    ("nonfinite", "x"),
+    ("philox", "out"),
+    ("sparse_add_decoded", "out"),
+    ("topk_encode", "x"),
+}
 
 WRONG = {
     "dtype": lambda x: x.to(torch.float64),

@@ -47,6 +47,7 @@ def count(shape):
 
 CASES = [
     (TwoBit(threshold=0.25), (37,)), (TopK(ratio=0.1), (5, 8)), (TopK(ratio=0.0001), (300_000,)),
+    (TopK(0.3, "bfloat16", "rice"), (7, 11)), (TopK(0.01, "float16", "auto"), (300_000,)),
     (OneBit(threshold=0.0), (33,)), (QSGD(bits=4, block=16), (41,)), (QSGD(bits=7, block=32, norm="l2"), (70,)),
     (PowerSGD(rank=2), (6, 3, 5)), *[(compressor, (4, 9)) for compressor in every()],
 ]  # fmt: skip
@@ -90,6 +91,6 @@ def test_the_message_of_the_page():
         codes[0].decompress(codes[0].compress(gaussian(5)), (5,)),
     )
     np.testing.assert_array_equal(
-        topk.parse(data[16:38], {}, [5]), codes[1].decompress(codes[1].compress(gaussian(5)), (5,))
+        topk.parse(data[16:38], {"ratio": 0.5}, [5]), codes[1].decompress(codes[1].compress(gaussian(5)), (5,))
     )
     assert len(data) == 40

@@ -1,5 +1,8 @@
 """The operations that the compressors are made of: one per file, with a plain-torch reference and its kernels."""
 
+from gradwire.ops.accumulate import accumulate
+from gradwire.ops.bitmap_decode import bitmap_decode
+from gradwire.ops.bitmap_encode import bitmap_encode
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
 from gradwire.ops.native import kernel_info
@@ -11,6 +14,8 @@ from gradwire.ops.philox import philox
 from gradwire.ops.qsgd_add_decoded import qsgd_add_decoded
 from gradwire.ops.qsgd_encode import qsgd_encode
 from gradwire.ops.qsgd_encode_feedback import qsgd_encode_feedback
+from gradwire.ops.rice_decode import rice_decode
+from gradwire.ops.rice_encode import rice_encode
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
 from gradwire.ops.swap import swap
 from gradwire.ops.topk_encode import topk_encode
@@ -20,6 +25,9 @@ from gradwire.ops.twobit_encode import twobit_encode
 from gradwire.ops.twobit_encode_feedback import twobit_encode_feedback
 
 __all__ = [
+    "accumulate",
+    "bitmap_decode",
+    "bitmap_encode",
     "cast_add_decoded",
     "cast_encode",
     "kernel_info",
@@ -31,6 +39,8 @@ __all__ = [
     "qsgd_add_decoded",
     "qsgd_encode",
     "qsgd_encode_feedback",
+    "rice_decode",
+    "rice_encode",
     "sparse_add_decoded",
     "swap",
     "topk_encode",
