@@ -165,6 +165,7 @@ struct SparseAddDecoded {
 
 // One line per kernel: the name of the function in csrc/kernels/<name>.h and the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
+  X(accumulate, Feedback)                            \
   X(cast_add_decoded, CastAddDecoded)                \
   X(cast_encode, CastEncode)                         \
   X(nonfinite, Nonfinite)                            \

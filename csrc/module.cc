@@ -52,6 +52,10 @@ void swap_(Address a, Address b, Size n, int threads) {
   run(&KernelTable::swap, {pointer<float>(a, n), pointer<float>(b, n)}, n, 16, threads);
 }
 
+void accumulate(Address grad, Address residual, Address status, Size n, int threads) {
+  run(&KernelTable::accumulate, feedback(grad, residual, status, n), n, 16, threads);
+}
+
 void cast_encode(Address x, Address out, double scale, bool bfloat, Size n, int threads) {
   run(&KernelTable::cast_encode, {pointer<const float>(x, n), pointer<std::uint8_t>(out, n), float(scale), bfloat}, n,
       16, threads);
@@ -187,6 +191,7 @@ NB_MODULE(_kernels, m) {
   kernel("triad", &triad, "a"_a, "b"_a, "c"_a, "s"_a);
   kernel("nonfinite", &nonfinite, "x"_a, "status"_a);
   kernel("swap", &swap_, "a"_a, "b"_a);
+  kernel("accumulate", &accumulate, "grad"_a, "residual"_a, "status"_a);
   kernel("cast_encode", &cast_encode, "x"_a, "out"_a, "scale"_a, "bfloat"_a);
   kernel("cast_add_decoded", &cast_add_decoded, "payloads"_a, "count"_a, "stride"_a, "out"_a, "scale"_a, "bfloat"_a);
   kernel("twobit_encode", &twobit_encode, "x"_a, "codes"_a, "threshold"_a);

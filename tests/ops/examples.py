@@ -77,6 +77,22 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "step": 2,
         "status": _status(),
     },
+    "randomk_add_decoded": lambda: {
+        "values": torch.ones(RANKS, 4),
+        "header": torch.ones(RANKS, 5),
+        "out": _float(),
+        "run": 2,
+        "scale": 0.5,
+    },
+    "randomk_encode": lambda: {
+        "x": _float(),
+        "values": torch.empty(4),
+        "header": torch.empty(5),
+        "seed": 7,
+        "run": 2,
+        "scaled": True,
+        "scale": 0.5,
+    },
     "rice_decode": lambda: {"stream": _codes(3), **_places(), "n": N},
     "rice_encode": lambda: {**_places(), "stream": _codes(3), "n": N},
     "sparse_add_decoded": lambda: {

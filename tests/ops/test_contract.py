@@ -32,6 +32,8 @@ FREE = {
     ("bitmap_encode", "indices"),
     ("nonfinite", "x"),
     ("philox", "out"),
+    ("randomk_add_decoded", "out"),
+    ("randomk_encode", "x"),
     ("sparse_add_decoded", "out"),
     ("topk_encode", "x"),
 }

@@ -14,6 +14,8 @@ from gradwire.ops.philox import philox
 from gradwire.ops.qsgd_add_decoded import qsgd_add_decoded
 from gradwire.ops.qsgd_encode import qsgd_encode
 from gradwire.ops.qsgd_encode_feedback import qsgd_encode_feedback
+from gradwire.ops.randomk_add_decoded import randomk_add_decoded
+from gradwire.ops.randomk_encode import randomk_encode
 from gradwire.ops.rice_decode import rice_decode
 from gradwire.ops.rice_encode import rice_encode
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
@@ -39,6 +41,8 @@ __all__ = [
     "qsgd_add_decoded",
     "qsgd_encode",
     "qsgd_encode_feedback",
+    "randomk_add_decoded",
+    "randomk_encode",
     "rice_decode",
     "rice_encode",
     "sparse_add_decoded",

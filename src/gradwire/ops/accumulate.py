@@ -6,6 +6,7 @@ from torch import Tensor
 from gradwire.ops._checks import check_status, check_vector
 from gradwire.ops._feedback import compensate
 from gradwire.ops.base import operation
+from gradwire.ops.native import kernels
 
 __all__ = ["accumulate"]
 
@@ -35,3 +36,9 @@ def accumulate(grad: Tensor, residual: Tensor, status: Tensor | None = None) -> 
     ([0.5, -2.0], [1.5, 0.0])
     """
     residual.copy_(compensate(grad, residual, status))
+
+
+@accumulate.kernel("CPU")
+def _cpu(grad: Tensor, residual: Tensor, status: Tensor | None = None) -> None:
+    flag = 0 if status is None else status.data_ptr()
+    kernels.accumulate(grad.data_ptr(), residual.data_ptr(), flag, grad.numel(), torch.get_num_threads())
