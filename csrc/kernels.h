@@ -50,7 +50,7 @@ struct CastAddDecoded {
 struct TwobitEncode {
   const float* x;
   std::uint8_t* codes;
-  float threshold;
+  float fire;  // the least magnitude that is sent
 };
 
 // `status` may be null; otherwise the old residual goes to `grad` and a sum that is not finite sets the status.
@@ -62,7 +62,8 @@ struct Feedback {
 
 struct TwobitEncodeFeedback : Feedback {
   std::uint8_t* codes;
-  float threshold;
+  float fire;       // the least magnitude that is sent
+  float threshold;  // what is sent
 };
 
 struct TwobitAddDecoded {

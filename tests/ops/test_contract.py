@@ -35,6 +35,8 @@ FREE = {
     ("randomk_add_decoded", "out"),
     ("randomk_encode", "x"),
     ("sparse_add_decoded", "out"),
+    ("ternary_add_decoded", "out"),
+    ("ternary_add_decoded", "streams"),
     ("topk_encode", "x"),
 }
 

@@ -15,6 +15,7 @@ import torch
 from gradwire.compressors.onebit import OneBit
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.strom import Strom
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.testing.inputs import gaussian
@@ -46,6 +47,8 @@ def count(shape):
 
 
 CASES = [
+    *[(TwoBit(t, "adaptive"), (3, 700)) for t in (0.1, 1.0, 1.5, 3.0, 9.0)],
+    *[(Strom(t, "words"), (3, 700)) for t in (0.1, 3.0, 9.0)], (Strom(2.5), (90,)),
     (TwoBit(threshold=0.25), (37,)), (TopK(ratio=0.1), (5, 8)), (TopK(ratio=0.0001), (300_000,)),
     (TopK(0.3, "bfloat16", "rice"), (7, 11)), (TopK(0.01, "float16", "auto"), (300_000,)),
     (OneBit(threshold=0.0), (33,)), (QSGD(bits=4, block=16), (41,)), (QSGD(bits=7, block=32, norm="l2"), (70,)),

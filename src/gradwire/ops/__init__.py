@@ -19,7 +19,11 @@ from gradwire.ops.randomk_encode import randomk_encode
 from gradwire.ops.rice_decode import rice_decode
 from gradwire.ops.rice_encode import rice_encode
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
+from gradwire.ops.strom_encode import strom_encode
+from gradwire.ops.strom_encode_feedback import strom_encode_feedback
 from gradwire.ops.swap import swap
+from gradwire.ops.ternary_add_decoded import ternary_add_decoded
+from gradwire.ops.ternary_encode import ternary_encode
 from gradwire.ops.topk_encode import topk_encode
 from gradwire.ops.topk_encode_feedback import topk_encode_feedback
 from gradwire.ops.twobit_add_decoded import twobit_add_decoded
@@ -46,7 +50,11 @@ __all__ = [
     "rice_decode",
     "rice_encode",
     "sparse_add_decoded",
+    "strom_encode",
+    "strom_encode_feedback",
     "swap",
+    "ternary_add_decoded",
+    "ternary_encode",
     "topk_encode",
     "topk_encode_feedback",
     "twobit_add_decoded",
