@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.compose import compose
 from gradwire.compressors.onebit import OneBit
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.strom import Strom
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
@@ -47,6 +50,8 @@ def count(shape):
 
 
 CASES = [
+    (compose(TopK(0.1, indices="rice"), QSGD(bits=4)), (30, 31)), (compose(TopK(0.07), BF16()), (30, 31)),
+    (compose(RandomK(0.1, run=3), QSGD(bits=2)), (29, 31)), (RandomK(0.2, run=7), (9, 11)),
     *[(TwoBit(t, "adaptive"), (3, 700)) for t in (0.1, 1.0, 1.5, 3.0, 9.0)],
     *[(Strom(t, "words"), (3, 700)) for t in (0.1, 3.0, 9.0)], (Strom(2.5), (90,)),
     (TwoBit(threshold=0.25), (37,)), (TopK(ratio=0.1), (5, 8)), (TopK(ratio=0.0001), (300_000,)),
