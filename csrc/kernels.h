@@ -58,6 +58,8 @@ struct ThreeLc {
 
 struct ThreeLcEncode : ThreeLc {
   const float* x;
+  std::uint8_t* codes;
+  float fire;  // the least magnitude that is sent
 };
 
 // `status` may be null; otherwise the old residual goes to `grad` and a sum that is not finite sets the status.
@@ -86,7 +88,8 @@ struct TwobitEncode {
 
 struct TwobitEncodeFeedback : Feedback {
   std::uint8_t* codes;
-  float threshold;
+  float fire;       // the least magnitude that is sent
+  float threshold;  // what is sent
 };
 
 struct TwobitAddDecoded {
@@ -336,6 +339,7 @@ struct SparseAddDecoded {
 
 // One line per kernel: the name of the function in csrc/kernels/<name>.h and the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
+  X(accumulate, Feedback)                            \
   X(cast_add_decoded, CastAddDecoded)                \
   X(cast_encode, CastEncode)                         \
   X(moments, Moments)                                \

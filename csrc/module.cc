@@ -5,10 +5,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <cmath>
 #include <stdexcept>
 #include <vector>
 
 #include "dispatch.h"
+#include "ternary.h"
 #include "topk.h"
 
 namespace nb = nanobind;
@@ -54,6 +56,10 @@ void swap_(Address a, Address b, Size n, int threads) {
   run(&KernelTable::swap, {pointer<float>(a, n), pointer<float>(b, n)}, n, 16, threads);
 }
 
+void accumulate(Address grad, Address residual, Address status, Size n, int threads) {
+  run(&KernelTable::accumulate, feedback(grad, residual, status, n), n, 16, threads);
+}
+
 void cast_encode(Address x, Address out, double scale, bool bfloat, Size n, int threads) {
   run(&KernelTable::cast_encode, {pointer<const float>(x, n), pointer<std::uint8_t>(out, n), float(scale), bfloat}, n,
       16, threads);
@@ -73,7 +79,37 @@ void twobit_encode(Address x, Address codes, double threshold, Size n, int threa
 void twobit_encode_feedback(Address grad, Address residual, Address codes, double threshold, Address status, Size n,
                             int threads) {
   run(&KernelTable::twobit_encode_feedback,
-      {feedback(grad, residual, status, n), pointer<std::uint8_t>(codes, n), float(threshold)}, n, 16, threads);
+      {feedback(grad, residual, status, n), pointer<std::uint8_t>(codes, n), float(threshold), float(threshold)}, n,
+      16, threads);
+}
+
+// Strom's code is the 2-bit code with a strict comparison.
+float beyond(double threshold) { return std::nextafter(float(threshold), INFINITY); }
+
+void strom_encode(Address x, Address codes, double threshold, Size n, int threads) {
+  run(&KernelTable::twobit_encode,
+      {pointer<const float>(x, n), pointer<std::uint8_t>(codes, n), beyond(threshold)}, n, 16, threads);
+}
+
+void strom_encode_feedback(Address grad, Address residual, Address codes, double threshold, Address status, Size n,
+                           int threads) {
+  run(&KernelTable::twobit_encode_feedback,
+      {feedback(grad, residual, status, n), pointer<std::uint8_t>(codes, n), beyond(threshold), float(threshold)}, n,
+      16, threads);
+}
+
+void ternary_encode_(Address codes, Address used, Address stream, bool words, Size n) {
+  ternary_encode({pointer<const std::uint8_t>(codes, n), pointer<std::int32_t>(used, 1),
+                  pointer<std::uint8_t>(stream, 1), words},
+                 n);
+}
+
+void ternary_add_decoded_(Address streams, Size count, Size stride, Size length, Address out, double threshold,
+                          double scale, Size n, int threads) {
+  if (length < 0) throw std::invalid_argument("a length must not be negative");
+  ternary_add_decoded({rows(streams, count, stride, length), length, pointer<float>(out, n),
+                       float(scale) * float(threshold)},
+                      n, threads);
 }
 
 void twobit_add_decoded(Address codes, Size count, Size stride, Address out, double threshold, double scale, Size n,
@@ -426,6 +462,7 @@ NB_MODULE(_kernels, m) {
   kernel("triad", &triad, "a"_a, "b"_a, "c"_a, "s"_a);
   kernel("nonfinite", &nonfinite, "x"_a, "status"_a);
   kernel("swap", &swap_, "a"_a, "b"_a);
+  kernel("accumulate", &accumulate, "grad"_a, "residual"_a, "status"_a);
   kernel("cast_encode", &cast_encode, "x"_a, "out"_a, "scale"_a, "bfloat"_a);
   kernel("cast_add_decoded", &cast_add_decoded, "payloads"_a, "count"_a, "stride"_a, "out"_a, "scale"_a, "bfloat"_a);
   kernel("twobit_encode", &twobit_encode, "x"_a, "codes"_a, "threshold"_a);
@@ -434,6 +471,14 @@ NB_MODULE(_kernels, m) {
   kernel("twobit_add_decoded", &twobit_add_decoded, "codes"_a, "count"_a, "stride"_a, "out"_a, "threshold"_a,
          "scale"_a);
   kernel("onebit_encode", &onebit_encode, "x"_a, "codes"_a, "threshold"_a, "step"_a);
+  kernel("strom_encode", &strom_encode, "x"_a, "codes"_a, "threshold"_a);
+  kernel("strom_encode_feedback", &strom_encode_feedback, "grad"_a, "residual"_a, "codes"_a, "threshold"_a,
+         "status"_a);
+  m.def("ternary_encode", &ternary_encode_, "codes"_a, "used"_a, "stream"_a, "words"_a, "n"_a,
+        nb::call_guard<nb::gil_scoped_release>());
+  kernel("ternary_add_decoded", &ternary_add_decoded_, "streams"_a, "count"_a, "stride"_a, "length"_a, "out"_a,
+         "threshold"_a, "scale"_a);
+  kernel("onebit_encode", &onebit_encode, "x"_a, "codes"_a, "threshold"_a);
   kernel("onebit_encode_feedback", &onebit_encode_feedback, "grad"_a, "residual"_a, "codes"_a, "threshold"_a,
          "status"_a, "step"_a);
   kernel("onebit_add_decoded", &onebit_add_decoded, "codes"_a, "count"_a, "stride"_a, "steps"_a, "steps_stride"_a,

@@ -1,6 +1,7 @@
 // Every kernel, for the target that csrc/targets/table.inc is compiling.
 #pragma once
 
+#include "kernels/accumulate.h"
 #include "kernels/cast_add_decoded.h"
 #include "kernels/cast_encode.h"
 #include "kernels/moments.h"

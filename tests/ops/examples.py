@@ -36,9 +36,14 @@ def _ternary() -> dict[str, Any]:
         "block": 16,
         "sparsity": 1.0,
     }
+def _places() -> dict[str, Any]:
+    return {"indices": torch.arange(4, dtype=torch.int16), "counts": torch.full((1,), 4, dtype=torch.int32)}
 
 
 EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
+    "accumulate": lambda: {"grad": _float(), "residual": _float(), "status": _status()},
+    "bitmap_decode": lambda: {"bitmap": _codes(4), **_places(), "n": N},
+    "bitmap_encode": lambda: {**_places(), "bitmap": _codes(4), "n": N},
     "cast_add_decoded": lambda: {"payloads": torch.ones(RANKS, N).half(), "out": _float(), "scale": 0.5},
     "cast_encode": lambda: {"x": _float(), "out": torch.empty(N, dtype=torch.bfloat16), "scale": 0.5},
     "moments": lambda: {"x": _float(), "table": torch.empty(4), "centred": True},
@@ -193,12 +198,38 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "beta": 0.9,
         "status": _status(),
     },
+    "randomk_add_decoded": lambda: {
+        "values": torch.ones(RANKS, 4),
+        "header": torch.ones(RANKS, 5),
+        "out": _float(),
+        "run": 2,
+        "scale": 0.5,
+    },
+    "randomk_encode": lambda: {
+        "x": _float(),
+        "values": torch.empty(4),
+        "header": torch.empty(5),
+        "seed": 7,
+        "run": 2,
+        "scaled": True,
+        "scale": 0.5,
+    },
+    "rice_decode": lambda: {"stream": _codes(3), **_places(), "n": N},
+    "rice_encode": lambda: {**_places(), "stream": _codes(3), "n": N},
     "sparse_add_decoded": lambda: {
         "values": torch.ones(RANKS, 4),
         "indices": torch.arange(4, dtype=torch.int16).repeat(RANKS, 1),
         "counts": torch.full((RANKS, 1), 4, dtype=torch.int32),
         "out": _float(),
         "scale": 0.5,
+    },
+    "strom_encode": lambda: {"x": _float(), "codes": _codes(8), "threshold": 0.5},
+    "strom_encode_feedback": lambda: {
+        "grad": _float(),
+        "residual": _float(),
+        "codes": _codes(8),
+        "threshold": 0.5,
+        "status": _status(),
     },
     "swap": lambda: {"a": _float(), "b": _float()},
     "three_lc_add_decoded": lambda: {
@@ -216,6 +247,8 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         **_ternary(),
         "status": _status(),
     },
+    "ternary_add_decoded": lambda: {"streams": _codes(RANKS, 9), "out": _float(), "threshold": 0.5, "scale": 0.5},
+    "ternary_encode": lambda: {"codes": _codes(8), "used": _status(), "stream": _codes(9), "n": N, "words": False},
     "topk_encode": lambda: {"x": _float(), **_sparse()},
     "topk_encode_feedback": lambda: {"grad": _float(), "residual": _float(), **_sparse(), "status": _status()},
     "two_means_add_decoded": lambda: {

@@ -34,6 +34,15 @@ FREE = {
     ("sign_vote", "mean"),
     ("sparse_add_decoded", "out"),
     ("three_lc_add_decoded", "stream"),
+    ("bitmap_decode", "indices"),
+    ("bitmap_encode", "indices"),
+    ("nonfinite", "x"),
+    ("philox", "out"),
+    ("randomk_add_decoded", "out"),
+    ("randomk_encode", "x"),
+    ("sparse_add_decoded", "out"),
+    ("ternary_add_decoded", "out"),
+    ("ternary_add_decoded", "streams"),
     ("topk_encode", "x"),
 }
 

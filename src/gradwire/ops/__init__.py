@@ -1,5 +1,8 @@
 """The operations that the compressors are made of: one per file, with a plain-torch reference and its kernels."""
 
+from gradwire.ops.accumulate import accumulate
+from gradwire.ops.bitmap_decode import bitmap_decode
+from gradwire.ops.bitmap_encode import bitmap_encode
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
 from gradwire.ops.moments import moments
@@ -30,11 +33,19 @@ from gradwire.ops.sign_add_decoded import sign_add_decoded
 from gradwire.ops.sign_encode import sign_encode
 from gradwire.ops.sign_vote import sign_vote
 from gradwire.ops.signum_encode import signum_encode
+from gradwire.ops.randomk_add_decoded import randomk_add_decoded
+from gradwire.ops.randomk_encode import randomk_encode
+from gradwire.ops.rice_decode import rice_decode
+from gradwire.ops.rice_encode import rice_encode
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
+from gradwire.ops.strom_encode import strom_encode
+from gradwire.ops.strom_encode_feedback import strom_encode_feedback
 from gradwire.ops.swap import swap
 from gradwire.ops.three_lc_add_decoded import three_lc_add_decoded
 from gradwire.ops.three_lc_encode import three_lc_encode
 from gradwire.ops.three_lc_encode_feedback import three_lc_encode_feedback
+from gradwire.ops.ternary_add_decoded import ternary_add_decoded
+from gradwire.ops.ternary_encode import ternary_encode
 from gradwire.ops.topk_encode import topk_encode
 from gradwire.ops.topk_encode_feedback import topk_encode_feedback
 from gradwire.ops.two_means_add_decoded import two_means_add_decoded
@@ -45,6 +56,9 @@ from gradwire.ops.twobit_encode import twobit_encode
 from gradwire.ops.twobit_encode_feedback import twobit_encode_feedback
 
 __all__ = [
+    "accumulate",
+    "bitmap_decode",
+    "bitmap_encode",
     "cast_add_decoded",
     "cast_encode",
     "eightbit_add_decoded",
@@ -75,11 +89,19 @@ __all__ = [
     "sign_encode",
     "sign_vote",
     "signum_encode",
+    "randomk_add_decoded",
+    "randomk_encode",
+    "rice_decode",
+    "rice_encode",
     "sparse_add_decoded",
+    "strom_encode",
+    "strom_encode_feedback",
     "swap",
     "three_lc_add_decoded",
     "three_lc_encode",
     "three_lc_encode_feedback",
+    "ternary_add_decoded",
+    "ternary_encode",
     "topk_encode",
     "topk_encode_feedback",
     "two_means_add_decoded",
