@@ -15,6 +15,7 @@ import json
 import torch
 from torch import Tensor
 
+from gradwire import registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing import bounds, feedback, ranks
@@ -52,6 +53,8 @@ def check_config(compressor: Compressor, _x: Tensor) -> None:
         return
     config = json.loads(json.dumps(compressor.to_config()))
     name = config.pop("name")
+    nested = {key: value for key, value in config.items() if isinstance(value, dict) and "name" in value}
+    config |= {key: registry.from_config("compressors", value) for key, value in nested.items()}
     again = type(compressor)(**config)
     expect(name == compressor.name and again == compressor, compressor, f"became {again!r} through JSON")
     expect(hash(again) == hash(compressor), compressor, "equal configurations must hash equally")
