@@ -81,7 +81,7 @@ def huffman(counts: Sequence[int]) -> list[int]:
 
 
 def _huffman(weights: Sequence[int]) -> list[int]:
-    heap = [(weight, i, (i,)) for i, weight in enumerate(weights) if weight]
+    heap: list[tuple[int, int, list[int]]] = [(weight, i, [i]) for i, weight in enumerate(weights) if weight]
     lengths = [0] * SYMBOLS
     if len(heap) == 1:
         lengths[heap[0][1]] = 1

@@ -64,8 +64,9 @@ def _lookup(lengths: list[int], codes: list[int]) -> list[tuple[int, int]]:
 
 def _walk(part: Tensor, lookup: list[tuple[int, int]], count: int) -> tuple[list[int], int]:
     """The symbols found, and how many bytes they took; -1 where they ended too early."""
-    text, found, bit, end = int.from_bytes(bytes(part.tolist()), "big") << LONGEST, [], 0, 8 * part.numel()
-    digits = f"{text:0{end + LONGEST}b}"
+    found: list[int] = []
+    bit, end = 0, 8 * part.numel()
+    digits = f"{int.from_bytes(bytes(part.tolist()), 'big') << LONGEST:0{end + LONGEST}b}"
     for _ in range(count):
         length, symbol = lookup[int(digits[bit : bit + LONGEST], 2)]
         if length == 0 or bit + length > end:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from gradwire.errors import require
 from gradwire.exchange import Named
-from gradwire.integrations._setup import check_dtypes, prepare_named, shapes_of, share_start
+from gradwire.integrations._setup import check_dtypes, prepare_named, share_start
 
 __all__ = ["Closure", "Exchanged", "check_adam", "named"]
 
@@ -35,6 +35,8 @@ class Exchanged(Optimizer):
         options: as for ``compress_ddp``.
         group: the ranks; None is the default group.
         told: whatever else must be the same on all ranks.
+        check: what else may be wrong with this rank's arguments; if it raises, all ranks hear of it.
+        float32: no other parameters are taken.
     """
 
     # Tells a GradScaler to call step() in any case; the exchange finds an overflow itself, on all ranks alike.
@@ -42,11 +44,12 @@ class Exchanged(Optimizer):
 
     def __init__(
         self, params: Any, defaults: dict[str, Any], compressor: Any, options: Mapping[str, Any],
-        group: dist.ProcessGroup | None, told: Mapping[str, Any], *, float32: bool = False,
+        group: dist.ProcessGroup | None, told: Mapping[str, Any], check: Callable[[], None], *, float32: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(params, defaults)
 
         def select() -> dict[str, nn.Parameter]:
+            check()
             found = named(self.param_groups)
             check_dtypes(found)
             for name, param in found.items():
@@ -57,7 +60,7 @@ class Exchanged(Optimizer):
         told = {"optimizer": type(self).__name__, **told}
         self.exchange, by_name = prepare_named(select, device, compressor, options, group, **told)
         self.params: list[nn.Parameter] = list(by_name.values())
-        self.named: list[Named] = shapes_of(by_name)
+        self.named: list[Named] = [(name, tuple(param.shape)) for name, param in by_name.items()]
         share_start(self.params, group)
 
     def metrics(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ never compressed. After each exchange every rank goes on from the new ``agreed``
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,16 +33,21 @@ class LocalSteps(Exchanged):
         options: as for ``compress_ddp``.
         group: the ranks; None is the default group.
         told: whatever else must be the same on all ranks.
+        check: what else may be wrong with this rank's arguments.
     """
 
     def __init__(
         self, inner: Optimizer, compressor: Any, every: int, options: Mapping[str, Any],
-        group: dist.ProcessGroup | None, told: Mapping[str, Any],
+        group: dist.ProcessGroup | None, told: Mapping[str, Any], check: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         name = type(self).__name__
         require(isinstance(inner, Optimizer), f"{name}.inner", "a torch.optim.Optimizer", inner)
-        require(is_int(every, 1), f"{name}.every", "an integer >= 1", every)
-        super().__init__(inner.param_groups, {}, compressor, options, group, {"every": every, **told})
+
+        def check_all() -> None:
+            require(is_int(every, 1), f"{name}.every", "an integer >= 1", every)
+            check()
+
+        super().__init__(inner.param_groups, {}, compressor, options, group, {"every": every, **told}, check_all)
         self.inner, self.every, self.since = inner, every, 0
         self.agreed, self.way = Flat(self.params), Flat(self.params)
         self.agreed.gather(self.params)

@@ -66,10 +66,13 @@ class DiLoCo(LocalSteps):
         self, inner: Optimizer, compressor: Any = "qsgd", *, every: int = 500, lr: float = 0.7, momentum: float = 0.9,
         process_group: dist.ProcessGroup | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        number = int | float
-        require(isinstance(lr, number) and 0 < lr < float("inf"), "DiLoCo.lr", "a finite number > 0", lr)
-        require(isinstance(momentum, number) and 0 <= momentum < 1, "DiLoCo.momentum", "in [0, 1)", momentum)
-        super().__init__(inner, compressor, every, options, process_group, {"lr": lr, "momentum": momentum})
+
+        def check() -> None:
+            number = int | float
+            require(isinstance(lr, number) and 0 < lr < float("inf"), "DiLoCo.lr", "a finite number > 0", lr)
+            require(isinstance(momentum, number) and 0 <= momentum < 1, "DiLoCo.momentum", "in [0, 1)", momentum)
+
+        super().__init__(inner, compressor, every, options, process_group, {"lr": lr, "momentum": momentum}, check)
         self.lr, self.momentum = lr, momentum
         self.velocity = Flat(self.params)
 

@@ -68,13 +68,16 @@ class OneBitAdam(AdamLike):
         weight_decay: float = 0.0, *, freeze_step: int, compressor: Any = "efsignsgd",
         process_group: dist.ProcessGroup | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        check_adam("OneBitAdam", lr, betas, eps, weight_decay)
-        require(is_int(freeze_step, 1), "OneBitAdam.freeze_step", "an integer >= 1", freeze_step)
-        require("start_after" not in options, "start_after", "left to freeze_step", options.get("start_after"))
+
+        def check() -> None:
+            check_adam("OneBitAdam", lr, betas, eps, weight_decay)
+            require(is_int(freeze_step, 1), "OneBitAdam.freeze_step", "an integer >= 1", freeze_step)
+            require("start_after" not in options, "start_after", "left to freeze_step", options.get("start_after"))
+
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        options = {"strategy": "two_phase", **options}
-        super().__init__(params, defaults, compressor, options, process_group,
-                         {"freeze_step": freeze_step, "defaults": defaults})  # fmt: skip
+        settings = {"strategy": "two_phase", **options}
+        told = {"freeze_step": freeze_step, "defaults": defaults}
+        super().__init__(params, defaults, compressor, settings, process_group, told, check)
         self.freeze_step = freeze_step
 
     @torch.no_grad()

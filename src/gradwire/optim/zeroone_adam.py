@@ -76,17 +76,20 @@ class ZeroOneAdam(AdamLike):
         local_step_scaler: int = 32_678, local_step_clipper: int = 16, compressor: Any = "efsignsgd",
         process_group: dist.ProcessGroup | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        check_adam("ZeroOneAdam", lr, betas, eps, weight_decay)
         schedule = {
             "var_freeze_step": var_freeze_step, "var_update_scaler": var_update_scaler,
             "local_step_scaler": local_step_scaler, "local_step_clipper": local_step_clipper,
         }  # fmt: skip
-        for name, value in schedule.items():
-            require(is_int(value, 1), f"ZeroOneAdam.{name}", "an integer >= 1", value)
-        require("start_after" not in options, "start_after", "left out: v starts exact", options.get("start_after"))
+
+        def check() -> None:
+            check_adam("ZeroOneAdam", lr, betas, eps, weight_decay)
+            for name, value in schedule.items():
+                require(is_int(value, 1), f"ZeroOneAdam.{name}", "an integer >= 1", value)
+            require("start_after" not in options, "start_after", "left out: v starts exact", options.get("start_after"))
+
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults, compressor, {"strategy": "two_phase", **options}, process_group,
-                         {**schedule, "defaults": defaults})  # fmt: skip
+        settings, told = {"strategy": "two_phase", **options}, {**schedule, "defaults": defaults}
+        super().__init__(params, defaults, compressor, settings, process_group, told, check)
         self.schedule = schedule
         groups = len(self.param_groups)
         self.progress |= {"updates": 0, "next": 1, "since": 0, "paths": [0.0] * groups, "shrunk": [1.0] * groups}
