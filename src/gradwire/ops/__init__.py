@@ -21,6 +21,8 @@ from gradwire.ops.onebit_add_decoded import onebit_add_decoded
 from gradwire.ops.onebit_encode import onebit_encode
 from gradwire.ops.onebit_encode_feedback import onebit_encode_feedback
 from gradwire.ops.philox import philox
+from gradwire.ops.prefix_decode import prefix_decode
+from gradwire.ops.prefix_encode import prefix_encode
 from gradwire.ops.qsgd_add_decoded import qsgd_add_decoded
 from gradwire.ops.qsgd_encode import qsgd_encode
 from gradwire.ops.qsgd_encode_feedback import qsgd_encode_feedback
@@ -37,6 +39,8 @@ from gradwire.ops.randomk_add_decoded import randomk_add_decoded
 from gradwire.ops.randomk_encode import randomk_encode
 from gradwire.ops.rice_decode import rice_decode
 from gradwire.ops.rice_encode import rice_encode
+from gradwire.ops.rans_decode import rans_decode
+from gradwire.ops.rans_encode import rans_encode
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
 from gradwire.ops.strom_encode import strom_encode
 from gradwire.ops.strom_encode_feedback import strom_encode_feedback
@@ -77,6 +81,8 @@ __all__ = [
     "onebit_encode",
     "onebit_encode_feedback",
     "philox",
+    "prefix_decode",
+    "prefix_encode",
     "qsgd_add_decoded",
     "qsgd_encode",
     "qsgd_encode_feedback",
@@ -93,6 +99,8 @@ __all__ = [
     "randomk_encode",
     "rice_decode",
     "rice_encode",
+    "rans_decode",
+    "rans_encode",
     "sparse_add_decoded",
     "strom_encode",
     "strom_encode_feedback",
