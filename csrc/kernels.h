@@ -164,6 +164,16 @@ struct SparseAddDecoded {
   float scale;
 };
 
+// What exceeds a threshold in a range of whole segments.
+struct ThresholdScan : Feedback {  // without feedback grad and residual are null
+  const float* x;                  // with feedback the residual
+  std::uint32_t least;             // magnitudes above it are sent, as bits without the sign
+  float* values;                   // of this range, with room for all of it
+  std::uint8_t* bitmap;            // of the tensor, in whole 16 bits
+  std::int32_t* counts;            // of each segment of the tensor
+  std::int64_t* found;             // by this range
+};
+
 // One line per kernel: the name of the function in csrc/kernels/<name>.h and the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
   X(accumulate, Feedback)                            \
@@ -179,6 +189,7 @@ struct SparseAddDecoded {
   X(qsgd_encode_feedback, QsgdEncodeFeedback)        \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(swap, Swap)                                      \
+  X(threshold_scan, ThresholdScan)                   \
   X(topk_emit, TopkEmit)                             \
   X(topk_emit_found, TopkEmitFound)                  \
   X(topk_scan, TopkScan)                             \

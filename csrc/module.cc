@@ -9,6 +9,7 @@
 
 #include "dispatch.h"
 #include "ternary.h"
+#include "threshold.h"
 #include "topk.h"
 
 namespace nb = nanobind;
@@ -170,6 +171,26 @@ void qsgd_add_decoded(Address norms, Size norms_stride, Address codes, Size code
       n, block, threads);
 }
 
+void threshold_encode_(Address x, Address used, Address stream, double threshold, Size n, int threads) {
+  threshold_encode({{nullptr, nullptr, nullptr}, pointer<const float>(x, n), float(threshold),
+                    pointer<std::int32_t>(used, 1), pointer<std::uint8_t>(stream, 8)},
+                   n, threads);
+}
+
+void threshold_encode_feedback(Address grad, Address residual, Address used, Address stream, double threshold,
+                               Address status, Size n, int threads) {
+  threshold_encode({feedback(grad, residual, status, n), pointer<const float>(residual, n), float(threshold),
+                    pointer<std::int32_t>(used, 1), pointer<std::uint8_t>(stream, 8)},
+                   n, threads);
+}
+
+void threshold_add_decoded_(Address streams, Size count, Size stride, Size length, Address out, double scale, Size n,
+                            int threads) {
+  if (length < 0) throw std::invalid_argument("a length must not be negative");
+  threshold_add_decoded({rows(streams, count, stride, length), length, pointer<float>(out, n), float(scale)}, n,
+                        threads);
+}
+
 void check_k(Size k, Size n) {
   if (k < 0 || k > n) throw std::invalid_argument("k must be from 0 to n");
 }
@@ -238,6 +259,11 @@ NB_MODULE(_kernels, m) {
         nb::call_guard<nb::gil_scoped_release>());
   kernel("ternary_add_decoded", &ternary_add_decoded_, "streams"_a, "count"_a, "stride"_a, "length"_a, "out"_a,
          "threshold"_a, "scale"_a);
+  kernel("threshold_encode", &threshold_encode_, "x"_a, "used"_a, "stream"_a, "threshold"_a);
+  kernel("threshold_encode_feedback", &threshold_encode_feedback, "grad"_a, "residual"_a, "used"_a, "stream"_a,
+         "threshold"_a, "status"_a);
+  kernel("threshold_add_decoded", &threshold_add_decoded_, "streams"_a, "count"_a, "stride"_a, "length"_a, "out"_a,
+         "scale"_a);
   kernel("onebit_encode", &onebit_encode, "x"_a, "codes"_a, "threshold"_a);
   kernel("onebit_encode_feedback", &onebit_encode_feedback, "grad"_a, "residual"_a, "codes"_a, "threshold"_a,
          "status"_a);

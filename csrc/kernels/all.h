@@ -14,6 +14,7 @@
 #include "kernels/qsgd_encode_feedback.h"
 #include "kernels/sparse_add_decoded.h"
 #include "kernels/swap.h"
+#include "kernels/threshold_scan.h"
 #include "kernels/topk_emit.h"
 #include "kernels/topk_emit_found.h"
 #include "kernels/topk_scan.h"

@@ -24,6 +24,9 @@ from gradwire.ops.strom_encode_feedback import strom_encode_feedback
 from gradwire.ops.swap import swap
 from gradwire.ops.ternary_add_decoded import ternary_add_decoded
 from gradwire.ops.ternary_encode import ternary_encode
+from gradwire.ops.threshold_add_decoded import threshold_add_decoded
+from gradwire.ops.threshold_encode import threshold_encode
+from gradwire.ops.threshold_encode_feedback import threshold_encode_feedback
 from gradwire.ops.topk_encode import topk_encode
 from gradwire.ops.topk_encode_feedback import topk_encode_feedback
 from gradwire.ops.twobit_add_decoded import twobit_add_decoded
@@ -55,6 +58,9 @@ __all__ = [
     "swap",
     "ternary_add_decoded",
     "ternary_encode",
+    "threshold_add_decoded",
+    "threshold_encode",
+    "threshold_encode_feedback",
     "topk_encode",
     "topk_encode_feedback",
     "twobit_add_decoded",

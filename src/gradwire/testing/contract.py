@@ -15,6 +15,7 @@ import json
 import torch
 from torch import Tensor
 
+from gradwire import registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing import bounds, feedback, ranks
@@ -52,7 +53,8 @@ def check_config(compressor: Compressor, _x: Tensor) -> None:
         return
     config = json.loads(json.dumps(compressor.to_config()))
     name = config.pop("name")
-    again = type(compressor)(**config)
+    inner = {key: registry.from_config("compressors", value) for key, value in config.items() if _is_config(value)}
+    again = type(compressor)(**{**config, **inner})
     expect(name == compressor.name and again == compressor, compressor, f"became {again!r} through JSON")
     expect(hash(again) == hash(compressor), compressor, "equal configurations must hash equally")
 
@@ -220,6 +222,11 @@ def check_bad_bytes(compressor: Compressor, x: Tensor) -> None:
         except WireError:
             continue
         expect(out.shape == x.shape, compressor, f"noise decoded to shape {tuple(out.shape)}")
+
+
+def _is_config(value: object) -> bool:
+    """Whether a value in a configuration is the configuration of another compressor."""
+    return isinstance(value, dict) and "name" in value
 
 
 def _is_generic(x: Tensor) -> bool:
