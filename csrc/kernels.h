@@ -58,8 +58,6 @@ struct ThreeLc {
 
 struct ThreeLcEncode : ThreeLc {
   const float* x;
-  std::uint8_t* codes;
-  float fire;  // the least magnitude that is sent
 };
 
 // `status` may be null; otherwise the old residual goes to `grad` and a sum that is not finite sets the status.
@@ -83,7 +81,7 @@ struct ThreeLcAddDecoded {
 struct TwobitEncode {
   const float* x;
   std::uint8_t* codes;
-  float threshold;
+  float fire;  // the least magnitude that is sent
 };
 
 struct TwobitEncodeFeedback : Feedback {
@@ -337,6 +335,16 @@ struct SparseAddDecoded {
   float scale;
 };
 
+// What exceeds a threshold in a range of whole segments.
+struct ThresholdScan : Feedback {  // without feedback grad and residual are null
+  const float* x;                  // with feedback the residual
+  std::uint32_t least;             // magnitudes above it are sent, as bits without the sign
+  float* values;                   // of this range, with room for all of it
+  std::uint8_t* bitmap;            // of the tensor, in whole 16 bits
+  std::int32_t* counts;            // of each segment of the tensor
+  std::int64_t* found;             // by this range
+};
+
 // One line per kernel: the name of the function in csrc/kernels/<name>.h and the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
   X(accumulate, Feedback)                            \
@@ -376,6 +384,7 @@ struct SparseAddDecoded {
   X(three_lc_add_decoded, ThreeLcAddDecoded)         \
   X(three_lc_encode, ThreeLcEncode)                  \
   X(three_lc_encode_feedback, ThreeLcEncodeFeedback) \
+  X(threshold_scan, ThresholdScan)                   \
   X(topk_emit, TopkEmit)                             \
   X(topk_emit_found, TopkEmitFound)                  \
   X(topk_scan, TopkScan)                             \

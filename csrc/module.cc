@@ -12,6 +12,7 @@
 #include "dispatch.h"
 #include "ternary.h"
 #include "entropy.h"
+#include "threshold.h"
 #include "topk.h"
 
 namespace nb = nanobind;
@@ -410,6 +411,26 @@ void natural_add_decoded(Address bases, Size bases_stride, Address codes, Size c
       n, block, threads);
 }
 
+void threshold_encode_(Address x, Address used, Address stream, double threshold, Size n, int threads) {
+  threshold_encode({{nullptr, nullptr, nullptr}, pointer<const float>(x, n), float(threshold),
+                    pointer<std::int32_t>(used, 1), pointer<std::uint8_t>(stream, 8)},
+                   n, threads);
+}
+
+void threshold_encode_feedback(Address grad, Address residual, Address used, Address stream, double threshold,
+                               Address status, Size n, int threads) {
+  threshold_encode({feedback(grad, residual, status, n), pointer<const float>(residual, n), float(threshold),
+                    pointer<std::int32_t>(used, 1), pointer<std::uint8_t>(stream, 8)},
+                   n, threads);
+}
+
+void threshold_add_decoded_(Address streams, Size count, Size stride, Size length, Address out, double scale, Size n,
+                            int threads) {
+  if (length < 0) throw std::invalid_argument("a length must not be negative");
+  threshold_add_decoded({rows(streams, count, stride, length), length, pointer<float>(out, n), float(scale)}, n,
+                        threads);
+}
+
 void check_k(Size k, Size n) {
   if (k < 0 || k > n) throw std::invalid_argument("k must be from 0 to n");
 }
@@ -487,7 +508,6 @@ NB_MODULE(_kernels, m) {
          "status"_a);
   kernel("twobit_add_decoded", &twobit_add_decoded, "codes"_a, "count"_a, "stride"_a, "out"_a, "threshold"_a,
          "scale"_a);
-  kernel("onebit_encode", &onebit_encode, "x"_a, "codes"_a, "threshold"_a, "step"_a);
   kernel("strom_encode", &strom_encode, "x"_a, "codes"_a, "threshold"_a);
   kernel("strom_encode_feedback", &strom_encode_feedback, "grad"_a, "residual"_a, "codes"_a, "threshold"_a,
          "status"_a);
@@ -495,7 +515,12 @@ NB_MODULE(_kernels, m) {
         nb::call_guard<nb::gil_scoped_release>());
   kernel("ternary_add_decoded", &ternary_add_decoded_, "streams"_a, "count"_a, "stride"_a, "length"_a, "out"_a,
          "threshold"_a, "scale"_a);
-  kernel("onebit_encode", &onebit_encode, "x"_a, "codes"_a, "threshold"_a);
+  kernel("threshold_encode", &threshold_encode_, "x"_a, "used"_a, "stream"_a, "threshold"_a);
+  kernel("threshold_encode_feedback", &threshold_encode_feedback, "grad"_a, "residual"_a, "used"_a, "stream"_a,
+         "threshold"_a, "status"_a);
+  kernel("threshold_add_decoded", &threshold_add_decoded_, "streams"_a, "count"_a, "stride"_a, "length"_a, "out"_a,
+         "scale"_a);
+  kernel("onebit_encode", &onebit_encode, "x"_a, "codes"_a, "threshold"_a, "step"_a);
   kernel("onebit_encode_feedback", &onebit_encode_feedback, "grad"_a, "residual"_a, "codes"_a, "threshold"_a,
          "status"_a, "step"_a);
   kernel("onebit_add_decoded", &onebit_add_decoded, "codes"_a, "count"_a, "stride"_a, "steps"_a, "steps_stride"_a,
@@ -535,7 +560,6 @@ NB_MODULE(_kernels, m) {
          "stream"_a, "block"_a, "sparsity"_a, "status"_a);
   kernel("three_lc_add_decoded", &three_lc_add_decoded, "scales"_a, "scales_stride"_a, "lengths"_a,
          "lengths_stride"_a, "stream"_a, "stream_stride"_a, "ranks"_a, "bytes"_a, "out"_a, "block"_a, "scale"_a);
-         "out"_a, "bits"_a, "block"_a, "scale"_a);
   kernel("eightbit_encode", &eightbit_encode, "x"_a, "scales"_a, "codes"_a, "book"_a, "kind"_a, "block"_a);
   kernel("eightbit_encode_feedback", &eightbit_encode_feedback, "grad"_a, "residual"_a, "scales"_a, "codes"_a, "book"_a,
          "kind"_a, "block"_a, "status"_a);

@@ -38,6 +38,7 @@
 #include "kernels/three_lc_add_decoded.h"
 #include "kernels/three_lc_encode.h"
 #include "kernels/three_lc_encode_feedback.h"
+#include "kernels/threshold_scan.h"
 #include "kernels/topk_emit.h"
 #include "kernels/topk_emit_found.h"
 #include "kernels/topk_scan.h"

@@ -36,6 +36,8 @@ def _ternary() -> dict[str, Any]:
         "block": 16,
         "sparsity": 1.0,
     }
+
+
 def _places() -> dict[str, Any]:
     return {"indices": torch.arange(4, dtype=torch.int16), "counts": torch.full((1,), 4, dtype=torch.int32)}
 
@@ -172,6 +174,7 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "shrink": 1.0,
         "key": 1,
         "step": 2,
+    },
     "scaled_sign_add_decoded": lambda: {
         "scales": torch.ones(RANKS, 1),
         "codes": _codes(RANKS, 4),
@@ -249,6 +252,16 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "ternary_add_decoded": lambda: {"streams": _codes(RANKS, 9), "out": _float(), "threshold": 0.5, "scale": 0.5},
     "ternary_encode": lambda: {"codes": _codes(8), "used": _status(), "stream": _codes(9), "n": N, "words": False},
+    "threshold_add_decoded": lambda: {"streams": _codes(RANKS, 8 + 4 * N), "out": _float(), "scale": 0.5},
+    "threshold_encode": lambda: {"x": _float(), "used": _status(), "stream": _codes(8 + 4 * N), "threshold": 0.5},
+    "threshold_encode_feedback": lambda: {
+        "grad": _float(),
+        "residual": _float(),
+        "used": _status(),
+        "stream": _codes(8 + 4 * N),
+        "threshold": 0.5,
+        "status": _status(),
+    },
     "topk_encode": lambda: {"x": _float(), **_sparse()},
     "topk_encode_feedback": lambda: {"grad": _float(), "residual": _float(), **_sparse(), "status": _status()},
     "two_means_add_decoded": lambda: {

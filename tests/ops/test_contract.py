@@ -43,6 +43,8 @@ FREE = {
     ("sparse_add_decoded", "out"),
     ("ternary_add_decoded", "out"),
     ("ternary_add_decoded", "streams"),
+    ("threshold_add_decoded", "out"),
+    ("threshold_add_decoded", "streams"),
     ("topk_encode", "x"),
 }
 

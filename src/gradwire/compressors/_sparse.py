@@ -20,12 +20,26 @@ from gradwire import ops
 from gradwire.compressors.base import Compressor
 from gradwire.types import Field, Key, Layout, Payload, State
 
-__all__ = ["Sparsifier", "rows_of"]
+__all__ = ["Sparsifier", "arranged", "ordered", "rows_of"]
 
 
 def rows_of(payload: Payload) -> Payload:
     """One payload as those of a group of one."""
     return tuple(field.unsqueeze(0) for field in payload)
+
+
+def arranged(fields: Sequence[Field]) -> list[int]:
+    """The order in which fields travel, the larger items first: then no byte lies unused between two of them.
+
+    >>> arranged([Field("codes", torch.uint8, 3), Field("counts", torch.int32, 1)])
+    [1, 0]
+    """
+    return sorted(range(len(fields)), key=lambda i: -fields[i].dtype.itemsize)
+
+
+def ordered(payload: Payload, order: Sequence[int]) -> Payload:
+    """The fields of a payload that was ``arranged``, in their own order."""
+    return tuple(payload[place] for place in sorted(range(len(order)), key=lambda place: order[place]))
 
 
 class Sparsifier(Compressor):
@@ -87,16 +101,16 @@ class Sparsifier(Compressor):
             ops.nonfinite(lost, status)
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        n = math.prod(shape)
-        return Layout((Field("values", self.value_type, self.slots(n)), *self.places(n)))
+        fields = self._fields(math.prod(shape))
+        return Layout(tuple(fields[i] for i in arranged(fields)))
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         self.encode_scaled(x, 1.0, payload, state, key)
 
     def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
-        values, *places = payload
+        values, places = self._apart(payload, x.numel())
         full = self._full(values)
-        self.select(x.view(-1), full, tuple(places), key, scale)
+        self.select(x.view(-1), full, places, key, scale)
         if full is not values:
             values.copy_(full)
 
@@ -106,7 +120,7 @@ class Sparsifier(Compressor):
         if not self.exact:
             super().encode_feedback(grad, residual, payload, state, key, status)
             return
-        values, places = payload[0], payload[1:]
+        values, places = self._apart(payload, grad.numel())
         full = self._full(values)
         self.select_feedback(grad.view(-1), residual.view(-1), full, places, key, status)
         if full is not values:
@@ -117,10 +131,12 @@ class Sparsifier(Compressor):
         self.add_decoded_many(rows_of(payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.scatter(payloads[0].float(), payloads[1:], out.view(-1), scale)
+        values, places = self._apart(payloads, out.numel())
+        self.scatter(values.float(), places, out.view(-1), scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        self.check_places(payload[1:], math.prod(shape))
+        n = math.prod(shape)
+        self.check_places(self._apart(payload, n)[1], n)
 
     def check_places(self, places: Payload, n: int) -> None:
         """Refuse places that are not what the method writes.
@@ -129,6 +145,14 @@ class Sparsifier(Compressor):
             WireError: they are not.
         """
         return
+
+    def _fields(self, n: int) -> tuple[Field, ...]:
+        return Field("values", self.value_type, self.slots(n)), *self.places(n)
+
+    def _apart(self, payload: Payload, n: int) -> tuple[Tensor, Payload]:
+        """The values, and the places."""
+        values, *places = ordered(payload, arranged(self._fields(n)))
+        return values, tuple(places)
 
     def _full(self, values: Tensor) -> Tensor:
         """Room for the values as they are: the payload's own where it holds float32."""

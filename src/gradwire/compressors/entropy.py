@@ -27,8 +27,8 @@ class Entropy(Compressor):
 
     Bytes of probability p cost about log2(1 / p) bits: for Gaussian gradients ``qsgd`` with the l2 norm falls from 4
     bits an element to about 1.1, ternary codes from 2 to 1.2 or less; codes relative to the largest element hardly, and
-    signs not at all. Where coding does not pay, the bytes travel as they are: never more than 4 bytes and one for each coded
-    field beside the inner payload. The size depends on the values, so payloads travel by all-gather or broadcast.
+    signs not at all. Where coding does not pay, the bytes travel as they are: never more than 4 bytes and one for each
+    coded field beside the inner payload. The size depends on the values, so payloads travel by all-gather or broadcast.
 
     Args:
         inner: a method of one round and fixed size, as an object, by name or as a configuration.
