@@ -9,10 +9,13 @@ from gradwire.comm.allreduce import AllReduce
 from gradwire.comm.broadcast import Broadcast
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compat import Recipe, from_params
+from gradwire.compressors.efsignsgd import EFSignSGD
 from gradwire.compressors.fp16 import FP16
 from gradwire.compressors.none import Identity
+from gradwire.compressors.onebit_sgd import OneBitSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.signsgd import SignSGD
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
@@ -36,6 +39,10 @@ READ = [
         {"compressor": "powersgd", "compress_rank": 4, "communicator": "allreduce"},
         Recipe(PowerSGD(rank=4), None, AllReduce()),
     ),
+    ({"compressor": "onebit", "memory": "residual"}, Recipe(OneBitSGD(), Residual())),
+    ({"compressor": "efsignsgd", "memory": "efsignsgd", "communicator": "allgather"},
+     Recipe(EFSignSGD(), Residual(), AllGather())),
+    ({"compressor": "signsgd", "memory": "none"}, Recipe(SignSGD(), NoMemory())),
     ({"compressor": "twobit", "threshold": 0.25, "memory": "residual", "beta": 0.9},
      Recipe(TwoBit(threshold=0.25), Residual(beta=0.9))),
 ]  # fmt: skip
@@ -63,6 +70,11 @@ def test_world_size_is_ignored_with_a_word():
         assert from_params({"compressor": "none", "world_size": 8}) == Recipe(Identity())
 
 
+def test_the_rate_that_cancels_is_ignored_with_a_word():
+    with pytest.warns(UserWarning, match="lr is ignored: GRACE multiplies by it and divides again"):
+        assert from_params({"compressor": "efsignsgd", "lr": 0.1}) == Recipe(EFSignSGD())
+
+
 REFUSED = [
     ("topk", r"params must be a mapping of names to values, got 'topk'"),
     ({"compressor": 3}, "compressor must be a name, got 3"),
@@ -70,7 +82,6 @@ REFUSED = [
     ({"compressor": "topkk"}, "unknown compressor 'topkk': did you mean 'topk'"),
     ({"compressor": "dgc"}, "GRACE's 'dgc' is not in gradwire yet; nearest is 'topk' with memory 'residual'. Known: "),
     ({"compressor": "terngrad"}, "GRACE's 'terngrad' is not in gradwire yet; nearest is 'qsgd'"),
-    ({"compressor": "onebit"}, "GRACE's 'onebit' is 1-bit SGD with two means; gradwire's 'onebit' is MXNet's"),
     ({"memory": "residuals"}, "unknown memory 'residuals': did you mean 'residual'"),
     ({"communicator": "all_gather"}, "unknown strategy 'all_gather': did you mean 'allgather'"),
     ({"compressor": "topk", "communicator": "allreduce"}, "payloads of 'topk' cannot be summed: use .*allgather"),

@@ -27,8 +27,12 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "topk": {"compress_ratio": 0.3}, "qsgd": {"quantum_num": 127}, "powersgd": {"compress_rank": 1},
 }  # fmt: skip
 
-_MEMORIES = {"powersgd": "residual"}
-"""GRACE's PowerSGD memory is a residual that also holds the warm start, which here is the compressor's state."""
+_METHODS = {"onebit": "onebit_sgd"}
+"""GRACE's 'onebit' has two means; ours of that name is MXNet's, which sends +1 or -1."""
+
+_MEMORIES = {"powersgd": "residual", "efsignsgd": "residual"}
+"""GRACE's PowerSGD memory is a residual that also holds the warm start, which here is the compressor's state. Its
+EFsignSGD memory multiplies gradients by a constant that the compressor divides by again: a residual without it."""
 
 _COMMUNICATORS = {"all_to_all": "two_phase"}
 
@@ -64,7 +68,7 @@ def from_params(params: Mapping[str, Any]) -> Recipe:
             ``quantum_num`` from 1 to 127, the levels on each side of zero, is rounded up to whole ``bits`` (127: 8);
             ``bucket_size`` is our ``block``, ``compress_rank`` our ``rank``;
             ``threshold``, ``beta``, ``gamma`` and every parameter of ours under its own name are themselves.
-            ``world_size`` is ignored with a warning: the process group knows it.
+            ``world_size`` is ignored with a warning: the process group knows it; so is the ``lr`` of ``efsignsgd``.
 
     Returns:
         The compressor, and the memory and strategy that were named.
@@ -83,6 +87,8 @@ def from_params(params: Mapping[str, Any]) -> Recipe:
     rest = dict(params)
     if rest.pop("world_size", None) is not None:
         warnings.warn("world_size is ignored: the process group knows it", UserWarning, stacklevel=2)
+    if rest.get("compressor") == "efsignsgd" and rest.pop("lr", None) is not None:
+        warnings.warn("lr is ignored: GRACE multiplies by it and divides again", UserWarning, stacklevel=2)
     name, memory_name, communicator = (_pop_name(rest, key) for key in ("compressor", "memory", "communicator"))
     cls = _compressor_class("none" if name is None else name)
     memory_cls = None if memory_name is None else registry.find("memory", _MEMORIES.get(memory_name, memory_name))
@@ -104,11 +110,7 @@ def _pop_name(params: dict[str, Any], key: str) -> str | None:
 
 
 def _compressor_class(name: str) -> type[Any]:
-    if name == "onebit":
-        raise ConfigError(
-            "GRACE's 'onebit' is 1-bit SGD with two means; gradwire's 'onebit' is MXNet's, which sends "
-            "+1 or -1: if that is what you want, pass gradwire.compressor('onebit') itself"
-        )
+    name = _METHODS.get(name, name)
     if name in _NEAREST and name not in registry.names("compressors"):
         known = ", ".join(registry.names("compressors"))
         raise ConfigError(f"GRACE's {name!r} is not in gradwire yet; nearest is {_NEAREST[name]}. Known: {known}")
