@@ -9,10 +9,13 @@ from gradwire.comm.allreduce import AllReduce
 from gradwire.comm.broadcast import Broadcast
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compat import Recipe, from_params
+from gradwire.compressors.efsignsgd import EFSignSGD
 from gradwire.compressors.fp16 import FP16
 from gradwire.compressors.none import Identity
+from gradwire.compressors.onebit_sgd import OneBitSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.signsgd import SignSGD
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
@@ -36,6 +39,10 @@ READ = [
         {"compressor": "powersgd", "compress_rank": 4, "communicator": "allreduce"},
         Recipe(PowerSGD(rank=4), None, AllReduce()),
     ),
+    ({"compressor": "onebit", "memory": "residual"}, Recipe(OneBitSGD(), Residual())),
+    ({"compressor": "efsignsgd", "memory": "efsignsgd", "communicator": "allgather"},
+     Recipe(EFSignSGD(), Residual(), AllGather())),
+    ({"compressor": "signsgd", "memory": "none"}, Recipe(SignSGD(), NoMemory())),
     ({"compressor": "twobit", "threshold": 0.25, "memory": "residual", "beta": 0.9},
      Recipe(TwoBit(threshold=0.25), Residual(beta=0.9))),
 ]  # fmt: skip
@@ -60,6 +67,11 @@ def test_levels_are_kept_in_as_few_bits_as_hold_them(quantum_num, bits):
 def test_world_size_is_ignored_with_a_word():
     with pytest.warns(UserWarning, match="world_size is ignored: the process group knows it"):
         assert from_params({"compressor": "none", "world_size": 8}) == Recipe(Identity())
+
+
+def test_the_rate_that_cancels_is_ignored_with_a_word():
+    with pytest.warns(UserWarning, match="lr is ignored: GRACE multiplies by it and divides again"):
+        assert from_params({"compressor": "efsignsgd", "lr": 0.1}) == Recipe(EFSignSGD())
 
 
 REFUSED = [

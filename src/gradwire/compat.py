@@ -32,7 +32,8 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 _MEMORIES = {"powersgd": "residual", "efsignsgd": "residual"}
-"""GRACE's PowerSGD memory is a residual that also holds the warm start, which here is the compressor's state."""
+"""GRACE's PowerSGD memory is a residual that also holds the warm start, which here is the compressor's state. Its
+EFsignSGD memory multiplies gradients by a constant that the compressor divides by again: a residual without it."""
 
 _COMMUNICATORS = {"all_to_all": "two_phase"}
 
@@ -66,7 +67,7 @@ def from_params(params: Mapping[str, Any]) -> Recipe:
             ``bucket_size`` is our ``block``, ``compress_rank`` our ``rank``, ``momentum`` the memory's ``beta``,
             ``quantiles`` our ``buckets``;
             ``threshold``, ``beta``, ``gamma`` and every parameter of ours under its own name are themselves.
-            ``world_size`` is ignored with a warning: the process group knows it.
+            ``world_size`` is ignored with a warning: the process group knows it; so is the ``lr`` of ``efsignsgd``.
 
     Returns:
         The compressor, and the memory and strategy that were named.
@@ -85,6 +86,8 @@ def from_params(params: Mapping[str, Any]) -> Recipe:
     rest = dict(params)
     if rest.pop("world_size", None) is not None:
         warnings.warn("world_size is ignored: the process group knows it", UserWarning, stacklevel=2)
+    if rest.get("compressor") == "efsignsgd" and rest.pop("lr", None) is not None:
+        warnings.warn("lr is ignored: GRACE multiplies by it and divides again", UserWarning, stacklevel=2)
     name, memory_name, communicator = (_pop_name(rest, key) for key in ("compressor", "memory", "communicator"))
     cls = _compressor_class("none" if name is None else name)
     memory_cls = None if memory_name is None else registry.find("memory", _MEMORIES.get(memory_name, memory_name))
