@@ -28,6 +28,7 @@ def _strided(x: Tensor) -> Tensor:
 
 # One element more would still be a valid call.
 FREE = {("nonfinite", "x"), ("philox", "out"), ("sparse_add_decoded", "out"), ("topk_encode", "x")}
+FREE |= {("inceptionn_add_decoded", "stream"), ("inceptionn_add_decoded", "out")}
 
 WRONG = {
     "dtype": lambda x: x.to(torch.float64),

@@ -14,6 +14,7 @@ import torch
 
 from gradwire.compressors.blockwise8 import Blockwise8
 from gradwire.compressors.fp8 import FP8
+from gradwire.compressors.inceptionn import Inceptionn
 from gradwire.compressors.onebit import OneBit
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
@@ -50,6 +51,7 @@ def count(shape):
 CASES = [
     (TwoBit(threshold=0.25), (37,)), (TopK(ratio=0.1), (5, 8)), (TopK(ratio=0.0001), (300_000,)),
     (OneBit(threshold=0.0), (33,)), (QSGD(bits=4, block=16), (41,)), (QSGD(bits=7, block=32, norm="l2"), (70,)),
+    (Inceptionn(bound=2), (97,)), (Inceptionn(bound=15), (50,)),
     (Blockwise8(kind="dynamic", block=16), (999,)), (FP8(format="e5m2", block=32), (10, 100)),
     (PowerSGD(rank=2), (6, 3, 5)), *[(compressor, (4, 9)) for compressor in every()],
 ]  # fmt: skip

@@ -5,6 +5,8 @@ from gradwire.ops.cast_encode import cast_encode
 from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
 from gradwire.ops.eightbit_encode import eightbit_encode
 from gradwire.ops.eightbit_encode_feedback import eightbit_encode_feedback
+from gradwire.ops.inceptionn_add_decoded import inceptionn_add_decoded
+from gradwire.ops.inceptionn_encode import inceptionn_encode
 from gradwire.ops.native import kernel_info
 from gradwire.ops.natural_add_decoded import natural_add_decoded
 from gradwire.ops.natural_encode import natural_encode
@@ -31,6 +33,8 @@ __all__ = [
     "eightbit_add_decoded",
     "eightbit_encode",
     "eightbit_encode_feedback",
+    "inceptionn_add_decoded",
+    "inceptionn_encode",
     "kernel_info",
     "natural_add_decoded",
     "natural_encode",
