@@ -294,6 +294,34 @@ struct NaturalAddDecoded {
   float scale;
 };
 
+// One range of a tagged stream; see gradwire/ops/_inceptionn.py. `bytes` receives how many its codes take.
+struct InceptionnTags {
+  const float* x;
+  std::uint8_t* tags;
+  int bound;
+  std::int64_t* bytes;
+};
+
+// The codes of a range begin at `codes` and end before `end`.
+struct InceptionnCodes {
+  const float* x;
+  std::uint8_t *codes, *end;
+  int bound;
+};
+
+struct InceptionnSizes {
+  const std::uint8_t* tags;
+  std::int64_t* bytes;
+};
+
+// Without tags every code is a float32. `end` is that of the stream, not of the range.
+struct InceptionnAddDecoded {
+  const std::uint8_t *tags, *codes, *end;
+  float* out;
+  int bound;
+  float scale;
+};
+
 // How many magnitudes are above a bracket and inside it.
 struct Tally {
   std::int64_t above, inside;
@@ -361,6 +389,10 @@ struct ThresholdScan : Feedback {  // without feedback grad and residual are nul
   X(eightbit_add_decoded, EightbitAddDecoded)        \
   X(eightbit_encode, EightbitEncode)                 \
   X(eightbit_encode_feedback, EightbitEncodeFeedback)\
+  X(inceptionn_add_decoded, InceptionnAddDecoded)    \
+  X(inceptionn_codes, InceptionnCodes)               \
+  X(inceptionn_sizes, InceptionnSizes)               \
+  X(inceptionn_tags, InceptionnTags)                 \
   X(largest, Largest)                                \
   X(largest_sum, LargestSum)                         \
   X(natural_add_decoded, NaturalAddDecoded)          \

@@ -13,6 +13,7 @@
 #include "ternary.h"
 #include "entropy.h"
 #include "threshold.h"
+#include "inceptionn.h"
 #include "topk.h"
 
 namespace nb = nanobind;
@@ -436,6 +437,23 @@ void threshold_add_decoded_(Address streams, Size count, Size stride, Size lengt
                         threads);
 }
 
+void check_bound(int bound) {
+  if (bound < 1 || bound > 15) throw std::invalid_argument("bound must be from 1 to 15");
+}
+
+void inceptionn_encode_(Address x, Address used, Address stream, int bound, Size n, int threads) {
+  check_bound(bound);
+  inceptionn_encode(
+      {pointer<const float>(x, n), pointer<std::int32_t>(used, 1), pointer<std::uint8_t>(stream, n), bound, n},
+      threads);
+}
+
+void inceptionn_add_decoded_(Address stream, Size bytes, Address out, int bound, double scale, Size n, int threads) {
+  check_bound(bound);
+  inceptionn_add_decoded(
+      {pointer<const std::uint8_t>(stream, bytes), bytes, pointer<float>(out, n), bound, float(scale), n}, threads);
+}
+
 void check_k(Size k, Size n) {
   if (k < 0 || k > n) throw std::invalid_argument("k must be from 0 to n");
 }
@@ -571,6 +589,8 @@ NB_MODULE(_kernels, m) {
          "kind"_a, "block"_a, "status"_a);
   kernel("eightbit_add_decoded", &eightbit_add_decoded, "scales"_a, "scales_stride"_a, "codes"_a, "codes_stride"_a,
          "count"_a, "out"_a, "book"_a, "kind"_a, "block"_a, "scale"_a);
+  kernel("inceptionn_encode", &inceptionn_encode_, "x"_a, "used"_a, "stream"_a, "bound"_a);
+  kernel("inceptionn_add_decoded", &inceptionn_add_decoded_, "stream"_a, "bytes"_a, "out"_a, "bound"_a, "scale"_a);
   kernel("natural_encode", &natural_encode, "x"_a, "bases"_a, "codes"_a, "random"_a, "block"_a, "key"_a, "step"_a);
   kernel("natural_encode_feedback", &natural_encode_feedback, "grad"_a, "residual"_a, "bases"_a, "codes"_a, "random"_a,
          "block"_a, "key"_a, "step"_a, "status"_a);

@@ -82,6 +82,13 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "block": 16,
         "status": _status(),
     },
+    "inceptionn_add_decoded": lambda: {"stream": _codes(1 + 4 * N), "out": _float(), "bound": 10, "scale": 0.5},
+    "inceptionn_encode": lambda: {
+        "x": _float(),
+        "used": _status(),
+        "stream": _codes(1 + 4 * N),
+        "bound": 10,
+    },
     "natural_add_decoded": lambda: {
         "bases": _codes(RANKS, 2),
         "codes": _codes(RANKS, N),

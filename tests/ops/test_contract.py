@@ -47,6 +47,8 @@ FREE = {
     ("threshold_add_decoded", "streams"),
     ("topk_encode", "x"),
 }
+FREE = {("nonfinite", "x"), ("philox", "out"), ("sparse_add_decoded", "out"), ("topk_encode", "x")}
+FREE |= {("inceptionn_add_decoded", "stream"), ("inceptionn_add_decoded", "out")}
 
 WRONG = {
     "dtype": lambda x: x.to(torch.float64),

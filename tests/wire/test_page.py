@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gradwire.compressors.compose import compose
 
 from gradwire import registry
 from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.compose import compose
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK

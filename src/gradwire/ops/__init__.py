@@ -8,6 +8,8 @@ from gradwire.ops.cast_encode import cast_encode
 from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
 from gradwire.ops.eightbit_encode import eightbit_encode
 from gradwire.ops.eightbit_encode_feedback import eightbit_encode_feedback
+from gradwire.ops.inceptionn_add_decoded import inceptionn_add_decoded
+from gradwire.ops.inceptionn_encode import inceptionn_encode
 from gradwire.ops.mean_magnitude import mean_magnitude
 from gradwire.ops.moments import moments
 from gradwire.ops.moments_feedback import moments_feedback
@@ -72,6 +74,8 @@ __all__ = [
     "eightbit_add_decoded",
     "eightbit_encode",
     "eightbit_encode_feedback",
+    "inceptionn_add_decoded",
+    "inceptionn_encode",
     "kernel_info",
     "mean_magnitude",
     "moments",
