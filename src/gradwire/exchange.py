@@ -142,6 +142,8 @@ class Exchange:
 
     def describe(self, params: Sequence[Named], **told: Any) -> str:
         """Configuration and parameters as JSON, and whatever else is ``told``: what all ranks must agree on."""
+        for name, shape in params:
+            self.policy.choose(name, shape, self.compressor)  # Tries a researcher's own method, which may fail here.
         return json.dumps({
             **told,
             "compressor": self.compressor.to_config(), "memory": self.memory_for(self.compressor).to_config(),
@@ -228,10 +230,12 @@ class Exchange:
         groups: dict[object, list[Unit]] = {}
         for unit in units:
             strategy = self.strategy_for(unit.compressor)
-            alone = unit.compressor if strategy.name == "allreduce" else None
+            alone = id(unit.compressor) if strategy.name == "allreduce" else None
             groups.setdefault((strategy.name, alone), []).append(unit)
         sessions = [self.strategy_for(group[0].compressor).plan(group, site) for group in groups.values()]
-        return Plan(tuple(params), main, units, DenseSession(dense, self.channel, self.device), sessions, numel)
+        advised = [self.keeper.states[unit.name] for unit in units if unit.compressor.advice]
+        session = DenseSession(dense, self.channel, self.device, advised)
+        return Plan(tuple(params), main, units, session, sessions, numel)
 
     def _units(self, params: Sequence[Named], main: Compressor) -> tuple[list[Unit], list[tuple[int, int]], int]:
         units: list[Unit] = []
@@ -258,7 +262,8 @@ def carries(strategy: Strategy, compressor: Compressor) -> bool:
 
 def try_extend(unit: Unit, compressor: Compressor, name: str, numel: int, lo: int) -> bool:
     """Join a parameter to the unit before it, where no code depends on where a tensor starts."""
-    joinable = compressor.elementwise and not compressor.random and compressor == unit.compressor
+    # Identity, not equality: a schedule changes the main compressor, and not an override that is equal to it today.
+    joinable = compressor.elementwise and not compressor.random and compressor is unit.compressor
     if not joinable or unit.lo + unit.numel != lo:
         return False
     unit.members += ((name, numel),)

@@ -14,6 +14,7 @@ from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.exchange import Exchange, default_memory, default_strategy
 from gradwire.policy import Policy
+from gradwire.schedules import stages
 
 
 def test_memory_follows_the_declared_feedback() -> None:
@@ -86,6 +87,21 @@ def test_a_scheduled_threshold_keeps_the_plan_and_a_scheduled_ratio_makes_a_new_
         assert last.units[0].compressor == exchange.policy.at(2, compressor)
         assert len(made) <= plans
         assert (plans > 1) == (len(made) > 1)
+
+
+@pytest.mark.parametrize("pattern", ["a", "b"])
+def test_an_override_equal_to_the_scheduled_method_does_not_follow_the_schedule(pattern: str) -> None:
+    policy = Policy(
+        min_numel=0, overrides={pattern: TwoBit(threshold=0.5)}, schedule={"threshold": stages({0: 0.5, 1: 0.125})}
+    )
+    exchange = Exchange(TwoBit(threshold=0.5), policy=policy)
+    for _ in range(2):
+        exchange.begin_step()
+        flat = torch.full((128,), 4.0)
+        exchange.run(flat, [("a", (64,)), ("b", (64,))])
+    sent = dict(zip("ab", flat.view(2, 64)[:, 0].tolist(), strict=True))
+    assert sent.pop(pattern) == 0.5
+    assert list(sent.values()) == [0.125]
 
 
 def test_a_seed_that_is_not_one_is_named() -> None:

@@ -66,7 +66,7 @@ class Session(ABC):
             flat: the bucket's gradients, contiguous float32.
             key: of this step.
             dense: waits for what travels uncompressed in this bucket, and tells whether it has a value that is not
-                finite; it says the same on all ranks, and the whole bucket is taken back then.
+                finite; it says the same on all ranks, and this session is taken back then.
 
         Returns:
             bool of one element: whether some rank had a value that is not finite. Then the units hold NaN (or what
