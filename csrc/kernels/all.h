@@ -1,6 +1,7 @@
 // Every kernel, for the target that csrc/targets/table.inc is compiling.
 #pragma once
 
+#include "kernels/block_norms.h"
 #include "kernels/cast_add_decoded.h"
 #include "kernels/cast_encode.h"
 #include "kernels/moments.h"
@@ -17,6 +18,8 @@
 #include "kernels/round_keep.h"
 #include "kernels/sparse_add_decoded.h"
 #include "kernels/swap.h"
+#include "kernels/thc_add_decoded.h"
+#include "kernels/thc_encode.h"
 #include "kernels/three_lc_add_decoded.h"
 #include "kernels/three_lc_encode.h"
 #include "kernels/three_lc_encode_feedback.h"

@@ -39,6 +39,7 @@ def _ternary() -> dict[str, Any]:
 
 
 EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
+    "block_norms": lambda: {"x": _float(), "norms": torch.empty(2), "block": 16},
     "cast_add_decoded": lambda: {"payloads": torch.ones(RANKS, N).half(), "out": _float(), "scale": 0.5},
     "cast_encode": lambda: {"x": _float(), "out": torch.empty(N, dtype=torch.bfloat16), "scale": 0.5},
     "moments": lambda: {"x": _float(), "table": torch.empty(4), "centred": True},
@@ -117,6 +118,27 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "scale": 0.5,
     },
     "swap": lambda: {"a": _float(), "b": _float()},
+    "thc_add_decoded": lambda: {
+        "norms": torch.ones(2),
+        "seed": torch.tensor([1, 2]),
+        "codes": torch.ones(9, dtype=torch.int32),
+        "out": _float(),
+        "block": 16,
+        "levels": 15,
+        "clip": 2.0,
+        "scale": 0.5,
+    },
+    "thc_encode": lambda: {
+        "x": _float(),
+        "norms": torch.ones(2),
+        "seed": torch.tensor([1, 2]),
+        "codes": torch.empty(9, dtype=torch.int32),
+        "block": 16,
+        "levels": 15,
+        "clip": 2.0,
+        "key": 1,
+        "step": 2,
+    },
     "three_lc_add_decoded": lambda: {
         "scales": torch.ones(RANKS, 2),
         "lengths": torch.ones(RANKS, 2, dtype=torch.int16),

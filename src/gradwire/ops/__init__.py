@@ -1,5 +1,6 @@
 """The operations that the compressors are made of: one per file, with a plain-torch reference and its kernels."""
 
+from gradwire.ops.block_norms import block_norms
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
 from gradwire.ops.moments import moments
@@ -17,6 +18,8 @@ from gradwire.ops.round_encode import round_encode
 from gradwire.ops.round_keep import round_keep
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
 from gradwire.ops.swap import swap
+from gradwire.ops.thc_add_decoded import thc_add_decoded
+from gradwire.ops.thc_encode import thc_encode
 from gradwire.ops.three_lc_add_decoded import three_lc_add_decoded
 from gradwire.ops.three_lc_encode import three_lc_encode
 from gradwire.ops.three_lc_encode_feedback import three_lc_encode_feedback
@@ -27,6 +30,7 @@ from gradwire.ops.twobit_encode import twobit_encode
 from gradwire.ops.twobit_encode_feedback import twobit_encode_feedback
 
 __all__ = [
+    "block_norms",
     "cast_add_decoded",
     "cast_encode",
     "kernel_info",
@@ -44,6 +48,8 @@ __all__ = [
     "round_keep",
     "sparse_add_decoded",
     "swap",
+    "thc_add_decoded",
+    "thc_encode",
     "three_lc_add_decoded",
     "three_lc_encode",
     "three_lc_encode_feedback",
