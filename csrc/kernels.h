@@ -78,6 +78,33 @@ struct ThreeLcAddDecoded {
   float scale;
 };
 
+struct BlockNorms {
+  const float* x;
+  float* norms;
+  std::int64_t block;
+};
+
+// `codes` are a byte for each coordinate; the last block is padded to a power of two.
+struct ThcEncode {
+  const float* x;
+  const float* norms;
+  const std::int64_t* seed;  // of the signs: key and step
+  std::uint8_t* codes;
+  std::int64_t block;
+  float levels, factor;  // factor: levels / (2 clip)
+  std::uint64_t key, step;
+};
+
+struct ThcAddDecoded {
+  const float* norms;
+  const std::int64_t* seed;
+  const std::uint8_t* codes;
+  float* out;
+  std::int64_t block;
+  float step;  // 2 / (levels * ranks)
+  float clip, scale;
+};
+
 struct TwobitEncode {
   const float* x;
   std::uint8_t* codes;
@@ -380,6 +407,7 @@ struct ThresholdScan : Feedback {  // without feedback grad and residual are nul
 // One line per kernel: the name of the function in csrc/kernels/<name>.h and the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
   X(accumulate, Feedback)                            \
+  X(block_norms, BlockNorms)                         \
   X(cast_add_decoded, CastAddDecoded)                \
   X(cast_encode, CastEncode)                         \
   X(moments, Moments)                                \
@@ -418,6 +446,8 @@ struct ThresholdScan : Feedback {  // without feedback grad and residual are nul
   X(signum_encode, SignumEncode)                     \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(swap, Swap)                                      \
+  X(thc_add_decoded, ThcAddDecoded)                  \
+  X(thc_encode, ThcEncode)                           \
   X(three_lc_add_decoded, ThreeLcAddDecoded)         \
   X(three_lc_encode, ThreeLcEncode)                  \
   X(three_lc_encode_feedback, ThreeLcEncodeFeedback) \

@@ -454,6 +454,40 @@ void inceptionn_add_decoded_(Address stream, Size bytes, Address out, int bound,
       {pointer<const std::uint8_t>(stream, bytes), bytes, pointer<float>(out, n), bound, float(scale), n}, threads);
 }
 
+// A block is at most as long as the kernels have room for; see kernels/hadamard.h.
+void check_rotation(Size block) {
+  if (block < 16 || block > 16384 || (block & (block - 1)) != 0)
+    throw std::invalid_argument("block must be a power of two from 16 to 16384");
+}
+
+void block_norms(Address x, Address norms, Size block, Size n, int threads) {
+  if (block < 16 || block % 16 != 0) throw std::invalid_argument("block must be a multiple of 16");
+  run(&KernelTable::block_norms, {pointer<const float>(x, n), pointer<float>(norms, n), block}, n, block, threads);
+}
+
+void thc_encode(Address x, Address norms, Address seed, Address codes, Size block, int levels, double clip, Size key,
+                Size step, Size n, int threads) {
+  check_rotation(block);
+  const float factor = 0.5f * float(levels) / float(clip);
+  run(&KernelTable::thc_encode,
+      {pointer<const float>(x, n), pointer<const float>(norms, n), pointer<const std::int64_t>(seed, n),
+       pointer<std::uint8_t>(codes, n), block, float(levels), factor, std::uint64_t(key), std::uint64_t(step)},
+      n, block, threads);
+}
+
+// Beyond 255 the codes of all ranks may have run over, and nothing that is decoded would mean anything.
+void thc_add_decoded(Address norms, Address seed, Address codes, Address ranks, Address out, Size block, int levels,
+                     double clip, double scale, Size n, int threads) {
+  check_rotation(block);
+  const std::int32_t world = n > 0 ? *pointer<const std::int32_t>(ranks, n) : 1;
+  const bool fits = world > 0 && world <= 255 / levels;
+  const float step = fits ? 2.0f / float(levels * world) : __builtin_nanf("");
+  run(&KernelTable::thc_add_decoded,
+      {pointer<const float>(norms, n), pointer<const std::int64_t>(seed, n), pointer<const std::uint8_t>(codes, n),
+       pointer<float>(out, n), block, step, float(clip), float(scale)},
+      n, block, threads);
+}
+
 void check_k(Size k, Size n) {
   if (k < 0 || k > n) throw std::invalid_argument("k must be from 0 to n");
 }
@@ -579,6 +613,11 @@ NB_MODULE(_kernels, m) {
          "step"_a);
   kernel("moments", &moments, "x"_a, "table"_a, "centred"_a);
   kernel("moments_feedback", &moments_feedback, "grad"_a, "residual"_a, "table"_a, "centred"_a, "status"_a);
+  kernel("block_norms", &block_norms, "x"_a, "norms"_a, "block"_a);
+  kernel("thc_encode", &thc_encode, "x"_a, "norms"_a, "seed"_a, "codes"_a, "block"_a, "levels"_a, "clip"_a, "key"_a,
+         "step"_a);
+  kernel("thc_add_decoded", &thc_add_decoded, "norms"_a, "seed"_a, "codes"_a, "ranks"_a, "out"_a, "block"_a,
+         "levels"_a, "clip"_a, "scale"_a);
   kernel("three_lc_encode", &three_lc_encode, "x"_a, "scales"_a, "lengths"_a, "stream"_a, "block"_a, "sparsity"_a);
   kernel("three_lc_encode_feedback", &three_lc_encode_feedback, "grad"_a, "residual"_a, "scales"_a, "lengths"_a,
          "stream"_a, "block"_a, "sparsity"_a, "status"_a);

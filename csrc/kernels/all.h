@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/accumulate.h"
+#include "kernels/block_norms.h"
 #include "kernels/cast_add_decoded.h"
 #include "kernels/cast_encode.h"
 #include "kernels/moments.h"
@@ -40,6 +41,8 @@
 #include "kernels/signum_encode.h"
 #include "kernels/sparse_add_decoded.h"
 #include "kernels/swap.h"
+#include "kernels/thc_add_decoded.h"
+#include "kernels/thc_encode.h"
 #include "kernels/three_lc_add_decoded.h"
 #include "kernels/three_lc_encode.h"
 #include "kernels/three_lc_encode_feedback.h"

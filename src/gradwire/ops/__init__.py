@@ -3,6 +3,7 @@
 from gradwire.ops.accumulate import accumulate
 from gradwire.ops.bitmap_decode import bitmap_decode
 from gradwire.ops.bitmap_encode import bitmap_encode
+from gradwire.ops.block_norms import block_norms
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
 from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
@@ -50,6 +51,8 @@ from gradwire.ops.strom_encode_feedback import strom_encode_feedback
 from gradwire.ops.swap import swap
 from gradwire.ops.ternary_add_decoded import ternary_add_decoded
 from gradwire.ops.ternary_encode import ternary_encode
+from gradwire.ops.thc_add_decoded import thc_add_decoded
+from gradwire.ops.thc_encode import thc_encode
 from gradwire.ops.three_lc_add_decoded import three_lc_add_decoded
 from gradwire.ops.three_lc_encode import three_lc_encode
 from gradwire.ops.three_lc_encode_feedback import three_lc_encode_feedback
@@ -69,6 +72,7 @@ __all__ = [
     "accumulate",
     "bitmap_decode",
     "bitmap_encode",
+    "block_norms",
     "cast_add_decoded",
     "cast_encode",
     "eightbit_add_decoded",
@@ -116,6 +120,8 @@ __all__ = [
     "swap",
     "ternary_add_decoded",
     "ternary_encode",
+    "thc_add_decoded",
+    "thc_encode",
     "three_lc_add_decoded",
     "three_lc_encode",
     "three_lc_encode_feedback",
