@@ -28,6 +28,12 @@ def _strided(x: Tensor) -> Tensor:
 
 # One element more would still be a valid call.
 FREE = {
+    ("moments", "x"),
+    ("nonfinite", "x"),
+    ("philox", "out"),
+    ("sign_vote", "mean"),
+    ("sparse_add_decoded", "out"),
+    ("three_lc_add_decoded", "stream"),
     ("bitmap_decode", "indices"),
     ("bitmap_encode", "indices"),
     ("nonfinite", "x"),

@@ -53,8 +53,9 @@ def check_config(compressor: Compressor, _x: Tensor) -> None:
         return
     config = json.loads(json.dumps(compressor.to_config()))
     name = config.pop("name")
-    inner = {key: registry.from_config("compressors", value) for key, value in config.items() if _is_config(value)}
-    again = type(compressor)(**{**config, **inner})
+    nested = {key: value for key, value in config.items() if isinstance(value, dict) and "name" in value}
+    config |= {key: registry.from_config("compressors", value) for key, value in nested.items()}
+    again = type(compressor)(**config)
     expect(name == compressor.name and again == compressor, compressor, f"became {again!r} through JSON")
     expect(hash(again) == hash(compressor), compressor, "equal configurations must hash equally")
 
@@ -73,7 +74,6 @@ def check_properties(compressor: Compressor, x: Tensor) -> None:
         expect(len(dtypes) == 1 and dtypes.pop().is_floating_point, compressor, "summable fields share one float dtype")
     if isinstance(compressor, MultiRound):
         fields = len(compressor.layout(x.shape).fields)
-        expect(fields >= compressor.rounds_needed, compressor, f"more rounds than its {fields} fields")
         reductions = compressor.reductions or ("mean",) * fields
         expect(len(reductions) == fields, compressor, f"{fields} fields, but reductions {reductions}")
     if not compressor.fixed_size:
@@ -222,11 +222,6 @@ def check_bad_bytes(compressor: Compressor, x: Tensor) -> None:
         except WireError:
             continue
         expect(out.shape == x.shape, compressor, f"noise decoded to shape {tuple(out.shape)}")
-
-
-def _is_config(value: object) -> bool:
-    """Whether a value in a configuration is the configuration of another compressor."""
-    return isinstance(value, dict) and "name" in value
 
 
 def _is_generic(x: Tensor) -> bool:
