@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "places.h"
 #include "ternary.h"
 #include "entropy.h"
 #include "threshold.h"
@@ -488,6 +489,30 @@ void thc_add_decoded(Address norms, Address seed, Address codes, Address ranks, 
       n, block, threads);
 }
 
+Places places(Address indices, Address counts, Size k, Size n) {
+  if (k < 0 || k > n) throw std::invalid_argument("k must be from 0 to n");
+  return {pointer<std::uint16_t>(indices, k), pointer<std::int32_t>(counts, n), k, n};
+}
+
+template <auto Function, class Byte>
+void convert_places(Address indices, Address counts, Address stream, Size k, Size n) {
+  Function(places(indices, counts, k, n), pointer<Byte>(stream, k));
+}
+
+Choice choice(Size seed, Size k, Size run, Size n) {
+  if (run < 1 || k < 0 || k > (n + run - 1) / run) throw std::invalid_argument("there are not as many units");
+  return {std::uint32_t(seed), k, run, n};
+}
+
+void randomk_encode_(Address x, Address values, Size seed, Size k, Size run, bool scaled, double scale, Size n) {
+  randomk_encode({choice(seed, k, run, n), pointer<const float>(x, n), pointer<float>(values, k), float(scale), scaled});
+}
+
+void randomk_add_decoded_(Address values, Address out, Size seed, Size k, Size run, double scale, Size n) {
+  randomk_add_decoded(
+      {choice(seed, k, run, n), pointer<const std::uint8_t>(values, k), pointer<float>(out, n), float(scale)});
+}
+
 void check_k(Size k, Size n) {
   if (k < 0 || k > n) throw std::invalid_argument("k must be from 0 to n");
 }
@@ -572,6 +597,16 @@ NB_MODULE(_kernels, m) {
         nb::call_guard<nb::gil_scoped_release>());
   kernel("ternary_add_decoded", &ternary_add_decoded_, "streams"_a, "count"_a, "stride"_a, "length"_a, "out"_a,
          "threshold"_a, "scale"_a);
+  const auto serial = [&m](const char* name, auto function, const auto&... arguments) {
+    m.def(name, function, arguments..., "n"_a, nb::call_guard<nb::gil_scoped_release>());
+  };
+  serial("rice_encode", &convert_places<rice_encode, std::uint8_t>, "indices"_a, "counts"_a, "stream"_a, "k"_a);
+  serial("rice_decode", &convert_places<rice_decode, const std::uint8_t>, "indices"_a, "counts"_a, "stream"_a, "k"_a);
+  serial("bitmap_encode", &convert_places<bitmap_encode, std::uint8_t>, "indices"_a, "counts"_a, "bitmap"_a, "k"_a);
+  serial("bitmap_decode", &convert_places<bitmap_decode, const std::uint8_t>, "indices"_a, "counts"_a, "bitmap"_a,
+         "k"_a);
+  serial("randomk_encode", &randomk_encode_, "x"_a, "values"_a, "seed"_a, "k"_a, "run"_a, "scaled"_a, "scale"_a);
+  serial("randomk_add_decoded", &randomk_add_decoded_, "values"_a, "out"_a, "seed"_a, "k"_a, "run"_a, "scale"_a);
   kernel("threshold_encode", &threshold_encode_, "x"_a, "used"_a, "stream"_a, "threshold"_a);
   kernel("threshold_encode_feedback", &threshold_encode_feedback, "grad"_a, "residual"_a, "used"_a, "stream"_a,
          "threshold"_a, "status"_a);
