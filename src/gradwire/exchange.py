@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,7 @@ class Exchange:
         seed: of all random streams, >= 0; the same on all ranks.
         device: of the gradients.
         force: use error feedback where the method declares it unsafe.
+        residual_dtype: of residuals whose memory is given by name or chosen, "float32" or "bfloat16".
 
     Raises:
         ConfigError: a combination that cannot work, with the remedy.
@@ -89,7 +90,7 @@ class Exchange:
     def __init__(
         self, compressor: Compressor, *, memory: Memory | str | None = None, strategy: Strategy | str | None = None,
         group: dist.ProcessGroup | None = None, policy: Policy | None = None, seed: int = 0,
-        device: torch.device | str = "cpu", force: bool = False,
+        device: torch.device | str = "cpu", force: bool = False, residual_dtype: str = "float32",
     ) -> None:  # fmt: skip
         require(is_int(seed, 0), "seed", "an integer >= 0", seed)
         self.compressor, self.policy, self.seed, self.force = compressor, policy or Policy(), seed, force
@@ -97,7 +98,8 @@ class Exchange:
         self.counters = Metrics()
         self.channel = Channel(group, self.counters)
         self.keeper = Keeper(self.channel.world, self.device, seed)
-        self.memory = registry.build("memory", memory) if isinstance(memory, str) else memory
+        self.residual_dtype = residual_dtype
+        self.memory = self._named_memory(memory) if isinstance(memory, str) else memory
         self.strategy = registry.build("comm", strategy) if isinstance(strategy, str) else strategy
         self.step = 0
         self._plans: dict[tuple[str, ...], Plan] = {}
@@ -115,7 +117,7 @@ class Exchange:
         """
         own = compressor.memory is not None and compressor.name != self.compressor.name
         asked = None if own else self.memory
-        memory: Memory = asked or registry.build("memory", default_memory(compressor))
+        memory = asked or self._named_memory(default_memory(compressor))
         if compressor.memory not in (None, memory.name) and not self.force:
             raise ConfigError(
                 f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
@@ -125,11 +127,16 @@ class Exchange:
             raise ConfigError(
                 f"memory 'none' loses gradients: the residual is part of {compressor.name!r}; use memory='residual'"
             )
-        if compressor.feedback == "unsafe" and memory.name != "none" and not self.force:
+        if compressor.feedback == "unsafe" and memory.name not in ("none", compressor.memory) and not self.force:
             raise ConfigError(
                 f"memory {memory.name!r} would grow without bound with {compressor!r} (its variance "
                 "factor is 1 or more): use memory='none', more levels or smaller blocks, or force=True"
             )
+        return memory
+
+    def _named_memory(self, name: str) -> Memory:
+        params = {"dtype": self.residual_dtype} if name == "residual" and self.residual_dtype != "float32" else {}
+        memory: Memory = registry.build("memory", name, params)
         return memory
 
     def strategy_for(self, compressor: Compressor) -> Strategy:
@@ -180,6 +187,39 @@ class Exchange:
         dense = functools.cache(plan.dense.begin(flat))
         self._bad += [session.run(flat, key, dense) for session in plan.sessions]
         self._bad.append(dense())
+
+    @torch.no_grad()
+    def average(self, flat: Tensor) -> Tensor:
+        """Replace ``flat`` by its mean over the ranks, uncompressed; what is kept stays.
+
+        Args:
+            flat: contiguous float32.
+
+        Returns:
+            bool of one element: whether the mean has a value that is not finite.
+        """
+        self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.nbytes // self.channel.world
+        bad = DenseSession([(0, flat.numel())], self.channel, self.device).begin(flat)()
+        self._bad.append(bad)
+        return bad
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank must save to continue bit for bit: memories, states of the methods, and the step.
+
+        Plain dicts, lists, numbers and tensors; the tensors are those in use. Each rank has its own.
+        """
+        return {"world": self.channel.world, "step": self.step, **self.keeper.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what ``state_dict`` gave on this rank, in a run of the same configuration.
+
+        Raises:
+            ConfigError: the state is of another number of ranks, whose shards were cut elsewhere.
+        """
+        world = self.channel.world
+        require(state["world"] == world, "world of the state", f"{world}, as the group's", state["world"])
+        self.step = state["step"]
+        self.keeper.load_state_dict(state)
 
     def note(self, bad: Tensor) -> None:
         """Count the step as one with a value that is not finite where ``bad``: for what happens after ``run``."""

@@ -152,6 +152,55 @@ def test_feedback_delivers_everything_in_the_end():
     assert error(x, total / 400) < 0.01 * float(x.square().sum())
 
 
+def test_more_iterations_start_better_and_send_more():
+    x = matrix(40, 30)
+    errors = [error(x, decoded(PowerSGD(rank=3, iterations=count), x)) for count in (1, 2, 8)]
+    assert errors[0] > errors[1] > errors[2]
+    assert PowerSGD(rank=3, iterations=2).traffic(x.shape) == 2 * PowerSGD(rank=3).traffic(x.shape) == 8 * 3 * 70
+    assert PowerSGD(iterations=2).rounds_needed == 4
+
+
+def test_iterations_in_one_step_are_steps_of_the_warm_start():
+    x = matrix(12, 9)
+    code, state = PowerSGD(rank=2), PowerSGD(rank=2).init_state(x.shape, Key())
+    for _ in range(3):
+        warm = decoded(code, x, state)
+    torch.testing.assert_close(decoded(PowerSGD(rank=2, iterations=3), x), warm, rtol=1e-4, atol=1e-5)
+
+
+def test_local_error_keeps_what_the_own_factor_leaves():
+    code, ranks = PowerSGD(rank=2, error="local"), 3
+    xs = [[matrix(12, 9, seed=rank)] for rank in range(ranks)]
+    keys = [[Key(rank=rank)] for rank in range(ranks)]
+    states = [[code.init_state((12, 9), key[0])] for key in keys]
+    payloads = mean_rounds(code, xs, states, keys)
+    p = payloads[0][0][0].view(2, 12)
+    for (x,), (payload,) in zip(xs, payloads, strict=True):
+        residual = x.clone()
+        code.add_own(payload, residual, -1.0)
+        torch.testing.assert_close(residual, x - p.mT @ p @ x, rtol=1e-4, atol=1e-5)
+
+
+def test_local_and_global_error_send_the_same():
+    ranks, outputs, sizes = 2, [], []
+    for code in (PowerSGD(rank=2, error="global"), PowerSGD(rank=2, error="local")):
+        keys = [[Key(rank=rank)] for rank in range(ranks)]
+        states = [[code.init_state((12, 9), key[0])] for key in keys]
+        residuals = [torch.zeros(12, 9) for _ in range(ranks)]
+        for step in range(30):
+            xs = [[matrix(12, 9, seed=2 * step + rank) + residuals[rank]] for rank in range(ranks)]
+            payloads = mean_rounds(code, xs, states, keys)
+            for rank in range(ranks):
+                residuals[rank].copy_(xs[rank][0])
+                code.add_own(payloads[rank][0], residuals[rank], -1.0)
+        out = torch.zeros(12, 9)
+        code.add_decoded(payloads[0][0], out)
+        outputs.append(out)
+        sizes.append(float(residuals[0].norm()))
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-2, atol=1e-2)
+    assert sizes[1] < sizes[0]
+
+
 @pytest.mark.parametrize(
     ("shape", "pays"),
     [
@@ -185,3 +234,14 @@ def test_bad_min_compression(bad):
         ConfigError, match=re.escape(f"PowerSGD.min_compression must be a finite number >= 1, got {bad!r}")
     ):
         PowerSGD(min_compression=bad)
+
+
+@pytest.mark.parametrize("bad", [0, 1.5, True, None])
+def test_bad_iterations(bad):
+    with pytest.raises(ConfigError, match=re.escape(f"PowerSGD.iterations must be an integer >= 1, got {bad!r}")):
+        PowerSGD(iterations=bad)
+
+
+def test_bad_error():
+    with pytest.raises(ConfigError, match=re.escape("PowerSGD.error must be 'global' or 'local', got 'both'")):
+        PowerSGD(error="both")

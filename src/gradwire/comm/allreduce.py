@@ -163,7 +163,7 @@ class RoundsSession(Session):
         for name, tensor in piece.state.items():
             torch.where(bad, before[name], tensor, out=tensor)
         if piece.kept:
-            piece.unit.compressor.add_decoded(payload, x, -1.0)
+            cast(MultiRound, piece.unit.compressor).add_own(payload, x, -1.0)
             piece.memory.update(x, piece.kept, bad)
         piece.memory.begin(x, piece.kept)
         piece.unit.compressor.add_decoded(payload, x, 1.0)

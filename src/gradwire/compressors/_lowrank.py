@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from gradwire import ops
 
-__all__ = ["add_product", "multiply", "normal", "orthonormalise"]
+__all__ = ["add_product", "grouped", "keep_usable", "matrix_of", "multiply", "normal", "orthonormal"]
+
+T = TypeVar("T")
 
 _OUTER = 4
 """Up to this rank, r passes of an outer product beat one thin matrix product on a CPU."""
@@ -36,20 +39,39 @@ def multiply(lefts: list[Tensor], rights: list[Tensor], outs: list[Tensor]) -> N
         torch._foreach_copy_(outs, torch.bmm(torch.stack(lefts), batch).unbind())
 
 
-def orthonormalise(factors: list[Tensor]) -> None:
-    """Make the rows of each (r, m) matrix orthonormal, in place; a row that depends on earlier ones becomes zero.
+def orthonormal(rows: Tensor) -> Tensor:
+    """The rows of each matrix of (B, r, m) made orthonormal; a row that depends on earlier ones becomes zero.
 
     Gram-Schmidt, each row cleaned twice: where the second time takes half of what the first had left, that was
     rounding noise (W. Kahan's "twice is enough"). The comparison is false for NaN, so a broken gradient stays visible.
     """
-    rows = torch.stack(factors)
-    rows.div_(rows.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(rows.dtype).tiny))
+    rows = rows / rows.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(rows.dtype).tiny)
     for j in range(rows.shape[1]):
         row, before = rows[:, j : j + 1], rows[:, :j]
         once = row.sub_(row @ before.mT @ before).norm(dim=-1, keepdim=True)
         twice = row.sub_(row @ before.mT @ before).norm(dim=-1, keepdim=True)
         row.div_(twice).masked_fill_(twice <= 0.5 * once, 0.0)
-    torch._foreach_copy_(factors, rows.unbind())
+    return rows
+
+
+def keep_usable(factor: Tensor, warm: Tensor) -> None:
+    """Warm-start from the rows of ``factor``, except those that are zero or not finite: from them nothing recovers."""
+    peak = factor.abs().amax(1, keepdim=True)
+    torch.where((peak > 0) & peak.isfinite(), factor, warm, out=warm)
+
+
+def matrix_of(shape: Sequence[int], rank: int) -> tuple[int, int, int]:
+    """Rows and columns of a tensor seen as a matrix of ``shape[0]`` rows, and the rank that it can have at most."""
+    m, length = (shape[0] if shape else 1), math.prod(shape[1:])
+    return m, length, min(rank, m, length)
+
+
+def grouped(items: Iterable[T], by: Callable[[T], torch.Size]) -> list[list[T]]:
+    """Items that can be batched because ``by`` gives the same shape, in order of appearance."""
+    groups: dict[torch.Size, list[T]] = {}
+    for item in items:
+        groups.setdefault(by(item), []).append(item)
+    return list(groups.values())
 
 
 def normal(count: int, stream: int, device: torch.device | None = None) -> Tensor:

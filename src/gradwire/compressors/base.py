@@ -11,9 +11,10 @@ Its law, for a compensated gradient x of n float32 elements, a payload p and C(x
     add_decoded(p, out, scale)            out += scale * D(p); the only decoder there is
 
 ``add_decoded`` serves decompression (zeros, 1), the residual (r, -1), the mean over ranks (out, 1/W) and a server's
-accumulator (acc, 1). Two more entries exist for speed, with defaults that follow from the three above:
+accumulator (acc, 1). Three more entries exist for speed, with defaults that follow from the three above:
 
     encode_feedback(grad, residual, p, state, key, status)    x = residual + grad;  residual = x - D(p)
+    encode_momentum(grad, momentum, beta, p, state, key, status)    x = momentum = beta momentum + (1 - beta) grad
     add_decoded_many(payloads, out, scale)                    one payload of each rank, in rank order
 
 Tensors are contiguous float32 in the parameter's shape (a method that does not care flattens them). Payload fields
@@ -92,6 +93,13 @@ class Compressor(ABC):
     rounds_needed: ClassVar[int] = 1
     """How often ranks must average before the payload is complete (``MultiRound`` only)."""
 
+    portable: ClassVar[bool] = True
+    """A payload has the same bits on every machine. Not where matrices are multiplied: a product's last bits belong to
+    the BLAS, so frozen payloads are compared as numbers."""
+
+    factorises: ClassVar[bool] = False
+    """``encode`` decomposes the gradient, or searches estimates of all its elements, in room of the gradient's size."""
+
     memory: ClassVar[str | None] = None
     """The memory that the method is defined with; None: what ``feedback`` needs."""
 
@@ -132,6 +140,10 @@ class Compressor(ABC):
     def layout(self, shape: Sequence[int]) -> Layout:
         """The bytes of a payload, the same on every rank; their total is what goes over the wire."""
 
+    def traffic(self, shape: Sequence[int]) -> float:
+        """Bytes of a payload that cross the network, the mean over many steps; the layout where it travels whole."""
+        return float(self.layout(shape).nbytes)
+
     def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
         """What the method remembers between steps besides the residual; most remember nothing."""
         return {}
@@ -171,6 +183,21 @@ class Compressor(ABC):
         # x - D(p) is not finite wherever x is not, and also where D(p) overflowed.
         ops.nonfinite(grad.view(-1), status)
         ops.swap(grad.view(-1), residual.view(-1))
+
+    def encode_momentum(
+        self, grad: Tensor, momentum: Tensor, beta: float, payload: Payload, state: State, key: Key,
+        status: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Mix a gradient into a running mean and encode that: momentum = beta * momentum + (1 - beta) * grad.
+
+        Args:
+            grad: this rank's gradient. Unchanged without ``status``.
+            momentum: overwritten.
+            beta: in [0, 1).
+            status: as in ``encode_feedback``; ``grad`` receives the old momentum.
+        """
+        ops.momentum_update(grad.view(-1), momentum.view(-1), beta, status)
+        self.encode(momentum, payload, state, key)
 
     def settle(self, mean: Tensor) -> None:
         """Turn the mean of the decoded payloads into what the optimizer gets, in place: a vote takes its sign.
@@ -238,7 +265,7 @@ class Compressor(ABC):
             "summable": self.summable, "unbiased": self.unbiased, "contraction": self.contraction,
             "random": self.random, "elementwise": self.elementwise, "fixed_size": self.fixed_size,
             "feedback": self.feedback, "rounds": self.rounds_needed, "alignment": self.alignment,
-            "bits_per_element": round(8 * self.layout((1024, 1024)).nbytes / 2**20, 4), "reference": self.reference,
+            "bits_per_element": round(8 * self.traffic((1024, 1024)) / 2**20, 4), "reference": self.reference,
         }  # fmt: skip
 
 
@@ -253,6 +280,8 @@ class MultiRound(Compressor):
     """For each field "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed in their own
     type, so they need head-room; the field that is reduced first must be float32, for it tells of a NaN."""
 
+    portable = False
+
     @abstractmethod
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
@@ -262,6 +291,13 @@ class MultiRound(Compressor):
         What is yielded is the index of the field; None: the one after that of the round before. States change only
         after the last yield, so that a driver can drop a step by not resuming. ``xs`` stay as they are.
         """
+
+    def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        """``out += scale *`` this rank's part in the result: what its residual no longer needs to keep.
+
+        By default that is the mean itself, and a residual also keeps how this rank differs from the others.
+        """
+        self.add_decoded(payload, out, scale)
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         """A group of one: every average is the value itself."""

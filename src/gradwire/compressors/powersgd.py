@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradwire.compressors._lowrank import add_product, multiply, normal, orthonormalise
+from gradwire.compressors._lowrank import add_product, grouped, keep_usable, matrix_of, multiply, normal, orthonormal
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
@@ -27,8 +26,10 @@ class PowerSGD(MultiRound):
         P = orthonormal(mean(X Q));  Q = mean(X^T P);  C(X) = P Q^T = P P^T mean(X)
 
     C is the orthogonal projection of the mean matrix onto r directions, so |C(X)| <= |mean(X)|. Its contraction
-    constant depends on the data, so none is declared. The residual is x - P Q^T with the averaged factors, as in the
-    paper's code, so a rank also keeps how it differs from the mean.
+    constant depends on the data, so none is declared. The residual is X - P Q^T, with the averaged Q as in the paper's
+    code ("global"), or with this rank's own Q = X^T P as in the authors' later library ("local"). What comes out is the
+    same up to rounding, because both residuals have the same mean; but only the local one stays as small as what P
+    leaves, where the global one also collects how this rank's gradients differ from those of the others.
 
     A tensor is a matrix of ``shape[0]`` rows. One with fewer than two dimensions does not pay, nor one that would
     shrink by less than ``min_compression``. A direction that the matrix lacks comes out as zero and keeps its
@@ -39,6 +40,9 @@ class PowerSGD(MultiRound):
     Args:
         rank: of the approximation, at least 1. Lower: fewer bytes, more error left to the residual.
         min_compression: at least 1; tensors that would not shrink by more than this travel dense.
+        iterations: of the power iteration in one step, at least 1. More: a better projection for as many times the
+            bytes and passes; the warm start gives nearly as much for nothing.
+        error: "global" or "local": what is kept, see above. "local" takes room for one more Q, and no traffic.
 
     Raises:
         ConfigError: a parameter is outside its range.
@@ -56,15 +60,22 @@ class PowerSGD(MultiRound):
 
     rank: int = 2
     min_compression: float = 2.0
+    iterations: int = 1
+    error: Literal["global", "local"] = "global"
 
     name = "powersgd"
     reference = "T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, NeurIPS 2019"
-    rounds_needed = 2
 
     def __post_init__(self) -> None:
         require(is_int(self.rank, 1), "PowerSGD.rank", "an integer >= 1", self.rank)
         ok = is_float32(self.min_compression) and self.min_compression >= 1
         require(ok, "PowerSGD.min_compression", "a finite number >= 1", self.min_compression)
+        require(is_int(self.iterations, 1), "PowerSGD.iterations", "an integer >= 1", self.iterations)
+        require(self.error in ("global", "local"), "PowerSGD.error", "'global' or 'local'", self.error)
+
+    @property
+    def rounds_needed(self) -> int:  # type: ignore[override]
+        return 2 * self.iterations
 
     @property
     def feedback(self) -> Feedback:
@@ -75,48 +86,61 @@ class PowerSGD(MultiRound):
         return 0
 
     def pays_for(self, shape: Sequence[int]) -> bool:
-        m, length, r = self._factors(shape)
-        return len(shape) >= 2 and r * (m + length) * self.min_compression < m * length
+        m, length, r = matrix_of(shape, self.rank)
+        return len(shape) >= 2 and r * (m + length) * self.iterations * self.min_compression < m * length
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        m, length, r = self._factors(shape)
-        return Layout((Field("p", torch.float32, r * m), Field("q", torch.float32, r * length)))
+        m, length, r = matrix_of(shape, self.rank)
+        factors = Field("p", torch.float32, r * m), Field("q", torch.float32, r * length)
+        own = (Field("own", torch.float32, r * length),) if self.error == "local" else ()
+        return Layout((*factors, *own))
+
+    def traffic(self, shape: Sequence[int]) -> float:
+        m, length, r = matrix_of(shape, self.rank)
+        return 4.0 * r * (m + length) * self.iterations
 
     def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
         """The first Q, the same on every rank: independent elements of mean 0, variance 1 and nearly normal."""
-        _, length, r = self._factors(shape)
+        _, length, r = matrix_of(shape, self.rank)
         return {"q": normal(r * length, key.stream(common=True), device).view(r, length)}
 
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
-    ) -> Iterator[None]:
+    ) -> Iterator[int]:
         items = [self._item(*each) for each in zip(xs, payloads, states, strict=True) if each[0].numel()]
-        alike = _grouped(items, lambda item: item.x.shape)
-        for group in alike:
-            multiply([i.warm for i in group], [i.x.mT for i in group], [i.p for i in group])
-        yield
-        for group in _grouped(items, lambda item: item.p.shape):
-            orthonormalise([i.p for i in group])
-        for group in alike:
-            multiply([i.p for i in group], [i.x for i in group], [i.q for i in group])
-        yield
+        alike = grouped(items, lambda item: item.x.shape)
+        for iteration in range(self.iterations):
+            for group in alike:
+                starts = [i.q if iteration else i.warm for i in group]
+                multiply(starts, [i.x.mT for i in group], [i.p for i in group])
+            yield 0
+            for thin in grouped(items, lambda item: item.p.shape):
+                torch._foreach_copy_([i.p for i in thin], list(orthonormal(torch.stack([i.p for i in thin])).unbind()))
+            for group in alike:
+                multiply([i.p for i in group], [i.x for i in group], [i.q for i in group])
+            for item in items:
+                if item.own is not None:
+                    item.own.copy_(item.q)
+            yield 1
         for item in items:
-            _keep_usable(item.q, item.warm)
+            keep_usable(item.q, item.warm)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        m, length, r = self._factors(out.shape)
-        if r == 0:
-            return
-        p, q = payload[0].view(r, m), payload[1].view(r, length)
-        add_product(out.view(m, length), p, q, scale)
+        self._add(payload[0], payload[1], out, scale)
 
-    def _factors(self, shape: Sequence[int]) -> tuple[int, int, int]:
-        m, length = (shape[0] if shape else 1), math.prod(shape[1:])
-        return m, length, min(self.rank, m, length)
+    def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payload[0], payload[-1], out, scale)
+
+    def _add(self, p: Tensor, q: Tensor, out: Tensor, scale: float) -> None:
+        m, length, r = matrix_of(out.shape, self.rank)
+        if r:
+            add_product(out.view(m, length), p.view(r, m), q.view(r, length), scale)
 
     def _item(self, x: Tensor, payload: Payload, state: State) -> _Item:
-        m, length, r = self._factors(x.shape)
-        return _Item(x.view(m, length), payload[0].view(r, m), payload[1].view(r, length), state["q"])
+        m, length, r = matrix_of(x.shape, self.rank)
+        p, q = payload[0].view(r, m), payload[1].view(r, length)
+        own = payload[2].view(r, length) if self.error == "local" else None
+        return _Item(x.view(m, length), p, q, own, state["q"])
 
 
 class _Item(NamedTuple):
@@ -128,18 +152,7 @@ class _Item(NamedTuple):
     """(r, m), a view into the payload."""
     q: Tensor
     """(r, L), a view into the payload."""
+    own: Tensor | None
+    """(r, L), a view into the payload: q before the mean, where the residual is to be local."""
     warm: Tensor
     """(r, L), from the state."""
-
-
-def _grouped(items: Iterable[_Item], shape: Callable[[_Item], torch.Size]) -> list[list[_Item]]:
-    groups: dict[torch.Size, list[_Item]] = {}
-    for item in items:
-        groups.setdefault(shape(item), []).append(item)
-    return list(groups.values())
-
-
-def _keep_usable(q: Tensor, warm: Tensor) -> None:
-    """Warm-start from ``q``, except its rows that are zero or not finite: from those no later step could recover."""
-    peak = q.abs().amax(1, keepdim=True)
-    torch.where((peak > 0) & peak.isfinite(), q, warm, out=warm)

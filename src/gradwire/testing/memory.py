@@ -28,7 +28,12 @@ def largest_allocation(work: Callable[[], object]) -> int:
 
 
 def check_memory(compressor: Compressor, x: Tensor) -> None:
-    """A step makes no tensor half the gradient's size. With the torch reference of an operation it may."""
+    """A step makes no tensor half the gradient's size. With the torch reference of an operation it may.
+
+    Nor are methods asked that decompose the gradient, which takes room of its size.
+    """
+    if compressor.factorises:
+        return
     grad, residual, payload = x.clone(), torch.zeros_like(x), payload_for(compressor, x)[1]
     state, status = compressor.init_state(x.shape, Key()), torch.zeros(1, dtype=torch.int32)
     gathered = tuple(torch.stack([field, field]) for field in payload)

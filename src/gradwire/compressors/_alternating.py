@@ -1,0 +1,112 @@
+"""What methods share that send one thin factor of each matrix a step, this step the left one and the next the right."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors._lowrank import add_product, grouped, keep_usable, matrix_of, multiply, normal
+from gradwire.compressors.base import Feedback, MultiRound
+from gradwire.types import Field, Key, Layout, Payload, State
+
+__all__ = ["Alternating"]
+
+
+class Alternating(MultiRound):
+    """X is approximated by P^T Q with P of (r, m) and Q of (r, L), of which a step holds one and solves for the other.
+
+    The held factor comes from the state, so it is the same on all ranks, and the other is linear in X: the mean of what
+    the ranks find is what they would find for the mean matrix. In even steps Q is held, in odd ones P.
+
+    ``own_p`` and ``own_q`` are this rank's factors before the mean; they stay where they are.
+    """
+
+    rank: int
+    min_compression: float
+
+    @property
+    def feedback(self) -> Feedback:
+        return "required"
+
+    @property
+    def alignment(self) -> int:
+        return 0
+
+    def pays_for(self, shape: Sequence[int]) -> bool:
+        m, length, _ = matrix_of(shape, self.rank)
+        return len(shape) >= 2 and self.traffic(shape) * self.min_compression < 4 * m * length
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        m, length, r = matrix_of(shape, self.rank)
+        names = (("p", m), ("q", length), ("own_p", m), ("own_q", length))
+        return Layout(tuple(Field(name, torch.float32, r * size) for name, size in names))
+
+    def traffic(self, shape: Sequence[int]) -> float:
+        m, length, r = matrix_of(shape, self.rank)
+        return 4 * r * (m + length) / 2
+
+    def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
+        """The first factors, the same on every rank: independent elements of mean 0, variance 1 and nearly normal."""
+        m, length, r = matrix_of(shape, self.rank)
+        both = normal(r * (m + length), key.stream(common=True), device)
+        return {"p": both[: r * m].view(r, m), "q": both[r * m :].view(r, length)}
+
+    def rounds(
+        self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
+    ) -> Iterator[int]:
+        solved = keys[0].step % 2 if keys else 0
+        held = 1 - solved
+        items = [
+            self._item(x, payload, state) for x, payload, state in zip(xs, payloads, states, strict=True) if x.numel()
+        ]
+        for group in grouped(items, lambda item: item.x.shape):
+            held_factors, left = self.prepare(torch.stack([item.warm[held] for item in group]))
+            torch._foreach_copy_([item.sent[held] for item in group], list(held_factors.unbind()))
+            rights = [item.x if solved else item.x.mT for item in group]
+            multiply(list(left.unbind()), rights, [item.sent[solved] for item in group])
+            for item in group:
+                torch._foreach_copy_(list(item.own), list(item.sent))
+        yield solved
+        for item in items:
+            keep_usable(item.sent[solved], item.warm[solved])
+
+    @abstractmethod
+    def prepare(self, held: Tensor) -> tuple[Tensor, Tensor]:
+        """What becomes of the held factors of a batch, (B, r, a), before the others are solved for.
+
+        Returns:
+            The factors as they are sent, and those by which X is multiplied to get the others, both (B, r, a).
+        """
+
+    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payload[0], payload[1], out, scale)
+
+    def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payload[2], payload[3], out, scale)
+
+    def _add(self, p: Tensor, q: Tensor, out: Tensor, scale: float) -> None:
+        m, length, r = matrix_of(out.shape, self.rank)
+        if r:
+            add_product(out.view(m, length), p.view(r, m), q.view(r, length), scale)
+
+    def _item(self, x: Tensor, payload: Payload, state: State) -> _Item:
+        m, length, r = matrix_of(x.shape, self.rank)
+        p, q, own_p, own_q = (field.view(r, -1) for field in payload)
+        return _Item(x.view(m, length), (p, q), (own_p, own_q), (state["p"], state["q"]))
+
+
+class _Item(NamedTuple):
+    """One matrix on its way; each pair is of (r, m) and (r, L)."""
+
+    x: Tensor
+    """(m, L), the gradient itself."""
+    sent: tuple[Tensor, Tensor]
+    """Views into the payload: what becomes the mean."""
+    own: tuple[Tensor, Tensor]
+    """Views into the payload: what this rank found."""
+    warm: tuple[Tensor, Tensor]
+    """From the state."""

@@ -1,0 +1,127 @@
+"""Any contraction on the change of an estimate: the method that the memory of this name makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradwire import registry
+from gradwire.compressors.base import Compressor, Feedback, MultiRound
+from gradwire.errors import require
+from gradwire.types import Key, Layout, Payload, State
+
+__all__ = ["EF21"]
+
+
+@dataclass(frozen=True)
+class EF21(Compressor):
+    """Send C(g - h), the change of an estimate h of the gradient, and let the optimizer see the mean estimate.
+
+    h_i = h_i + C(g_i - h_i);  h = h + mean_i C(g_i - h_i), after which the optimizer steps along h.
+
+    The bytes are those of the inner method; the estimates are in memory "ef21", which this name asks for. The same
+    memory serves a method without this name around it: ``memory="ef21"``.
+
+    Args:
+        inner: C, a contraction of one round: a compressor, its name, or its configuration.
+
+    Raises:
+        ConfigError: the inner method is no contraction, so the estimates need not approach the gradient.
+
+    Example:
+        >>> code = EF21(inner=registry.build("compressors", "topk", {"ratio": 0.4}))
+        >>> code.decompress(code.compress(torch.tensor([1.0, -5.0, 3.0, -2.0, 4.0])), (5,)).tolist()
+        [0.0, -5.0, 0.0, 0.0, 4.0]
+
+    Source:
+        P. Richtarik, I. Sokolov, I. Fatkhullin, "EF21: A New, Simpler, Theoretically Better, and Practically Faster
+        Error Feedback", NeurIPS 2021.
+    """
+
+    inner: Compressor = field(default_factory=lambda: registry.build("compressors", "topk"))
+
+    name = "ef21"
+    reference = "P. Richtarik, I. Sokolov, I. Fatkhullin, EF21, NeurIPS 2021"
+    memory = "ef21"
+
+    def __post_init__(self) -> None:
+        inner = self.inner
+        ok = isinstance(inner, Compressor) and inner.contraction and not isinstance(inner, MultiRound)
+        require(ok, "EF21.inner", "a contraction of one round, such as topk", inner)
+
+    @property
+    def summable(self) -> bool:  # type: ignore[override]
+        return self.inner.summable
+
+    @property
+    def random(self) -> bool:  # type: ignore[override]
+        return self.inner.random
+
+    @property
+    def elementwise(self) -> bool:  # type: ignore[override]
+        return self.inner.elementwise
+
+    @property
+    def fixed_size(self) -> bool:  # type: ignore[override]
+        return self.inner.fixed_size
+
+    @property
+    def portable(self) -> bool:  # type: ignore[override]
+        return self.inner.portable
+
+    @property
+    def factorises(self) -> bool:  # type: ignore[override]
+        return self.inner.factorises
+
+    @property
+    def feedback(self) -> Feedback:
+        return "required"
+
+    @property
+    def contraction(self) -> bool:
+        return True
+
+    def delta(self, n: int) -> float:
+        return self.inner.delta(n)
+
+    def omega(self, n: int) -> float:
+        return self.inner.omega(n)
+
+    @property
+    def alignment(self) -> int:
+        return self.inner.alignment
+
+    def pays_for(self, shape: Sequence[int]) -> bool:
+        return self.inner.pays_for(shape)
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        return self.inner.layout(shape)
+
+    def traffic(self, shape: Sequence[int]) -> float:
+        return self.inner.traffic(shape)
+
+    def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
+        return self.inner.init_state(shape, key, device)
+
+    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        self.inner.encode(x, payload, state, key)
+
+    def encode_feedback(
+        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
+    ) -> None:
+        self.inner.encode_feedback(grad, residual, payload, state, key, status)
+
+    def settle(self, mean: Tensor) -> None:
+        self.inner.settle(mean)
+
+    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self.inner.add_decoded(payload, out, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self.inner.add_decoded_many(payloads, out, scale)
+
+    def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
+        self.inner.check_payload(payload, shape)

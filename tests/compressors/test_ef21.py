@@ -1,0 +1,57 @@
+"""The name for a contraction with memory ef21: it is the inner method, byte for byte, and asks for that memory."""
+
+import re
+
+import pytest
+import torch
+
+from gradwire import registry
+from gradwire.compressors.ef21 import EF21
+from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.topk import TopK
+from gradwire.compressors.twobit import TwoBit
+from gradwire.errors import ConfigError
+from gradwire.exchange import Exchange
+from gradwire.testing.inputs import gaussian
+
+
+@pytest.mark.parametrize("inner", [TopK(ratio=0.1), QSGD(bits=8, block=64)], ids=lambda inner: inner.name)
+def test_it_sends_what_the_inner_method_sends(inner):
+    x = gaussian(1000)
+    assert torch.equal(EF21(inner).compress(x), inner.compress(x))
+    assert EF21(inner).delta(1000) == inner.delta(1000)
+    assert EF21(inner).random == inner.random
+
+
+def test_the_inner_method_may_be_given_by_name_or_configuration():
+    expected = EF21(TopK(ratio=0.2))
+    config = {"name": "ef21", "inner": {"name": "topk", "ratio": 0.2}}
+    assert expected.to_config()["inner"]["ratio"] == 0.2
+    assert registry.from_config("compressors", config) == expected
+    assert registry.build("compressors", "ef21", {"inner": "topk"}) == EF21()
+
+
+def test_it_runs_with_its_own_memory_only():
+    assert Exchange(EF21()).memory_for(EF21()).name == "ef21"
+    with pytest.raises(ConfigError, match="makes another method of 'ef21'"):
+        Exchange(EF21(), memory="residual")
+
+
+def test_the_optimizer_gets_the_estimate():
+    code = EF21(TopK(ratio=0.4))
+    exchange = Exchange(code)
+    exchange.policy = type(exchange.policy)(min_numel=0)
+    g, outputs = torch.tensor([1.0, -5.0, 3.0, -2.0, 4.0]).repeat(10), []
+    for _ in range(3):
+        flat = g.clone()
+        exchange.begin_step()
+        exchange.run(flat, [("a", (50,))])
+        outputs.append(flat[:5].tolist())
+    assert outputs == [[0.0, -5.0, 0.0, 0.0, 4.0], [0.0, -5.0, 3.0, -2.0, 4.0], [1.0, -5.0, 3.0, -2.0, 4.0]]
+
+
+@pytest.mark.parametrize("inner", [TwoBit(), QSGD(bits=2), PowerSGD(), None, 3], ids=str)
+def test_what_is_no_contraction_is_refused(inner):
+    with pytest.raises(ConfigError, match=re.escape("EF21.inner must be a contraction of one round, such as topk")):
+        EF21(inner)
