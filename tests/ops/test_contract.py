@@ -27,7 +27,8 @@ def _strided(x: Tensor) -> Tensor:
 
 
 # One element more would still be a valid call.
-FREE = {("nonfinite", "x"), ("philox", "out"), ("sparse_add_decoded", "out"), ("topk_encode", "x")}
+FREE = {("nonfinite", "x"), ("philox", "out"), ("sparse_add_decoded", "out"), ("topk_encode", "x"),
+        ("sketch_add", "x"), ("sketch_estimate", "out")}  # fmt: skip
 
 WRONG = {
     "dtype": lambda x: x.to(torch.float64),

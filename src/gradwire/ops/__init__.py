@@ -11,6 +11,8 @@ from gradwire.ops.philox import philox
 from gradwire.ops.qsgd_add_decoded import qsgd_add_decoded
 from gradwire.ops.qsgd_encode import qsgd_encode
 from gradwire.ops.qsgd_encode_feedback import qsgd_encode_feedback
+from gradwire.ops.sketch_add import sketch_add
+from gradwire.ops.sketch_estimate import sketch_estimate
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
 from gradwire.ops.swap import swap
 from gradwire.ops.topk_encode import topk_encode
@@ -31,6 +33,8 @@ __all__ = [
     "qsgd_add_decoded",
     "qsgd_encode",
     "qsgd_encode_feedback",
+    "sketch_add",
+    "sketch_estimate",
     "sparse_add_decoded",
     "swap",
     "topk_encode",
