@@ -47,10 +47,17 @@ struct CastAddDecoded {
   bool bfloat;
 };
 
-struct TwobitEncode {
+// Bytes of a block lie in `stream` from block * ceil(block / 5) on, `lengths` of them.
+struct ThreeLc {
+  float* scales;
+  std::int16_t* lengths;
+  std::uint8_t* stream;
+  std::int64_t block;
+  float sparsity;
+};
+
+struct ThreeLcEncode : ThreeLc {
   const float* x;
-  std::uint8_t* codes;
-  float threshold;
 };
 
 // `status` may be null; otherwise the old residual goes to `grad` and a sum that is not finite sets the status.
@@ -58,6 +65,23 @@ struct Feedback {
   float* grad;
   float* residual;
   std::int32_t* status;
+};
+
+struct ThreeLcEncodeFeedback : Feedback, ThreeLc {};
+
+// Here the blocks lie side by side in the `bytes` of a stream.
+struct ThreeLcAddDecoded {
+  Rows scales, lengths, stream;
+  std::int64_t bytes;
+  float* out;
+  std::int64_t block;
+  float scale;
+};
+
+struct TwobitEncode {
+  const float* x;
+  std::uint8_t* codes;
+  float threshold;
 };
 
 struct TwobitEncodeFeedback : Feedback {
@@ -101,6 +125,9 @@ struct Qsgd {
   std::int64_t block;
   bool l2;
   std::uint64_t key, step;
+  float top;     // the highest level
+  bool powers;   // levels stand for powers of two
+  float shrink;  // what is decoded is multiplied by this, and so is what is subtracted from the residual
 };
 
 struct QsgdEncode : Qsgd {
@@ -116,6 +143,32 @@ struct QsgdAddDecoded {
   int bits;
   std::int64_t block;
   float scale;
+  float top;
+  bool powers;
+};
+
+// One norm for the whole tensor, known before: norms[0].
+struct RoundEncode : Qsgd {
+  const float* x;
+};
+
+struct RoundKeep : Qsgd {
+  float* residual;
+};
+
+// For each segment of kMomentSegment elements four numbers: the largest magnitude, the origin (the first element if
+// `centred`, else 0), the sum of the distances from it, and the sum of their squares.
+constexpr std::int64_t kMomentSegment = 4096;
+
+struct Moments {
+  const float* x;
+  float* table;
+  bool centred;
+};
+
+struct MomentsFeedback : Feedback {
+  float* table;
+  bool centred;
 };
 
 // How many magnitudes are above a bracket and inside it.
@@ -167,6 +220,8 @@ struct SparseAddDecoded {
 #define GRADWIRE_KERNELS(X)                          \
   X(cast_add_decoded, CastAddDecoded)                \
   X(cast_encode, CastEncode)                         \
+  X(moments, Moments)                                \
+  X(moments_feedback, MomentsFeedback)               \
   X(nonfinite, Nonfinite)                            \
   X(onebit_add_decoded, OnebitAddDecoded)            \
   X(onebit_encode, OnebitEncode)                     \
@@ -175,8 +230,13 @@ struct SparseAddDecoded {
   X(qsgd_add_decoded, QsgdAddDecoded)                \
   X(qsgd_encode, QsgdEncode)                         \
   X(qsgd_encode_feedback, QsgdEncodeFeedback)        \
+  X(round_encode, RoundEncode)                       \
+  X(round_keep, RoundKeep)                           \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(swap, Swap)                                      \
+  X(three_lc_add_decoded, ThreeLcAddDecoded)         \
+  X(three_lc_encode, ThreeLcEncode)                  \
+  X(three_lc_encode_feedback, ThreeLcEncodeFeedback) \
   X(topk_emit, TopkEmit)                             \
   X(topk_emit_found, TopkEmitFound)                  \
   X(topk_scan, TopkScan)                             \

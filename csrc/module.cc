@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <stdexcept>
 
 #include "dispatch.h"
@@ -102,35 +103,110 @@ void philox(Address out, Size key, Size step, Size offset, Size n, int threads) 
       threads);
 }
 
+// Where blocks are large, a decoder's ranges and those of a known norm end inside of them.
+constexpr Size kRoundRange = 2048;
+
 void check_qsgd(int bits, Size block) {
   if (bits < 2 || bits > 8) throw std::invalid_argument("bits must be from 2 to 8");
   if (block < 16 || block % 16 != 0) throw std::invalid_argument("block must be a multiple of 16");
 }
 
-Qsgd qsgd(Address norms, Address codes, int bits, Size block, bool l2, Size key, Size step, Size n) {
+Qsgd qsgd(Address norms, Address codes, int bits, Size block, bool l2, Size key, Size step, double shrink, int levels,
+          bool powers, Size n) {
   check_qsgd(bits, block);
   return {pointer<float>(norms, n), pointer<std::uint8_t>(codes, n), bits, block, l2, std::uint64_t(key),
-          std::uint64_t(step)};
+          std::uint64_t(step), float(levels), powers, float(shrink)};
 }
 
-void qsgd_encode(Address x, Address norms, Address codes, int bits, Size block, bool l2, Size key, Size step, Size n,
-                 int threads) {
-  run(&KernelTable::qsgd_encode, {qsgd(norms, codes, bits, block, l2, key, step, n), pointer<const float>(x, n)}, n,
-      block, threads);
+void qsgd_encode(Address x, Address norms, Address codes, int bits, Size block, bool l2, Size key, Size step,
+                 int levels, bool powers, Size n, int threads) {
+  run(&KernelTable::qsgd_encode,
+      {qsgd(norms, codes, bits, block, l2, key, step, 1.0, levels, powers, n), pointer<const float>(x, n)}, n, block,
+      threads);
 }
 
 void qsgd_encode_feedback(Address grad, Address residual, Address norms, Address codes, int bits, Size block, bool l2,
-                          Size key, Size step, Address status, Size n, int threads) {
+                          Size key, Size step, Address status, double shrink, int levels, bool powers, Size n,
+                          int threads) {
   run(&KernelTable::qsgd_encode_feedback,
-      {feedback(grad, residual, status, n), qsgd(norms, codes, bits, block, l2, key, step, n)}, n, block, threads);
+      {feedback(grad, residual, status, n), qsgd(norms, codes, bits, block, l2, key, step, shrink, levels, powers, n)},
+      n, block, threads);
 }
 
 void qsgd_add_decoded(Address norms, Size norms_stride, Address codes, Size codes_stride, Size count, Address out,
-                      int bits, Size block, double scale, Size n, int threads) {
+                      int bits, Size block, double scale, int levels, bool powers, Size n, int threads) {
   check_qsgd(bits, block);
   run(&KernelTable::qsgd_add_decoded,
       {rows(norms, count, norms_stride, n), rows(codes, count, codes_stride, n), pointer<float>(out, n), bits, block,
-       float(scale)},
+       float(scale), float(levels), powers},
+      n, block < kRoundRange ? block : kRoundRange, threads);
+}
+
+void round_encode(Address x, Address norm, Address codes, int bits, int levels, Size key, Size step, Size n,
+                  int threads) {
+  run(&KernelTable::round_encode,
+      {qsgd(norm, codes, bits, 16, false, key, step, 1.0, levels, false, n), pointer<const float>(x, n)}, n,
+      kRoundRange, threads);
+}
+
+void round_keep(Address residual, Address norm, Address codes, int bits, int levels, double shrink, Size key, Size step,
+                Size n, int threads) {
+  run(&KernelTable::round_keep,
+      {qsgd(norm, codes, bits, 16, false, key, step, shrink, levels, false, n), pointer<float>(residual, n)}, n,
+      kRoundRange, threads);
+}
+
+void moments(Address x, Address table, bool centred, Size n, int threads) {
+  run(&KernelTable::moments, {pointer<const float>(x, n), pointer<float>(table, n), centred}, n, kMomentSegment,
+      threads);
+}
+
+void moments_feedback(Address grad, Address residual, Address table, bool centred, Address status, Size n,
+                      int threads) {
+  run(&KernelTable::moments_feedback, {feedback(grad, residual, status, n), pointer<float>(table, n), centred}, n,
+      kMomentSegment, threads);
+}
+
+ThreeLc three_lc(Address scales, Address lengths, Address stream, Size block, double sparsity, Size n) {
+  if (block < 16) throw std::invalid_argument("block must be at least 16");
+  return {pointer<float>(scales, n), pointer<std::int16_t>(lengths, n), pointer<std::uint8_t>(stream, n), block,
+          float(sparsity)};
+}
+
+// The blocks of a stream side by side, zeros after them. Returns their length.
+Size join_blocks(const ThreeLc& k, Size n) {
+  const Size room = (k.block + 4) / 5, blocks = (n + k.block - 1) / k.block, last = n - k.block * (blocks - 1);
+  Size used = 0;
+  for (Size block = 0; block < blocks; ++block) {
+    std::memmove(k.stream + used, k.stream + block * room, std::size_t(k.lengths[block]));
+    used += k.lengths[block];
+  }
+  if (n > 0) std::memset(k.stream + used, 0, std::size_t((blocks - 1) * room + (last + 4) / 5 - used));
+  return used;
+}
+
+Size three_lc_encode(Address x, Address scales, Address lengths, Address stream, Size block, double sparsity, Size n,
+                     int threads) {
+  const ThreeLcEncode k = {three_lc(scales, lengths, stream, block, sparsity, n), pointer<const float>(x, n)};
+  run(&KernelTable::three_lc_encode, k, n, block, threads);
+  return join_blocks(k, n);
+}
+
+Size three_lc_encode_feedback(Address grad, Address residual, Address scales, Address lengths, Address stream,
+                              Size block, double sparsity, Address status, Size n, int threads) {
+  const ThreeLcEncodeFeedback k = {feedback(grad, residual, status, n),
+                                   three_lc(scales, lengths, stream, block, sparsity, n)};
+  run(&KernelTable::three_lc_encode_feedback, k, n, block, threads);
+  return join_blocks(k, n);
+}
+
+void three_lc_add_decoded(Address scales, Size scales_stride, Address lengths, Size lengths_stride, Address stream,
+                          Size stream_stride, Size ranks, Size bytes, Address out, Size block, double scale, Size n,
+                          int threads) {
+  if (block < 16) throw std::invalid_argument("block must be at least 16");
+  run(&KernelTable::three_lc_add_decoded,
+      {rows(scales, ranks, scales_stride, n), rows(lengths, ranks, lengths_stride, n),
+       rows(stream, ranks, stream_stride, bytes), bytes, pointer<float>(out, n), block, float(scale)},
       n, block, threads);
 }
 
@@ -199,11 +275,22 @@ NB_MODULE(_kernels, m) {
          "status"_a);
   kernel("onebit_add_decoded", &onebit_add_decoded, "codes"_a, "count"_a, "stride"_a, "out"_a, "scale"_a);
   kernel("philox", &philox, "out"_a, "key"_a, "step"_a, "offset"_a);
-  kernel("qsgd_encode", &qsgd_encode, "x"_a, "norms"_a, "codes"_a, "bits"_a, "block"_a, "l2"_a, "key"_a, "step"_a);
+  kernel("qsgd_encode", &qsgd_encode, "x"_a, "norms"_a, "codes"_a, "bits"_a, "block"_a, "l2"_a, "key"_a, "step"_a,
+         "levels"_a, "powers"_a);
   kernel("qsgd_encode_feedback", &qsgd_encode_feedback, "grad"_a, "residual"_a, "norms"_a, "codes"_a, "bits"_a,
-         "block"_a, "l2"_a, "key"_a, "step"_a, "status"_a);
+         "block"_a, "l2"_a, "key"_a, "step"_a, "status"_a, "shrink"_a, "levels"_a, "powers"_a);
   kernel("qsgd_add_decoded", &qsgd_add_decoded, "norms"_a, "norms_stride"_a, "codes"_a, "codes_stride"_a, "count"_a,
-         "out"_a, "bits"_a, "block"_a, "scale"_a);
+         "out"_a, "bits"_a, "block"_a, "scale"_a, "levels"_a, "powers"_a);
+  kernel("round_encode", &round_encode, "x"_a, "norm"_a, "codes"_a, "bits"_a, "levels"_a, "key"_a, "step"_a);
+  kernel("round_keep", &round_keep, "residual"_a, "norm"_a, "codes"_a, "bits"_a, "levels"_a, "shrink"_a, "key"_a,
+         "step"_a);
+  kernel("moments", &moments, "x"_a, "table"_a, "centred"_a);
+  kernel("moments_feedback", &moments_feedback, "grad"_a, "residual"_a, "table"_a, "centred"_a, "status"_a);
+  kernel("three_lc_encode", &three_lc_encode, "x"_a, "scales"_a, "lengths"_a, "stream"_a, "block"_a, "sparsity"_a);
+  kernel("three_lc_encode_feedback", &three_lc_encode_feedback, "grad"_a, "residual"_a, "scales"_a, "lengths"_a,
+         "stream"_a, "block"_a, "sparsity"_a, "status"_a);
+  kernel("three_lc_add_decoded", &three_lc_add_decoded, "scales"_a, "scales_stride"_a, "lengths"_a,
+         "lengths_stride"_a, "stream"_a, "stream_stride"_a, "ranks"_a, "bytes"_a, "out"_a, "block"_a, "scale"_a);
   kernel("topk_encode", &topk_encode, "x"_a, "values"_a, "indices"_a, "counts"_a, "k"_a);
   kernel("topk_encode_feedback", &topk_encode_feedback, "grad"_a, "residual"_a, "values"_a, "indices"_a, "counts"_a,
          "status"_a, "k"_a);

@@ -3,6 +3,7 @@
 
 #include "kernels/philox_words.h"
 #include "kernels/qsgd_codes.h"
+#include "kernels/qsgd_powers.h"
 
 namespace gradwire::GRADWIRE_TARGET {
 
@@ -44,28 +45,32 @@ GRADWIRE_INLINE bool usable(float norm) { return norm > 0.0f && norm <= 0x1.ffff
 
 struct Quantiser {
   F32 inverse, top, backwards;
+  U32 highest;
 };
 
-GRADWIRE_INLINE Quantiser quantiser(float norm, int bits) {
-  const float top = float((1 << (bits - 1)) - 1);
-  return {set(top / norm), set(top), set(-(norm / top))};
+template <bool kPowers>
+GRADWIRE_INLINE Quantiser quantiser(float norm, float top, float shrink) {
+  const float inverse = kPowers ? 1.0f / norm : top / norm;
+  return {set(inverse), set(top), set(-(shrink * step_of<kPowers>(norm, top))), set_u32(std::uint32_t(top))};
 }
 
-// sign(x) * min(floor(|x| * top / norm + (u + 0.5) / 2^16), top)
+// sign(x) * min(floor(|x| * top / norm + (u + 0.5) / 2^16), top), or the same between two powers of two.
+template <bool kPowers>
 GRADWIRE_INLINE U32 level_of(const Quantiser& q, F32 x, U32 u) {
   const F32 magnitude = as_f32(abs_bits(x)) * q.inverse;
+  if constexpr (kPowers) return power_of(magnitude, q.highest, x, u);
   const F32 rounded = min(mul_add_exact(from_i32(u) + set(0.5f), set(0x1p-16f), magnitude), q.top);
   return to_i32(as_f32(as_u32(rounded) | (as_u32(x) & set_u32(0x80000000))));
 }
 
 // kKeep: the element becomes what its level does not say. Then the step that added the residual has asked for the
 // memory ahead; without, it is done here, where the arithmetic leaves time for it.
-template <bool kKeep>
+template <bool kKeep, bool kPowers>
 GRADWIRE_INLINE U32 take_level(const Quantiser& q, const float* x, float* residual, const std::uint32_t* random,
                                int count) {
   const F32 value = kKeep ? load(x, count) : load_ahead(x, count);
-  const U32 level = level_of(q, value, load_u16(random));
-  if (kKeep) store(residual, value + q.backwards * from_i32(level), count);
+  const U32 level = level_of<kPowers>(q, value, load_u16(random));
+  if (kKeep) store(residual, value + q.backwards * value_of<kPowers>(level, q.highest), count);
   return level;
 }
 
@@ -101,7 +106,7 @@ struct Run {
 };
 
 // A whole tile, and meanwhile the random numbers of the next: one of the two alone would wait for its own results.
-template <int kBits, bool kKeep>
+template <int kBits, bool kKeep, bool kPowers>
 GRADWIRE_INLINE void write_tile(const Quantiser& q, RandomTiles& r, std::int64_t tile, Run<kBits> run) {
   constexpr int kSteps = kTile / kLanes;
   const std::uint32_t* const random = random_tile(r, tile);
@@ -114,7 +119,7 @@ GRADWIRE_INLINE void write_tile(const Quantiser& q, RandomTiles& r, std::int64_t
 #pragma GCC unroll 2
     for (int s = round * kSteps / 10; s < (round + 1) * kSteps / 10; ++s) {
       const int i = s * kLanes;
-      levels[s % 4] = take_level<kKeep>(q, run.x + i, run.residual + i, random + i / 2, kLanes);
+      levels[s % 4] = take_level<kKeep, kPowers>(q, run.x + i, run.residual + i, random + i / 2, kLanes);
       if (s % 4 == 3) store_levels<kBits>(run.codes + 2 * kBits * (s - 3), levels);
     }
   }
@@ -123,31 +128,31 @@ GRADWIRE_INLINE void write_tile(const Quantiser& q, RandomTiles& r, std::int64_t
 }
 
 // A part of a tile, with the random numbers that begin at `random`.
-template <int kBits, bool kKeep>
+template <int kBits, bool kKeep, bool kPowers>
 GRADWIRE_INLINE void write_part(const Quantiser& q, const std::uint32_t* random, Run<kBits> run, int count) {
   int i = 0;
   for (; count - i >= kLanes; i += kLanes) {
-    const U32 level = take_level<kKeep>(q, run.x + i, run.residual + i, random + i / 2, kLanes);
+    const U32 level = take_level<kKeep, kPowers>(q, run.x + i, run.residual + i, random + i / 2, kLanes);
     store_levels<kBits>(run.codes + i / 8 * kBits, level);
   }
   if (i == count) return;
-  const U32 level = take_level<kKeep>(q, run.x + i, run.residual + i, random + i / 2, count - i);
+  const U32 level = take_level<kKeep, kPowers>(q, run.x + i, run.residual + i, random + i / 2, count - i);
   store_levels<kBits>(run.codes + i / 8 * kBits, level, count - i);
 }
 
 // A block: the elements [first, first + count) of the tensor, the first of which is at x.
-template <int kBits, bool kKeep>
+template <int kBits, bool kKeep, bool kPowers>
 static void write_levels(const Qsgd& k, RandomTiles& r, const float* x, float* residual, std::int64_t first,
                          std::int64_t count, float norm) {
-  const Quantiser q = quantiser(norm, kBits);
+  const Quantiser q = quantiser<kPowers>(norm, k.top, k.shrink);
   const Run<kBits> block = {x, residual, k.codes + first / 8 * kBits};
   for (std::int64_t i = 0; i < count;) {
     const std::int64_t tile = (first + i - r.begin) / kTile, place = (first + i - r.begin) % kTile;
     const int size = int(count - i < kTile - place ? count - i : kTile - place);
     if (size == kTile)
-      write_tile<kBits, kKeep>(q, r, tile, block.at(i));
+      write_tile<kBits, kKeep, kPowers>(q, r, tile, block.at(i));
     else
-      write_part<kBits, kKeep>(q, random_tile(r, tile) + place / 2, block.at(i), size);
+      write_part<kBits, kKeep, kPowers>(q, random_tile(r, tile) + place / 2, block.at(i), size);
     i += size;
   }
 }
@@ -161,23 +166,29 @@ static void write_zeros(const Qsgd& k, RandomTiles&, const float* x, float* resi
     for (std::int64_t i = 0; i < count; ++i) residual[i] = x[i] + -norm * 0.0f;
 }
 
-template <bool kKeep>
-GRADWIRE_INLINE void write_block(const Qsgd& k, RandomTiles& r, const float* x, float* residual, std::int64_t first,
-                                 std::int64_t count, float norm) {
+template <bool kKeep, bool kPowers>
+static void write_codes(const Qsgd& k, RandomTiles& r, const float* x, float* residual, std::int64_t first,
+                        std::int64_t count, float norm) {
   // By the number of bits.
   constexpr decltype(&write_zeros<kKeep>) write[] = {
       nullptr,
       nullptr,
-      write_levels<2, kKeep>,
-      write_levels<3, kKeep>,
-      write_levels<4, kKeep>,
-      write_levels<5, kKeep>,
-      write_levels<6, kKeep>,
-      write_levels<7, kKeep>,
-      write_levels<8, kKeep>,
+      write_levels<2, kKeep, kPowers>,
+      write_levels<3, kKeep, kPowers>,
+      write_levels<4, kKeep, kPowers>,
+      write_levels<5, kKeep, kPowers>,
+      write_levels<6, kKeep, kPowers>,
+      write_levels<7, kKeep, kPowers>,
+      write_levels<8, kKeep, kPowers>,
   };
-  k.norms[first / k.block] = norm;
   (usable(norm) ? write[k.bits] : write_zeros<kKeep>)(k, r, x, residual, first, count, norm);
+}
+
+template <bool kKeep>
+GRADWIRE_INLINE void write_block(const Qsgd& k, RandomTiles& r, const float* x, float* residual, std::int64_t first,
+                                 std::int64_t count, float norm) {
+  k.norms[first / k.block] = norm;
+  (k.powers ? write_codes<kKeep, true> : write_codes<kKeep, false>)(k, r, x, residual, first, count, norm);
 }
 
 }  // namespace gradwire::GRADWIRE_TARGET

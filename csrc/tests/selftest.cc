@@ -99,8 +99,10 @@ void check_topk(const std::string& target, std::int64_t divisor) {
   });
 }
 
-void check_qsgd(const std::string& target, int bits, bool l2) {
-  const auto qsgd = [=](Buffers& x) { return Qsgd{x.c.data(), x.bytes.data(), bits, 48, l2, 0x9876543210, 3}; };
+void check_qsgd(const std::string& target, int bits, bool l2, bool powers) {
+  const auto qsgd = [=](Buffers& x) {
+    return Qsgd{x.c.data(), x.bytes.data(), bits, 48, l2, 0x9876543210, 3, float((1 << (bits - 1)) - 1), powers, 0.7f};
+  };
   check(target, "qsgd_encode", &KernelTable::qsgd_encode, [&](Buffers& x, std::int64_t) {
     return QsgdEncode{qsgd(x), x.a.data()};
   });
@@ -108,7 +110,7 @@ void check_qsgd(const std::string& target, int bits, bool l2) {
     return QsgdEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, qsgd(x)};
   });
   check(target, "qsgd_add_decoded", &KernelTable::qsgd_add_decoded, [&](Buffers& x, std::int64_t n) {
-    return QsgdAddDecoded{x.rows(n), x.rows(n), x.a.data(), bits, 48, 0.3f};
+    return QsgdAddDecoded{x.rows(n), x.rows(n), x.a.data(), bits, 48, 0.3f, float((1 << (bits - 1)) - 1), powers};
   });
 }
 
@@ -139,7 +141,7 @@ void check_all(const std::string& target) {
   });
   CHECK(sparse_add_decoded, SparseAddDecoded{x.rows(n), x.rows(n), x.rows(n), n, x.a.data(), n, 0.3f});
   for (const std::int64_t divisor : {1, 3, 100}) check_topk(target, divisor);
-  for (int bits = 2; bits <= 8; ++bits) check_qsgd(target, bits, bits % 2 != 0);
+  for (int bits = 2; bits <= 8; ++bits) for (const bool powers : {false, true}) check_qsgd(target, bits, bits % 2 != 0, powers);
 #undef CHECK
 }
 

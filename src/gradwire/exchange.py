@@ -81,6 +81,7 @@ class Exchange:
         seed: of all random streams, >= 0; the same on all ranks.
         device: of the gradients.
         force: use error feedback where the method declares it unsafe.
+        residual_dtype: of residuals whose memory is given by name or chosen, "float32" or "bfloat16".
 
     Raises:
         ConfigError: a combination that cannot work, with the remedy.
@@ -89,7 +90,7 @@ class Exchange:
     def __init__(
         self, compressor: Compressor, *, memory: Memory | str | None = None, strategy: Strategy | str | None = None,
         group: dist.ProcessGroup | None = None, policy: Policy | None = None, seed: int = 0,
-        device: torch.device | str = "cpu", force: bool = False,
+        device: torch.device | str = "cpu", force: bool = False, residual_dtype: str = "float32",
     ) -> None:  # fmt: skip
         require(is_int(seed, 0), "seed", "an integer >= 0", seed)
         self.compressor, self.policy, self.seed, self.force = compressor, policy or Policy(), seed, force
@@ -97,7 +98,8 @@ class Exchange:
         self.counters = Metrics()
         self.channel = Channel(group, self.counters)
         self.keeper = Keeper(self.channel.world, self.device, seed)
-        self.memory = registry.build("memory", memory) if isinstance(memory, str) else memory
+        self.residual_dtype = residual_dtype
+        self.memory = self._named_memory(memory) if isinstance(memory, str) else memory
         self.strategy = registry.build("comm", strategy) if isinstance(strategy, str) else strategy
         self.step = 0
         self._plans: dict[tuple[str, ...], Plan] = {}
@@ -115,7 +117,7 @@ class Exchange:
         """
         own = compressor.memory is not None and compressor.name != self.compressor.name
         asked = None if own else self.memory
-        memory: Memory = asked or registry.build("memory", default_memory(compressor))
+        memory = asked or self._named_memory(default_memory(compressor))
         if compressor.memory not in (None, memory.name) and not self.force:
             raise ConfigError(
                 f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
@@ -132,6 +134,11 @@ class Exchange:
             )
         return memory
 
+    def _named_memory(self, name: str) -> Memory:
+        params = {"dtype": self.residual_dtype} if name == "residual" and self.residual_dtype != "float32" else {}
+        memory: Memory = registry.build("memory", name, params)
+        return memory
+
     def strategy_for(self, compressor: Compressor) -> Strategy:
         """The strategy of a compressor: the one asked for, except for an override that it cannot carry."""
         main = compressor.name == self.compressor.name
@@ -142,6 +149,8 @@ class Exchange:
 
     def describe(self, params: Sequence[Named], **told: Any) -> str:
         """Configuration and parameters as JSON, and whatever else is ``told``: what all ranks must agree on."""
+        for name, shape in params:
+            self.policy.choose(name, shape, self.compressor)  # Tries a researcher's own method, which may fail here.
         return json.dumps({
             **told,
             "compressor": self.compressor.to_config(), "memory": self.memory_for(self.compressor).to_config(),
@@ -228,10 +237,12 @@ class Exchange:
         groups: dict[object, list[Unit]] = {}
         for unit in units:
             strategy = self.strategy_for(unit.compressor)
-            alone = unit.compressor if strategy.name == "allreduce" else None
+            alone = id(unit.compressor) if strategy.name == "allreduce" else None
             groups.setdefault((strategy.name, alone), []).append(unit)
         sessions = [self.strategy_for(group[0].compressor).plan(group, site) for group in groups.values()]
-        return Plan(tuple(params), main, units, DenseSession(dense, self.channel, self.device), sessions, numel)
+        advised = [self.keeper.states[unit.name] for unit in units if unit.compressor.advice]
+        session = DenseSession(dense, self.channel, self.device, advised)
+        return Plan(tuple(params), main, units, session, sessions, numel)
 
     def _units(self, params: Sequence[Named], main: Compressor) -> tuple[list[Unit], list[tuple[int, int]], int]:
         units: list[Unit] = []
@@ -258,7 +269,8 @@ def carries(strategy: Strategy, compressor: Compressor) -> bool:
 
 def try_extend(unit: Unit, compressor: Compressor, name: str, numel: int, lo: int) -> bool:
     """Join a parameter to the unit before it, where no code depends on where a tensor starts."""
-    joinable = compressor.elementwise and not compressor.random and compressor == unit.compressor
+    # Identity, not equality: a schedule changes the main compressor, and not an override that is equal to it today.
+    joinable = compressor.elementwise and not compressor.random and compressor is unit.compressor
     if not joinable or unit.lo + unit.numel != lo:
         return False
     unit.members += ((name, numel),)

@@ -28,9 +28,9 @@ class Keeper:
         self.states: dict[str, State] = {}
         self.owned: dict[str, list[tuple[str, int, Tensor]]] = {}
 
-    def keep(self, unit: Unit, buffers: Sequence[str]) -> Mapping[str, Tensor]:
-        """Flat float32 tensors of the unit, holding what its members had so far."""
-        return {buffer: self._gather(unit, self.worker.setdefault(buffer, {})) for buffer in buffers}
+    def keep(self, unit: Unit) -> Mapping[str, Tensor]:
+        """Flat tensors of the unit's memory, holding what its members had so far."""
+        return {buffer: self._gather(unit, self.worker.setdefault(buffer, {})) for buffer in unit.memory.buffers}
 
     def remember(self, unit: Unit) -> State:
         """The compressor's state of the unit, made on first use or when its shapes changed."""
@@ -64,10 +64,10 @@ class Keeper:
         """The Euclidean norm of all residuals of this rank, its own and those of its shards; waits for the device."""
         tensors = list(self.worker.get("residual", {}).values())
         tensors += [view for views in list(self.owned.values()) for buffer, _, view in views if buffer == "residual"]
-        return float(torch.stack([tensor.norm() for tensor in tensors]).norm()) if tensors else 0.0
+        return float(torch.stack([tensor.norm(dtype=torch.float32) for tensor in tensors]).norm()) if tensors else 0.0
 
     def _gather(self, unit: Unit, kept: dict[str, Tensor]) -> Tensor:
-        flat = torch.zeros(unit.numel, dtype=torch.float32, device=self.device)
+        flat = torch.zeros(unit.numel, dtype=unit.memory.kept_dtype, device=self.device)
         lo = 0
         for name, numel in unit.members:
             view = flat[lo : lo + numel]

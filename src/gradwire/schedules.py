@@ -8,7 +8,27 @@ from collections.abc import Mapping
 from gradwire.errors import is_float32, is_int, require
 from gradwire.policy import Schedule
 
-__all__ = ["exponential", "linear", "stages"]
+__all__ = ["dgc_warmup", "exponential", "linear", "stages"]
+
+
+def dgc_warmup(final: float = 0.001, steps_per_epoch: int = 1, epochs: int = 4) -> Schedule:
+    """The ratio of deep gradient compression: in epoch e = 0, 1, ... it is final^((e + 1) / (epochs + 1)).
+
+    Args:
+        final: ratio after the warm-up, in (0, 1].
+        steps_per_epoch: optimizer steps in an epoch.
+        epochs: length of the warm-up. The paper's is 4: 25 %, 6.25 %, 1.5625 %, 0.4 %, then 0.1 %.
+
+    >>> [round(dgc_warmup(0.001, steps_per_epoch=10)(step), 4) for step in (0, 9, 10, 39, 40, 100)]
+    [0.2512, 0.2512, 0.0631, 0.004, 0.001, 0.001]
+
+    Source:
+        Y. Lin et al., "Deep Gradient Compression", ICLR 2018.
+    """
+    require(is_float32(final) and 0 < final <= 1, "final", "in (0, 1]", final)
+    require(is_int(steps_per_epoch, 1), "steps_per_epoch", "an integer >= 1", steps_per_epoch)
+    require(is_int(epochs, 0), "epochs", "an integer >= 0", epochs)
+    return lambda step: final ** (min(step // steps_per_epoch + 1, epochs + 1) / (epochs + 1))
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:

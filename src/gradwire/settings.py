@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 
@@ -32,6 +32,7 @@ class Settings:
     Args:
         memory: a memory or its name; None takes what the compressor declares.
         strategy: a strategy or its name; None chooses from declared properties and the number of workers.
+        residual_dtype: "bfloat16" halves the memory of the residual and loses a little of it in each rounding.
         min_numel: parameters with fewer elements travel dense, together.
         exclude: name patterns of parameters that travel dense.
         overrides: name pattern to compressor, such as ``{"embedding.*": TopK(ratio=0.001)}``.
@@ -44,6 +45,7 @@ class Settings:
 
     memory: Memory | str | None = None
     strategy: Strategy | str | None = None
+    residual_dtype: Literal["float32", "bfloat16"] = "float32"
     min_numel: int = 1024
     exclude: Sequence[str] = ()
     overrides: Mapping[str, Compressor | SimpleCompressor | str] = field(default_factory=dict)
@@ -72,6 +74,12 @@ class Settings:
         require(seconds, "timeout", f"seconds in (0, {LONGEST:g}]", self.timeout)
         require(isinstance(self.memory, Memory | str | None), "memory", "a memory or its name", self.memory)
         require(isinstance(self.strategy, Strategy | str | None), "strategy", "a strategy or its name", self.strategy)
+        widths = ("float32", "bfloat16")
+        require(self.residual_dtype in widths, "residual_dtype", " or ".join(map(repr, widths)), self.residual_dtype)
+        own = isinstance(self.memory, Memory) and self.residual_dtype != "float32"
+        require(
+            not own, "residual_dtype", "float32 with a memory object, which has a dtype of its own", self.residual_dtype
+        )
         require(isinstance(self.force, bool), "force", "True or False", self.force)
         for name, value in (("overrides", self.overrides), ("schedule", self.schedule)):
             mapping = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
@@ -95,7 +103,7 @@ class Settings:
             compressor = compressor.compressor
         return Exchange(
             build_compressor(compressor, params), memory=memory, strategy=strategy, group=group,
-            policy=self.policy(), seed=self.seed, device=device, force=self.force,
+            policy=self.policy(), seed=self.seed, device=device, force=self.force, residual_dtype=self.residual_dtype,
         )  # fmt: skip
 
 

@@ -51,6 +51,13 @@ class Worker:
         self._jobs.put((job, future))
         return done
 
+    def result(self, future: Future[Tensor]) -> Tensor:
+        """Wait for what ``submit`` returned; raise what the job raised, not torch's account of it."""
+        try:
+            return future.wait()
+        except RuntimeError as error:
+            raise (self._failed[0] if self._failed else error) from None
+
     def close(self) -> None:
         """Let the queue run dry and end the thread."""
         if self._stop is not None:

@@ -55,7 +55,7 @@ def test_a_real_process(python):
         (("--size", "0"), "a size must be in [1, 2^31]"),
         (("--peer", "mxnot"), "unknown peer 'mxnot': did you mean 'mxnet'?"),
         (("--peer", "mxnet", "--method", "twobit"), "--method cannot be used with --peer"),
-        (("--json", "nowhere/rows.json"), "nowhere is not a folder"),
+        (("--json", "nowhere/rows.json"), "nowhere/rows.json cannot be written: No such file or directory"),
         (("--threads", "0"), "0 is not in the range x>=1"),
     ],
 )

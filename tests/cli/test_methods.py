@@ -29,7 +29,7 @@ def test_json_into_a_file_leaves_the_tables_on_the_screen(gradwire, tmp_path):
 def test_a_folder_that_is_not_there_is_refused_before_the_work(gradwire, tmp_path):
     done = gradwire("methods", "--json", str(tmp_path / "nowhere" / "methods.json"))
     assert done.exit_code == 2
-    assert "nowhere is not a folder" in done.stderr
+    assert "cannot be written: No such file or directory" in done.stderr
 
 
 def test_a_real_process(python):
@@ -40,3 +40,15 @@ def test_a_real_process(python):
     assert done.returncode == 0
     assert done.stderr == ""
     assert [row["name"] for row in json.loads(done.stdout)] == list(registry.names("compressors"))
+
+
+def test_a_folder_in_place_of_a_file_is_refused(gradwire, tmp_path):
+    done = gradwire("methods", "--json", str(tmp_path))
+    assert done.exit_code == 2
+    assert "cannot be written: Is a directory" in done.stderr
+
+
+def test_trying_the_destination_leaves_nothing_behind(gradwire, tmp_path):
+    done = gradwire("bench", "codec", "--json", str(tmp_path / "rows.json"), "--method", "nope")
+    assert done.exit_code == 2
+    assert not (tmp_path / "rows.json").exists()

@@ -175,3 +175,25 @@ def run_method(
         kept.append({f"{buffer}/{name}": tensor.clone() for buffer, of in exchange.keeper.worker.items()
                      for name, tensor in of.items()})  # fmt: skip
     return {"outputs": outputs, "kept": kept, "metrics": exchange.metrics()}
+
+
+@dataclass(frozen=True)
+class Wishes(Compressor):
+    """Sends nothing but zeros; wishes for the largest element of its gradient."""
+
+    name = "wishes"
+    reference = "none"
+    advice = 1
+
+    def layout(self, shape):
+        return Layout((Field("agreed", torch.float32, 1),))
+
+    def init_state(self, shape, key, device=None):
+        return {"advice": torch.zeros(1, device=device), "agreed": torch.full((1,), math.nan, device=device)}
+
+    def encode(self, x, payload, state, key):
+        state["advice"].copy_(x.abs().amax().nan_to_num(0.0, 0.0))
+        payload[0].copy_(state["agreed"])
+
+    def add_decoded(self, payload, out, scale=1.0):
+        out.add_(payload[0], alpha=scale)

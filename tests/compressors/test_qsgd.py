@@ -11,24 +11,7 @@ from gradwire.errors import ConfigError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients
 from gradwire.types import Key
-
-
-def decoded(code: QSGD, x: torch.Tensor, key: Key) -> torch.Tensor:
-    return code.decompress(code.compress(x, key=key), x.shape)
-
-
-def relative_error(code: QSGD, x: torch.Tensor, draws: int) -> float:
-    errors = torch.stack([decoded(code, x, Key(step=step)) - x for step in range(draws)])
-    return float(errors.double().square().sum(1).mean() / x.double().square().sum())
-
-
-def memory_after(code: QSGD, steps: int, n: int) -> float:
-    """Rms of the residual when normal gradients are fed with feedback."""
-    residual = torch.zeros(n)
-    payload = code.layout((n,)).views(torch.empty(code.layout((n,)).nbytes, dtype=torch.uint8))
-    for step in range(steps):
-        code.encode_feedback(gaussian(n, seed=step), residual, payload, {}, Key(step=step))
-    return float(residual.double().square().mean().sqrt())
+from tests.compressors.rounding import decoded, memory_after, relative_error
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
@@ -45,8 +28,8 @@ def test_no_element_is_off_by_more_than_one_level(bits, norm, x):
     blocks = torch.nn.functional.pad(x, (0, -len(x) % 16)).view(-1, 16).double()
     norms = blocks.abs().amax(1) if norm == "linf" else blocks.square().sum(1).sqrt()
     error = (decoded(code, x, Key()) - x).abs().double()
-    step = (norms / code.levels).repeat_interleave(16)[: len(x)]
-    overflow = step * code.levels > 1e19 if norm == "l2" else torch.zeros(len(x), dtype=torch.bool)
+    step = (norms / code.top).repeat_interleave(16)[: len(x)]
+    overflow = step * code.top > 1e19 if norm == "l2" else torch.zeros(len(x), dtype=torch.bool)
     assert bool(((error <= step * (1 + 1e-5) + 2.0**-120) | overflow).all())
 
 
@@ -61,7 +44,7 @@ def test_the_largest_element_of_a_block_is_exact_in_linf(x):
 def test_the_linf_bound_is_attained(bits):
     code = QSGD(bits=bits, block=512)
     omega = code.omega(512)
-    x = torch.full((512,), 1 / (2 * code.levels * (1 + omega)))
+    x = torch.full((512,), 1 / (2 * code.top * (1 + omega)))
     x[0] = 1.0
     assert relative_error(code, x, 400) == pytest.approx(omega, rel=0.03)
 
@@ -117,10 +100,62 @@ def test_feedback_diverges_exactly_where_it_is_called_unsafe():
     assert memory_after(fine, 50, 4096) == pytest.approx(0.21, rel=0.1)
 
 
+def test_levels_need_not_fill_the_bits():
+    code = QSGD(bits=4, levels=5, block=16)
+    assert decoded(code, torch.tensor([5.0, -4.0, 3.0, -2.0, 1.0])).tolist() == [5.0, -4.0, 3.0, -2.0, 1.0]
+    assert code.omega(16) == QSGD(bits=4, levels=5, block=None).omega(16)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("n", [16, 5000, 9000])
+def test_one_norm_for_the_whole_tensor(norm, n):
+    x = gaussian(n)
+    whole = QSGD(bits=8, block=None, norm=norm).compress(x)
+    assert whole.numel() == 4 + n
+    expected = x.abs().amax() if norm == "linf" else x.double().norm().float()
+    assert float(whole[:4].view(torch.float32)) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_one_norm_is_that_of_a_block_which_holds_the_tensor():
+    x, key = gaussian(3000), Key(step=2)
+    whole, block = QSGD(bits=5, block=None), QSGD(bits=5, block=4096)
+    assert torch.equal(whole.compress(x, key=key), block.compress(x, key=key))
+
+
+def test_scaled_decodes_the_same_codes_smaller():
+    x, plain, scaled = gaussian(4096), QSGD(bits=2, block=None), QSGD(bits=2, block=None, scaled=True)
+    payload = plain.compress(x)
+    assert torch.equal(scaled.compress(x), payload)
+    small = plain.decompress(payload, x.shape) * (1 / (1 + plain.omega(4096)))
+    torch.testing.assert_close(scaled.decompress(payload, x.shape), small, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("block", [None, 4096])
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+def test_scaled_keeps_the_residual_bounded_where_plain_diverges(norm, block):
+    plain, scaled = (QSGD(bits=2, block=block, norm=norm, scaled=scaled) for scaled in (False, True))
+    assert (plain.feedback, scaled.feedback) == ("unsafe", "required")
+    assert memory_after(plain, 40, 4096) > 2 * memory_after(scaled, 40, 4096)
+    assert memory_after(scaled, 300, 4096) < 1.3 * memory_after(scaled, 150, 4096)
+
+
+@pytest.mark.parametrize(("bits", "bad"), [(4, 8), (2, 2), (8, 0), (4, True), (4, 2.0)])
+def test_bad_levels(bits, bad):
+    most = 2 ** (bits - 1) - 1
+    message = f"QSGD.levels must be an integer in [1, {most}] or None at {bits} bits, got {bad!r}"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        QSGD(bits=bits, levels=bad)
+
+
+def test_bad_scaled():
+    with pytest.raises(ConfigError, match=re.escape("QSGD.scaled must be True or False, got 1")):
+        QSGD(scaled=1)
+
+
 @pytest.mark.parametrize("kind", ["spike", "constant", "heavy tail", "alternating", "sorted"])
 def test_linf_feedback_stays_below_its_proven_bound(kind):
     code, x = QSGD(bits=3, block=512), SPECIAL[kind](512)
-    residual, bound = torch.zeros(512), float(x.abs().amax()) / (code.levels - 1)
+    residual, bound = torch.zeros(512), float(x.abs().amax()) / (code.top - 1)
     payload = code.layout((512,)).views(torch.empty(code.layout((512,)).nbytes, dtype=torch.uint8))
     for step in range(200):
         code.encode_feedback(x.clone(), residual, payload, {}, Key(step=step))
@@ -155,10 +190,10 @@ def test_bad_bits(bad):
         QSGD(bits=bad)
 
 
-@pytest.mark.parametrize("bad", [0, 8, 24, -16, 131072, 512.0, True, "512", None])
+@pytest.mark.parametrize("bad", [0, 8, 24, -16, 131072, 512.0, True, "512"])
 def test_bad_block(bad):
     with pytest.raises(
-        ConfigError, match=re.escape(f"QSGD.block must be a multiple of 16 in [16, 65536], got {bad!r}")
+        ConfigError, match=re.escape(f"QSGD.block must be a multiple of 16 in [16, 65536] or None, got {bad!r}")
     ):
         QSGD(block=bad)
 

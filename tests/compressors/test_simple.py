@@ -6,6 +6,7 @@ import re
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -249,6 +250,7 @@ def test_ctx_may_hold_anything_that_is_equal():
     ({"tensors_size_are_same": False}, "Made.tensors_size_are_same must be True: .*fixed_size = False"),
     ({"summable": True, "ctx_from_shape": False}, "cannot be summable with ctx_from_shape = False"),
     ({"alignment": -1}, "Made.alignment must be an integer >= 0, got -1"),
+    ({"feedback": "requried"}, "Made.feedback must be one of required, optional, built-in, unsafe, got 'requried'"),
 ])  # fmt: skip
 def test_a_declaration_that_cannot_be_kept(attributes, message):
     with pytest.raises(ConfigError, match=message):
@@ -256,8 +258,25 @@ def test_a_declaration_that_cannot_be_kept(attributes, message):
 
 
 def test_summable_needs_one_float_tensor():
-    with pytest.raises(ConfigError, match="is summable, so compress must give one float tensor"):
+    with pytest.raises(ConfigError, match="is summable, so compress must give one tensor of 16- or 32-bit floats"):
         make(lambda x: ([x, x], None), summable=True).adapted().layout((3,))
+
+
+def test_a_sum_of_8_bit_floats_is_refused():
+    with pytest.raises(ConfigError, match="one tensor of 16- or 32-bit floats"):
+        make(lambda x: ([x.to(torch.float8_e4m3fn)], None), summable=True).adapted().layout((3,))
+
+
+def test_sending_nothing_is_refused():
+    with pytest.raises(ConfigError, match="must return at least one tensor"):
+        make(lambda _: ([], None)).adapted().layout((3,))
+
+
+@pytest.mark.parametrize("ctx", [np.zeros(3), {"mean": torch.zeros(3)}], ids=["array", "dict of tensors"])
+def test_a_ctx_that_cannot_be_compared_is_refused(ctx):
+    code = make(lambda x: ([x], copy.deepcopy(ctx))).adapted()
+    with pytest.raises(ConfigError, match="ctx must be made of None, numbers, strings, tensors"):
+        encode(code, torch.ones(3))
 
 
 def test_decompress_of_another_size():

@@ -13,7 +13,10 @@ from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.exchange import Exchange, default_memory, default_strategy
+from gradwire.memory.residual import Residual
 from gradwire.policy import Policy
+from gradwire.schedules import stages
+from gradwire.settings import Settings
 
 
 def test_memory_follows_the_declared_feedback() -> None:
@@ -88,6 +91,21 @@ def test_a_scheduled_threshold_keeps_the_plan_and_a_scheduled_ratio_makes_a_new_
         assert (plans > 1) == (len(made) > 1)
 
 
+@pytest.mark.parametrize("pattern", ["a", "b"])
+def test_an_override_equal_to_the_scheduled_method_does_not_follow_the_schedule(pattern: str) -> None:
+    policy = Policy(
+        min_numel=0, overrides={pattern: TwoBit(threshold=0.5)}, schedule={"threshold": stages({0: 0.5, 1: 0.125})}
+    )
+    exchange = Exchange(TwoBit(threshold=0.5), policy=policy)
+    for _ in range(2):
+        exchange.begin_step()
+        flat = torch.full((128,), 4.0)
+        exchange.run(flat, [("a", (64,)), ("b", (64,))])
+    sent = dict(zip("ab", flat.view(2, 64)[:, 0].tolist(), strict=True))
+    assert sent.pop(pattern) == 0.5
+    assert list(sent.values()) == [0.125]
+
+
 def test_a_seed_that_is_not_one_is_named() -> None:
     with pytest.raises(ConfigError, match="seed must be an integer >= 0, got -1"):
         Exchange(TwoBit(), seed=-1)
@@ -158,3 +176,26 @@ def test_refusing_memory_refuses_it_to_owners_too() -> None:
     exchange.begin_step()
     exchange.run(torch.randn(4096), [("w", (64, 64))])
     assert not exchange.keeper.owned
+
+
+def test_residuals_of_16_bits_take_half_the_memory_and_still_send_everything() -> None:
+    exchange = Exchange(TopK(ratio=0.25), policy=Policy(min_numel=0), residual_dtype="bfloat16")
+    total, sent = torch.zeros(64), torch.zeros(64)
+    for step in range(40):
+        flat = torch.sin(torch.arange(64.0) + step)
+        total += flat
+        exchange.begin_step()
+        exchange.run(flat, [("w", (64,))])
+        sent += flat
+    kept = exchange.keeper.worker["residual"]["w"]
+    assert kept.dtype == torch.bfloat16
+    torch.testing.assert_close(sent + kept.float(), total, rtol=0, atol=0.15)
+
+
+def test_the_width_of_a_residual_is_checked_and_told_to_the_ranks() -> None:
+    settings = Settings(residual_dtype="float8")
+    with pytest.raises(ConfigError, match="residual_dtype must be 'float32' or 'bfloat16', got 'float8'"):
+        settings.check()
+    with pytest.raises(ConfigError, match="residual_dtype must be float32 with a memory object"):
+        Settings(residual_dtype="bfloat16", memory=Residual()).check()
+    assert '"dtype": "bfloat16"' in Exchange(TopK(), residual_dtype="bfloat16").describe([])

@@ -19,9 +19,9 @@ def unit(*members: tuple[str, int]) -> Unit:
 
 def test_what_was_kept_moves_with_the_name() -> None:
     keeper = Keeper(2, CPU, 0)
-    flat = keeper.keep(unit(("a", 3), ("b", 2)), ("residual",))["residual"]
+    flat = keeper.keep(unit(("a", 3), ("b", 2)))["residual"]
     flat.copy_(torch.arange(5.0))
-    again = keeper.keep(unit(("b", 2), ("c", 1), ("a", 3)), ("residual",))["residual"]
+    again = keeper.keep(unit(("b", 2), ("c", 1), ("a", 3)))["residual"]
     assert again.tolist() == [3.0, 4.0, 0.0, 0.0, 1.0, 2.0]
     again.fill_(7.0)
     assert keeper.worker["residual"]["a"].tolist() == [7.0] * 3
@@ -30,7 +30,7 @@ def test_what_was_kept_moves_with_the_name() -> None:
 def test_a_retired_shard_returns_its_share_of_the_mean() -> None:
     keeper = Keeper(4, CPU, 0)
     whole = unit(("a", 32), ("b", 32))
-    worker = keeper.keep(whole, ("residual",))["residual"]
+    worker = keeper.keep(whole)["residual"]
     worker.fill_(1.0)
     piece = Piece(whole, whole.memory, (32,), lo=0, start=16)
     server = keeper.server(piece, ("residual",))["residual"]
@@ -71,6 +71,6 @@ def test_a_state_is_made_once_and_again_when_its_shape_changes() -> None:
 def test_the_norm_is_over_all_residuals() -> None:
     keeper = Keeper(2, CPU, 0)
     assert keeper.norm() == 0.0
-    keeper.keep(unit(("a", 1)), ("residual",))["residual"].fill_(3.0)
-    keeper.keep(unit(("b", 1)), ("residual",))["residual"].fill_(4.0)
+    keeper.keep(unit(("a", 1)))["residual"].fill_(3.0)
+    keeper.keep(unit(("b", 1)))["residual"].fill_(4.0)
     assert keeper.norm() == 5.0

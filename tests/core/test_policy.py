@@ -57,7 +57,8 @@ def test_a_pattern_or_a_scheduled_name_that_matches_nothing_is_named() -> None:
 def test_schedules_refuse_what_makes_no_sense() -> None:
     for call in (
         lambda: schedules.linear(1, 0, 0), lambda: schedules.exponential(0, 1, 10), lambda: schedules.stages({5: 1.0}),
-        lambda: schedules.exponential(1, 1, 10, stages=0),
+        lambda: schedules.exponential(1, 1, 10, stages=0), lambda: schedules.dgc_warmup(0.0, 10),
+        lambda: schedules.dgc_warmup(0.001, 0), lambda: schedules.dgc_warmup(0.001, 10, epochs=-1),
     ):  # fmt: skip
         with pytest.raises(ConfigError):
             call()

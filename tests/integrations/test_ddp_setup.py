@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import GradwireState, compress_ddp
@@ -27,10 +29,25 @@ def _differently(rank: int, kind: str) -> str:
         options["threshold"] = -1.0
     if kind == "policy" and rank == 1:
         options["min_numel"] = 7
+    if kind == "not wrapped" and rank == 1:
+        model = model.module
+    if kind == "broken" and rank == 1:
+        return told(lambda: compress_ddp(model, Broken()))
+    method = "topk" if kind == "method" and rank == 1 else "twobit"
+    return told(lambda: compress_ddp(model, method, **({} if kind == "method" else options)))
+
+
+class Broken(SimpleCompressor):
+    def compress(self, tensor, name):
+        return None
+
+    def decompress(self, tensors, ctx):
+        return tensors[0]
+
+
+def told(call: Callable[[], object]) -> str:
     try:
-        compress_ddp(
-            model, "topk" if kind == "method" and rank == 1 else "twobit", **({} if kind == "method" else options)
-        )
+        call()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "nothing was raised"
@@ -40,6 +57,8 @@ def _differently(rank: int, kind: str) -> str:
     ("kind", "named"),
     [("threshold", r"compressor\.threshold is 0\.001 on ranks 0, 2; 0\.002 on rank 1"),
      ("method", "compressor"), ("policy", r"policy\.min_numel"),
+     ("not wrapped", r"rank 1 was configured wrongly: .*model must be a torch\.nn\.parallel"),
+     ("broken", r"rank 1 was configured wrongly: .*Broken.compress must return"),
      ("bad value", r"rank 1 was configured wrongly: .*threshold must be .*got -1\.0")],
 )  # fmt: skip
 def test_ranks_that_differ_all_raise_the_same_error(kind: str, named: str) -> None:

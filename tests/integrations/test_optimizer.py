@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, GroupError
 from gradwire.integrations.optimizer import compress_optimizer, split
 from gradwire.testing.processes import run_ranks
 from tests.integrations.jobs import batch, digest, loss_of, model_of, train_loop
@@ -84,17 +86,17 @@ def test_buckets_are_consecutive_and_no_larger_than_asked() -> None:
 
 
 def _misused(rank: int) -> list[str]:
-    """A closure, and a parameter that becomes trainable: ranks would part without a word."""
+    """A closure, a parameter that becomes trainable, and one that is frozen: nobody would notice."""
     answers = []
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = compress_optimizer(optimizer, model, "none")
     model(torch.ones(1, 4)).sum().backward()
-    for case in ("closure", "unfrozen"):
+    for case in ("closure", "unfrozen", "frozen"):
         try:
-            if case == "unfrozen":
-                model[0].requires_grad_(True)
+            model[0].requires_grad_(case == "unfrozen")
+            model[1].requires_grad_(case != "frozen")
             optimizer.step(lambda: 1.0) if case == "closure" else optimizer.step()
         except ConfigError as error:
             answers.append(str(error))
@@ -103,9 +105,56 @@ def _misused(rank: int) -> list[str]:
 
 
 def test_what_would_let_ranks_part_is_refused() -> None:
-    closure, unfrozen = run_ranks(2, _misused)[0]
+    closure, unfrozen, frozen = run_ranks(2, _misused)[0]
     assert closure.startswith("closure must be None")
     assert unfrozen.startswith("optimizer must be over the parameters that were trainable at set-up, got '2 more'")
+    assert frozen.endswith("got '2 frozen since: make a new state without them'")
+
+
+def _wrong_on_one_rank(rank: int, kind: str) -> str:
+    model = model_of()
+    optimizer = torch.optim.SGD((nn.Linear(2, 2) if kind == "other model" and rank else model).parameters(), lr=0.1)
+    if kind == "frozen":
+        for param in model[0].parameters():
+            param.requires_grad_(False)
+        optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    try:
+        compress_optimizer(optimizer, model, "topk", bucket_mb=-1 if kind == "bucket" and rank else 25)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("bucket", r"GroupError: rank 1 .*bucket_mb must be a number > 0, got -1"),
+     ("other model", r"GroupError: rank 1 .*over the model's own parameters"),
+     ("frozen", r"ConfigError: optimizer must be over parameters that are trainable")],
+)  # fmt: skip
+def test_what_is_wrong_on_one_rank_is_raised_on_all(kind: str, named: str) -> None:
+    errors = run_ranks(2, _wrong_on_one_rank, kind)
+    assert errors[0] == errors[1]
+    assert re.match(named, errors[0])
+
+
+def _alone(rank: int) -> str:
+    """Rank 1 leaves; rank 0 is left waiting."""
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compress_optimizer(optimizer, model, "topk", timeout=3.0)
+    if rank == 1:
+        return ""
+    x, y = batch(0, rank)
+    nn.functional.cross_entropy(model(x), y).backward()
+    try:
+        optimizer.step()
+    except GroupError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def test_a_lost_peer_is_a_group_error() -> None:
+    assert run_ranks(2, _alone)[0].startswith("rank 0 of 2 lost a peer or met the deadline")
 
 
 def _skipped(rank: int) -> tuple[str, int]:

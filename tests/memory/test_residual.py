@@ -67,3 +67,29 @@ def test_update_keeps_the_old_residual_of_a_bad_step() -> None:
 def test_a_value_out_of_range_is_named(values: dict[str, float], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Residual(**values)
+
+
+@pytest.mark.parametrize("name", ["topk", "twobit", "qsgd"])
+def test_a_residual_of_16_bits_is_the_rounded_one_and_can_be_taken_back(name: str) -> None:
+    compressor = registry.build("compressors", name)
+    grad, before = torch.randn(N), (0.3 * torch.randn(N)).bfloat16()
+    residual, work = before.clone(), grad.clone()
+    decoded = encode(Residual(dtype="bfloat16"), compressor, work, residual)
+    assert residual.dtype == torch.bfloat16
+    assert torch.equal(residual, (grad + before.float() - decoded).bfloat16())
+    Residual(dtype="bfloat16").rollback(work, {"residual": residual})
+    assert torch.equal(residual, before)
+
+
+def test_an_update_of_16_bits_keeps_the_old_residual_of_a_bad_step() -> None:
+    residual, unsent = torch.ones(70_000).bfloat16(), torch.linspace(0, 1, 70_000)
+    memory = Residual(dtype="bfloat16")
+    memory.update(unsent, {"residual": residual}, torch.tensor(True))
+    assert bool(residual.eq(1).all())
+    memory.update(unsent, {"residual": residual}, torch.tensor(False))
+    assert torch.equal(residual, unsent.bfloat16())
+
+
+def test_another_width_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Residual\.dtype must be 'float32' or 'bfloat16', got 'float16'"):
+        Residual(dtype="float16")

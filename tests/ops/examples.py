@@ -26,9 +26,29 @@ def _sparse() -> dict[str, Tensor]:
     return {"values": torch.empty(4), "indices": indices, "counts": counts}
 
 
+def _ternary() -> dict[str, Any]:
+    used, lengths = torch.empty(1, dtype=torch.int32), torch.empty(2, dtype=torch.int16)
+    return {
+        "used": used,
+        "scales": torch.empty(2),
+        "lengths": lengths,
+        "stream": _codes(8),
+        "block": 16,
+        "sparsity": 1.0,
+    }
+
+
 EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
     "cast_add_decoded": lambda: {"payloads": torch.ones(RANKS, N).half(), "out": _float(), "scale": 0.5},
     "cast_encode": lambda: {"x": _float(), "out": torch.empty(N, dtype=torch.bfloat16), "scale": 0.5},
+    "moments": lambda: {"x": _float(), "table": torch.empty(4), "centred": True},
+    "moments_feedback": lambda: {
+        "grad": _float(),
+        "residual": _float(),
+        "table": torch.empty(4),
+        "centred": True,
+        "status": _status(),
+    },
     "nonfinite": lambda: {"x": _float(), "status": _status()},
     "onebit_add_decoded": lambda: {"codes": _codes(RANKS, 4), "out": _float(), "scale": 0.5},
     "onebit_encode": lambda: {"x": _float(), "codes": _codes(4), "threshold": 0.5},
@@ -72,6 +92,25 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "sketch_add": lambda: {"x": _float(), "table": torch.zeros(3 * N), "rows": 3, "key": 1, "step": 2},
     "sketch_estimate": lambda: {"table": torch.zeros(3 * N), "out": _float(), "rows": 3, "key": 1, "step": 2},
+    "round_encode": lambda: {
+        "x": _float(),
+        "norm": torch.ones(1),
+        "codes": _codes(N // 2),
+        "bits": 4,
+        "levels": 7,
+        "key": 1,
+        "step": 2,
+    },
+    "round_keep": lambda: {
+        "residual": _float(),
+        "norm": torch.ones(1),
+        "codes": _codes(N // 2),
+        "bits": 4,
+        "levels": 7,
+        "shrink": 1.0,
+        "key": 1,
+        "step": 2,
+    },
     "sparse_add_decoded": lambda: {
         "values": torch.ones(RANKS, 4),
         "indices": torch.arange(4, dtype=torch.int16).repeat(RANKS, 1),
@@ -80,6 +119,21 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "scale": 0.5,
     },
     "swap": lambda: {"a": _float(), "b": _float()},
+    "three_lc_add_decoded": lambda: {
+        "scales": torch.ones(RANKS, 2),
+        "lengths": torch.ones(RANKS, 2, dtype=torch.int16),
+        "stream": _codes(RANKS, 8),
+        "out": _float(),
+        "block": 16,
+        "scale": 0.5,
+    },
+    "three_lc_encode": lambda: {"x": _float(), **_ternary()},
+    "three_lc_encode_feedback": lambda: {
+        "grad": _float(),
+        "residual": _float(),
+        **_ternary(),
+        "status": _status(),
+    },
     "topk_encode": lambda: {"x": _float(), **_sparse()},
     "topk_encode_feedback": lambda: {"grad": _float(), "residual": _float(), **_sparse(), "status": _status()},
     "twobit_add_decoded": lambda: {"codes": _codes(RANKS, 8), "out": _float(), "threshold": 0.5, "scale": 0.5},

@@ -27,8 +27,16 @@ def _strided(x: Tensor) -> Tensor:
 
 
 # One element more would still be a valid call.
-FREE = {("nonfinite", "x"), ("philox", "out"), ("sparse_add_decoded", "out"), ("topk_encode", "x"),
-        ("sketch_add", "x"), ("sketch_estimate", "out")}  # fmt: skip
+FREE = {
+    ("three_lc_add_decoded", "stream"),
+    ("moments", "x"),
+    ("nonfinite", "x"),
+    ("philox", "out"),
+    ("sketch_add", "x"),
+    ("sketch_estimate", "out"),
+    ("sparse_add_decoded", "out"),
+    ("topk_encode", "x"),
+}
 
 WRONG = {
     "dtype": lambda x: x.to(torch.float64),

@@ -15,8 +15,16 @@ __all__ = ["emit", "json_option"]
 
 def _writable(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Refuse a hopeless destination before the work, not after it."""
-    if value not in (None, "-") and not Path(value).parent.is_dir():
-        raise click.BadParameter(f"{Path(value).parent} is not a folder", ctx, param)
+    if value in (None, "-"):
+        return value
+    path = Path(str(value))
+    existed = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be written: {error.strerror}", ctx, param) from None
+    if not existed:
+        path.unlink()
     return value
 
 

@@ -10,17 +10,27 @@ from torch import Tensor
 
 from gradwire.comm._channel import Channel
 from gradwire.comm._part import nonfinite
+from gradwire.types import State
 
 __all__ = ["DenseSession"]
 
 
 class DenseSession:
-    """One all-reduce over ranges of a flat gradient; a single range is summed where it lies."""
+    """One all-reduce over ranges of a flat gradient; a single range is summed where it lies.
 
-    def __init__(self, ranges: Sequence[tuple[int, int]], channel: Channel, device: torch.device) -> None:
-        self.ranges, self.channel = joined(ranges), channel
-        packed = sum(hi - lo for lo, hi in self.ranges) if len(self.ranges) > 1 else 0
-        self.buffer = torch.zeros(packed, dtype=torch.float32, device=device)
+    Args:
+        ranges: of the flat gradient.
+        advised: states with the wishes of this rank's compressors ("advice"); their mean over the ranks ("agreed")
+            travels in the same message.
+    """
+
+    def __init__(
+        self, ranges: Sequence[tuple[int, int]], channel: Channel, device: torch.device, advised: Sequence[State] = ()
+    ) -> None:
+        self.ranges, self.channel, self.advised = joined(ranges), channel, advised
+        self.wishes = sum(state["advice"].numel() for state in advised)
+        packed = sum(hi - lo for lo, hi in self.ranges) if len(self.ranges) > 1 or self.wishes else 0
+        self.buffer = torch.zeros(packed + self.wishes, dtype=torch.float32, device=device)
 
     def begin(self, flat: Tensor) -> Callable[[], Tensor]:
         """Start to average the ranges over the ranks, in place.
@@ -30,17 +40,21 @@ class DenseSession:
             ranges of ``flat`` may be worked on.
         """
         views = [flat[lo:hi] for lo, hi in self.ranges]
-        packed = self.buffer if len(views) != 1 else views[0]
-        if len(views) > 1:
-            torch.cat(views, out=self.buffer)
-        wait = self.channel.begin_all_reduce(packed.div_(self.channel.world))
-        return partial(self._finish, packed, views, wait)
+        if not self.buffer.numel():
+            packed = views[0] if views else self.buffer
+            return partial(self._finish, packed, [], self._begin(packed))
+        torch.cat([*views, *(state["advice"] for state in self.advised)], out=self.buffer)
+        return partial(self._finish, self.buffer, views, self._begin(self.buffer))
+
+    def _begin(self, packed: Tensor) -> Callable[[], None]:
+        return self.channel.begin_all_reduce(packed.div_(self.channel.world))
 
     def _finish(self, packed: Tensor, views: list[Tensor], wait: Callable[[], None]) -> Tensor:
         wait()
-        if len(views) > 1:
-            torch._foreach_copy_(views, list(torch.split(packed, [view.numel() for view in views])))
-        return nonfinite(packed)
+        if views or self.wishes:
+            targets = [*views, *(state["agreed"] for state in self.advised)]
+            torch._foreach_copy_(targets, list(torch.split(packed, [target.numel() for target in targets])))
+        return nonfinite(packed[: packed.numel() - self.wishes])
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -27,7 +27,7 @@ from gradwire.types import Key, State
 
 __all__ = ["Session", "Site", "Strategy"]
 
-Keep = Callable[[Unit, Sequence[str]], Mapping[str, Tensor]]
+Keep = Callable[[Unit], Mapping[str, Tensor]]
 Remember = Callable[[Unit], State]
 
 
@@ -38,7 +38,7 @@ class Site:
     Args:
         channel: the collectives and the byte counters.
         device: of the gradients.
-        keep: gives the memory's flat float32 tensors of a unit, keyed by parameter name.
+        keep: gives the flat tensors of a unit's memory, keyed by parameter name.
         remember: gives the compressor's state of a unit.
         server: gives the tensors that a shard's owner keeps for pieces it compresses a second time.
     """
@@ -51,7 +51,7 @@ class Site:
 
     def whole(self, unit: Unit) -> Piece:
         """The unit as one piece, at its place in the bucket."""
-        kept = {name: flat.view(unit.shape) for name, flat in self.keep(unit, unit.memory.buffers).items()}
+        kept = {name: flat.view(unit.shape) for name, flat in self.keep(unit).items()}
         return Piece(unit, unit.memory, unit.shape, unit.lo, state=self.remember(unit), kept=kept)
 
 
@@ -66,7 +66,7 @@ class Session(ABC):
             flat: the bucket's gradients, contiguous float32.
             key: of this step.
             dense: waits for what travels uncompressed in this bucket, and tells whether it has a value that is not
-                finite; it says the same on all ranks, and the whole bucket is taken back then.
+                finite; it says the same on all ranks, and this session is taken back then.
 
         Returns:
             bool of one element: whether some rank had a value that is not finite. Then the units hold NaN (or what

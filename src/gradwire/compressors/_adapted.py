@@ -13,7 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ __all__ = ["Adapted"]
 _FULL_CONTRACT = "write a gradwire.Compressor with fixed_size = False instead"
 
 Form = tuple[torch.dtype, torch.Size]
+
+SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Adapted(Compressor):
         require(isinstance(method, SimpleCompressor), "Adapted.method", "a SimpleCompressor", method)
         cls = type(method)
         require(is_int(method.alignment, 0), f"{cls.__name__}.alignment", "an integer >= 0", method.alignment)
+        known = get_args(Feedback)
+        require(method.feedback in known, f"{cls.__name__}.feedback", f"one of {', '.join(known)}", method.feedback)
         if not method.tensors_size_are_same:
             raise ConfigError(f"{cls.__name__}.tensors_size_are_same must be True: {_FULL_CONTRACT}")
         if method.summable and not method.ctx_from_shape:
@@ -176,8 +180,10 @@ class Adapted(Compressor):
         if (shape, device) not in self._probes:
             tensors, ctx = pair(self.name, self._try(self._copy(), torch.zeros(shape, device=device)))
             forms = forms_of(tensors)
-            if self.method.summable and (len(forms) != 1 or not forms[0][0].is_floating_point):
-                raise ConfigError(f"{self.name} is summable, so compress must give one float tensor, got {forms}")
+            if self.method.summable and (len(forms) != 1 or forms[0][0] not in SUMMABLE):
+                raise ConfigError(
+                    f"{self.name} is summable, so compress must give one tensor of 16- or 32-bit floats, got {forms}"
+                )
             self._probes[shape, device] = Probe(forms, ctx)
         return self._probes[shape, device]
 
@@ -252,6 +258,8 @@ def pair(name: str, result: Any) -> tuple[Sequence[Tensor], Any]:
     """What ``compress`` returned, if it is a pair of tensors and ctx."""
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], list | tuple):
         raise ConfigError(f"{name}.compress must return ([tensor, ...], ctx), got {type(result).__name__}")
+    if not result[0]:
+        raise ConfigError(f"{name}.compress must return at least one tensor")
     for tensor in result[0]:
         plain = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_quantized
         if not plain or tensor.dtype.itemsize > ALIGNMENT:
@@ -281,7 +289,11 @@ def same(a: Any, b: Any) -> bool:
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, list | tuple) and type(a) is type(b):
         return len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and bool(a == b)
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except Exception as error:
+        allowed = "None, numbers, strings, tensors, and lists or tuples of them"
+        raise ConfigError(f"ctx must be made of {allowed}, got {type(a).__name__}, which cannot be compared") from error
 
 
 def label(key: Key) -> str:

@@ -56,6 +56,8 @@ def as_gradient(x: Tensor) -> Tensor:
     Raises:
         ConfigError: the tensor is sparse, complex or of integers.
     """
+    if not isinstance(x, Tensor):
+        raise ConfigError(f"a gradient must be a tensor, got {type(x).__name__}")
     if x.layout != torch.strided or not x.dtype.is_floating_point:
         raise ConfigError(f"a gradient must be a dense floating-point tensor, got {x.dtype} with layout {x.layout}")
     return x.detach().to(torch.float32).contiguous()

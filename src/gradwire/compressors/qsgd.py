@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire import ops
+from gradwire.compressors._rounding import Grid, Moments, linf_omega, uniform_omega
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
@@ -35,10 +36,17 @@ class QSGD(Compressor):
     or linf with 3 bits or more, where no element is off by more than N/s, so gradients of magnitude up to G leave a
     residual below G / (s - 1). Elsewhere it is "unsafe": the residual feeds its own norm and grows.
 
+    ``scaled`` decodes C(x) / (1 + omega): no longer right on average, but a contraction with delta = 1 / (1 + omega)
+    whatever omega is, so that error feedback is safe and needed. It is the way to use few bits, or one norm, with
+    feedback.
+
     Args:
         bits: for each element, 2 to 8; one is the sign. Fewer bits: fewer bytes, more noise.
         block: elements that share a norm, a multiple of 16 in [16, 65536]; each costs 32 bits. Smaller: less noise.
+            None: one norm for the whole tensor, or shard, at the price of another pass over it.
         norm: "linf", or "l2" as in the paper's theory.
+        levels: s, at most 2^(bits - 1) - 1; None: as many as that.
+        scaled: see above.
 
     Raises:
         ConfigError: a parameter is outside its range.
@@ -56,63 +64,94 @@ class QSGD(Compressor):
     """
 
     bits: int = 4
-    block: int = 512
+    block: int | None = 512
     norm: Literal["linf", "l2"] = "linf"
+    levels: int | None = None
+    scaled: bool = False
 
     name = "qsgd"
     reference = "D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, QSGD, NeurIPS 2017"
-    unbiased = True
     random = True
 
     def __post_init__(self) -> None:
         require(is_int(self.bits, 2, 8), "QSGD.bits", "an integer in [2, 8]", self.bits)
-        whole = is_int(self.block, 16, 65536) and self.block % 16 == 0
-        require(whole, "QSGD.block", "a multiple of 16 in [16, 65536]", self.block)
+        whole = self.block is None or (is_int(self.block, 16, 65536) and self.block % 16 == 0)
+        require(whole, "QSGD.block", "a multiple of 16 in [16, 65536] or None", self.block)
         require(self.norm in ("linf", "l2"), "QSGD.norm", "'linf' or 'l2'", self.norm)
+        fits = self.levels is None or is_int(self.levels, 1, self._most)
+        require(fits, "QSGD.levels", f"an integer in [1, {self._most}] or None at {self.bits} bits", self.levels)
+        require(isinstance(self.scaled, bool), "QSGD.scaled", "True or False", self.scaled)
 
     @property
-    def levels(self) -> int:
+    def _most(self) -> int:
+        return int((1 << (self.bits - 1)) - 1)
+
+    @property
+    def top(self) -> int:
         """s: how many levels lie above zero."""
-        return (1 << (self.bits - 1)) - 1
+        return self.levels or self._most
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        return not self.scaled
 
     @property
     def feedback(self) -> Feedback:
-        shrinks = self.norm == "linf" and self.levels > 1
+        if self.scaled:
+            return "required"
+        shrinks = self.norm == "linf" and self.top > 1
         return "optional" if shrinks or self.contraction else "unsafe"
 
     @property
     def contraction(self) -> bool:
-        return self.omega(self.block) < 1
+        return self.scaled or (self.block is not None and self._variance(self.block) < 1)
 
     def delta(self, n: int) -> float:
-        return max(0.0, 1.0 - self.omega(n))
+        return self._shrink(n) if self.scaled else max(0.0, 1.0 - self._variance(n))
 
     def omega(self, n: int) -> float:
-        size, s = max(1, min(self.block, n)), self.levels
-        if self.norm == "linf":
-            return (math.sqrt(1 + (size - 1) / s**2) - 1) / 2
-        return min(size / (4 * s**2), math.sqrt(size) / s)
+        return math.inf if self.scaled else self._variance(n)
+
+    def _variance(self, n: int) -> float:
+        size = max(1, n if self.block is None else min(self.block, n))
+        return linf_omega(size, self.top) if self.norm == "linf" else uniform_omega(size, self.top)
+
+    def _shrink(self, n: int) -> float:
+        """By which what is decoded of ``n`` elements is multiplied."""
+        return 1 / (1 + self._variance(n)) if self.scaled else 1.0
 
     @property
     def alignment(self) -> int:
-        return self.block
+        return self.block or 16
+
+    def _grid(self, n: int) -> Grid:
+        norm = Moments.largest if self.norm == "linf" else Moments.length
+        return Grid(self.bits, self.top, norm, shrink=self._shrink(n))
 
     def layout(self, shape: Sequence[int]) -> Layout:
         n = math.prod(shape)
+        if self.block is None:
+            return self._grid(n).layout(shape)
         blocks, code_bytes = -(-n // self.block), -(-n * self.bits // 8)
         return Layout((Field("norms", torch.float32, blocks), Field("codes", torch.uint8, code_bytes)))
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        if self.block is None:
+            self._grid(x.numel()).encode(x.view(-1), payload, key)
+            return
         norms, codes = payload
-        ops.qsgd_encode(x.view(-1), norms, codes, self.bits, self.block, self.norm, key.stream(), key.step)
+        ops.qsgd_encode(x.view(-1), norms, codes, self.bits, self.block, self.norm, key.stream(), key.step, self.top)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
+        if self.block is None:
+            self._grid(grad.numel()).encode_feedback(grad.view(-1), residual.view(-1), payload, key, status)
+            return
         norms, codes = payload
         ops.qsgd_encode_feedback(
-            grad.view(-1), residual.view(-1), norms, codes,
-            self.bits, self.block, self.norm, key.stream(), key.step, status,
+            grad.view(-1), residual.view(-1), norms, codes, self.bits, self.block, self.norm,
+            key.stream(), key.step, status, self._shrink(grad.numel()), self.top,
         )  # fmt: skip
         if status is not None:
             # The l2 norm of a finite block can overflow, and such a block leaves NaN in the residual.
@@ -122,5 +161,9 @@ class QSGD(Compressor):
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        if self.block is None:
+            self._grid(out.numel()).add_decoded(payloads, out.view(-1), scale)
+            return
         norms, codes = payloads
-        ops.qsgd_add_decoded(norms, codes, out.view(-1), self.bits, self.block, scale)
+        shrunk = scale * self._shrink(out.numel())
+        ops.qsgd_add_decoded(norms, codes, out.view(-1), self.bits, self.block, shrunk, self.top)

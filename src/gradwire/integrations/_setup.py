@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -13,12 +13,12 @@ from torch import nn
 
 from gradwire.comm._agree import agree
 from gradwire.comm._channel import Channel
-from gradwire.errors import ConfigError, require
+from gradwire.errors import ConfigError, GroupError, require
 from gradwire.exchange import Exchange, Named
 from gradwire.metrics import Metrics
 from gradwire.settings import LONGEST, Settings
 
-__all__ = ["Prepared", "prepare", "trainable"]
+__all__ = ["Prepared", "in_memory", "memory_order", "prepare", "trainable"]
 
 log = logging.getLogger("gradwire")
 
@@ -51,12 +51,13 @@ class Prepared(NamedTuple):
 
 def prepare(
     model: nn.Module, compressor: Any, options: Mapping[str, Any], group: dist.ProcessGroup | None,
-    only: Container[int] | None = None, **told: Any,
+    only: Container[int] | None = None, check: Callable[[], None] = lambda: None, **told: Any,
 ) -> Prepared:  # fmt: skip
     """The exchange that all ranks agree on, on a process group of its own. All ranks must call it.
 
     Args:
         only: ids of the parameters to exchange; None: all that are trainable.
+        check: what else may be wrong with this rank's arguments; if it raises, all ranks hear of it.
         told: further values that must be the same on all ranks.
 
     Raises:
@@ -64,17 +65,21 @@ def prepare(
         GroupError: ranks were given different options or models; every rank raises the same text.
     """
     if not dist.is_initialized():
+        check()
         raise ConfigError(
             "torch.distributed must be initialised: start the script with torchrun and call "
             "torch.distributed.init_process_group() first"
         )
     settings, rest = Settings.split(options)
-    device = next((param.device for param in model.parameters()), torch.device("cpu"))
+    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
+    device = next((param.device for param in parameters), torch.device("cpu"))
     private = private_group(group, settings.timeout, device)
     prepared: list[Prepared] = []
 
     def describe() -> str:
+        check()
         params = {name: param for name, param in trainable(model).items() if only is None or id(param) in only}
+        require(bool(params), "optimizer", "over parameters that are trainable", "none that is")
         exchange = settings.exchange(compressor, rest, private, device)
         exchange.policy.check(exchange.compressor, list(params))
         prepared.append(Prepared(exchange, params))
@@ -86,7 +91,24 @@ def prepare(
 
 
 def shapes_of(params: Mapping[str, torch.Tensor]) -> list[Named]:
-    return [(name, tuple(param.shape)) for name, param in params.items()]
+    return [(name, tuple(in_memory(param).shape)) for name, param in params.items()]
+
+
+def in_memory(param: torch.Tensor) -> torch.Tensor:
+    """The parameter with its dimensions in the order in which they lie in memory, a view.
+
+    DDP lays a gradient into its bucket as the parameter lies in memory: a channels-last weight is not a matrix of
+    shape[0] rows there unless its dimensions are named in that order.
+    """
+    if param.is_contiguous():
+        return param
+    permuted = param.permute(memory_order(param))
+    return permuted if permuted.is_contiguous() else param
+
+
+def memory_order(param: torch.Tensor) -> list[int]:
+    """The dimensions from the slowest to the fastest."""
+    return sorted(range(param.dim()), key=lambda dim: (-param.stride()[dim], dim))
 
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -101,7 +123,13 @@ def private_group(group: dist.ProcessGroup | None, timeout: object, device: torc
     seconds = timeout if isinstance(timeout, int | float) and 0 < timeout <= LONGEST else Settings.timeout
     members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     backend = BACKENDS.get(device.type) or dist.get_backend(group)
-    made = dist.new_group(members, timeout=timedelta(seconds=seconds), backend=backend, use_local_synchronization=True)
+    limit = timedelta(seconds=seconds)
+    try:
+        made = dist.new_group(members, timeout=limit, backend=backend, use_local_synchronization=True)
+    except (RuntimeError, ValueError) as error:
+        raise GroupError(
+            f"ranks {members} did not all set up gradwire within {seconds:g} s: every rank must make the call ({error})"
+        ) from error
     if not isinstance(made, dist.ProcessGroup):
         raise ConfigError(f"this process must be a member of the group, got the group of ranks {members}")
     return made

@@ -6,6 +6,7 @@ backward goes on meanwhile. On NCCL the same code runs at once on a stream of it
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.comm._part import nonfinite
 from gradwire.errors import ConfigError
 from gradwire.exchange import Named
-from gradwire.integrations._setup import prepare
+from gradwire.integrations._setup import in_memory, prepare
 from gradwire.worker import Worker
 
 __all__ = ["GradwireState", "compress_ddp", "gradwire_hook"]
@@ -46,7 +47,7 @@ class GradwireState:
             module = model.module
             process_group = process_group or model.process_group
         self.exchange, params = prepare(module, compressor, options, process_group)
-        self._names = {id(param): (name, tuple(param.shape)) for name, param in params.items()}
+        self._names = {id(param): (name, tuple(in_memory(param).shape)) for name, param in params.items()}
         self._worker = Worker()
         self._scratch: dict[int, Tensor] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -123,7 +124,11 @@ def gradwire_hook(
     return state.start(bucket)
 
 
-def compress_ddp(model: DistributedDataParallel, compressor: Any = "twobit", **options: Any) -> GradwireState:
+def fail(error: Exception) -> None:
+    raise error
+
+
+def compress_ddp(model: nn.Module, compressor: Any = "twobit", **options: Any) -> GradwireState:
     """Exchange the gradients of a DDP model compressed, from the next backward on.
 
     All ranks must call it, with the same arguments; a difference raises the same error on each of them.
@@ -153,10 +158,13 @@ def compress_ddp(model: DistributedDataParallel, compressor: Any = "twobit", **o
         >>> dist.destroy_process_group()
     """
     if not isinstance(model, DistributedDataParallel):
-        raise ConfigError(
+        error = ConfigError(
             f"model must be a torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}; "
             "for a plain training loop use gradwire.compress_optimizer"
         )
+        if dist.is_initialized():
+            prepare(model, compressor, options, None, check=partial(fail, error))  # So that the other ranks hear of it.
+        raise error
     state = GradwireState(model, compressor, **options)
     model.register_comm_hook(state, gradwire_hook)
     return state

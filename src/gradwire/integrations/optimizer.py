@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.errors import ConfigError, require
+from gradwire.errors import ConfigError, is_float32, require
 from gradwire.exchange import Named
-from gradwire.integrations._setup import prepare
+from gradwire.integrations._setup import in_memory, memory_order, prepare
 from gradwire.worker import Worker
 
 __all__ = ["OptimizerState", "compress_optimizer"]
@@ -24,11 +24,11 @@ class Bucket:
 
     def __init__(self, members: Sequence[tuple[str, nn.Parameter]]) -> None:
         self.params = [param for _, param in members]
-        self.named: list[Named] = [(name, tuple(param.shape)) for name, param in members]
+        self.named: list[Named] = [(name, tuple(in_memory(param).shape)) for name, param in members]
         numels = [param.numel() for param in self.params]
         self.flat = torch.zeros(sum(numels), dtype=torch.float32, device=self.params[0].device)
         pairs = zip(torch.split(self.flat, numels), self.params, strict=True)
-        self.views = [view.view(param.shape) for view, param in pairs]
+        self.views = [as_stored(view, param) for view, param in pairs]
 
     def gather(self) -> None:
         """Copy the gradients in; a parameter that got none on this rank counts as zero."""
@@ -47,6 +47,16 @@ class Bucket:
             param.grad.copy_(view)
 
 
+def as_stored(flat: Tensor, param: Tensor) -> Tensor:
+    """A view of ``flat`` in the parameter's shape, its elements in the order in which the parameter's lie in memory."""
+    stored = in_memory(param)
+    view = flat.view(stored.shape)
+    if stored is param:
+        return view
+    order = memory_order(param)
+    return view.permute([order.index(dim) for dim in range(param.dim())])
+
+
 class OptimizerState:
     """The exchange in front of an optimizer's step. Made by ``compress_optimizer``."""
 
@@ -55,9 +65,10 @@ class OptimizerState:
         group: dist.ProcessGroup | None,
     ) -> None:  # fmt: skip
         ours = {id(param) for param in parameters_of(optimizer)}
-        self.exchange, params = prepare(model, compressor, options, group, only=ours, bucket_mb=bucket_mb)
+        check = partial(check_arguments, optimizer, model, bucket_mb)
+        self.exchange, params = prepare(model, compressor, options, group, ours, check, bucket_mb=bucket_mb)
         self.buckets = [Bucket(members) for members in split(list(params.items())[::-1], bucket_mb)]
-        self._known = {id(param) for param in params.values()}
+        self._known = {id(param): param for param in params.values()}
         self._worker, self._done = Worker(), False
         for param in params.values():
             param.register_post_accumulate_grad_hook(self._fresh)  # type: ignore[no-untyped-call]
@@ -84,7 +95,7 @@ class OptimizerState:
             bucket.gather()
             futures.append(self._worker.submit(partial(self._run, bucket)))
         for bucket, future in zip(self.buckets, futures, strict=True):
-            future.wait()
+            self._worker.result(future)
             bucket.scatter()
         self._done = True
 
@@ -92,12 +103,17 @@ class OptimizerState:
         """The optimizer's pre-step hook: exchange, unless it was done by hand since the last backward.
 
         Raises:
-            ConfigError: a closure, whose gradients nobody would exchange, or a parameter that became trainable.
+            ConfigError: a closure, whose gradients nobody would exchange, or a parameter that was frozen or unfrozen.
+            GroupError: a rank did not answer in time.
         """
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         require(closure is None, "closure", "None: it would compute gradients after the exchange", closure)
+        allowed = "over the parameters that were trainable at set-up"
         new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._known]
-        require(not new, "optimizer", "over the parameters that were trainable at set-up", f"{len(new)} more")
+        require(not new, "optimizer", allowed, f"{len(new)} more")
+        # What waits in the residual of a frozen parameter would still train it.
+        frozen = [param for param in self._known.values() if not param.requires_grad]
+        require(not frozen, "optimizer", allowed, f"{len(frozen)} frozen since: make a new state without them")
         if not self._done:
             self.exchange_gradients()
         self._done = False
@@ -109,6 +125,18 @@ class OptimizerState:
     def _run(self, bucket: Bucket) -> Tensor:
         self.exchange.run(bucket.flat, bucket.named, bucket.params[0].itemsize)
         return bucket.flat
+
+
+def check_arguments(optimizer: Optimizer, model: nn.Module, bucket_mb: object) -> None:
+    """Refuse what only this rank may have got wrong.
+
+    Raises:
+        ConfigError: a bucket without room, or an optimizer whose parameters are not the model's.
+    """
+    require(is_float32(bucket_mb) and bucket_mb > 0, "bucket_mb", "a number > 0", bucket_mb)  # type: ignore[operator]
+    ours = {id(param) for param in model.parameters()}
+    others = sum(id(param) not in ours for param in parameters_of(optimizer))
+    require(others == 0, "optimizer", "over the model's own parameters", f"{others} others")
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -173,15 +201,6 @@ def compress_optimizer(
         1
         >>> dist.destroy_process_group()
     """
-    require(isinstance(bucket_mb, int | float) and bucket_mb > 0, "bucket_mb", "a number > 0", bucket_mb)
-    ours = {id(param) for param in model.parameters()}
-    theirs = parameters_of(optimizer)
-    require(
-        all(id(param) in ours for param in theirs),
-        "optimizer",
-        "over the model's own parameters",
-        f"{sum(id(param) not in ours for param in theirs)} others",
-    )
     state = OptimizerState(optimizer, model, compressor, bucket_mb, options, process_group)
     optimizer.register_step_pre_hook(state.before_step)
     return state

@@ -3,7 +3,7 @@
 Law, in the survey's words: phi compensates the gradient, psi keeps what its payload does not say. ``encode`` is both
 in one call, so that a fused kernel can do them in one pass over memory; ``compensate`` and ``update`` are the halves.
 
-A memory is configuration only. What it keeps for each element are the float32 tensors named by ``buffers``, in
+A memory is configuration only. What it keeps for each element are the tensors named by ``buffers``, in
 the parameter's layout; the caller owns them, keyed by parameter name, and hands in views. Every ``encode`` with a
 ``status`` can be taken back: until the caller writes into ``grad`` again, ``rollback`` restores what was kept, bit
 for bit. That is how a step with a NaN on one rank leaves the memories of all ranks as they were.
@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from gradwire import registry
@@ -29,10 +30,15 @@ class Memory(ABC):
 
     name: ClassVar[str]
     buffers: ClassVar[tuple[str, ...]] = ()
-    """Names of the float32 tensors kept for each element; 4 bytes an element each."""
+    """Names of the tensors kept for each element."""
 
     transient: ClassVar[tuple[str, ...]] = ()
     """Those of ``buffers`` that only serve ``rollback`` and have no place in a checkpoint."""
+
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        """Of the tensors kept."""
+        return torch.float32
 
     @abstractmethod
     def encode(

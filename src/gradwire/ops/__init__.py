@@ -2,6 +2,8 @@
 
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
+from gradwire.ops.moments import moments
+from gradwire.ops.moments_feedback import moments_feedback
 from gradwire.ops.native import kernel_info
 from gradwire.ops.nonfinite import nonfinite
 from gradwire.ops.onebit_add_decoded import onebit_add_decoded
@@ -11,10 +13,15 @@ from gradwire.ops.philox import philox
 from gradwire.ops.qsgd_add_decoded import qsgd_add_decoded
 from gradwire.ops.qsgd_encode import qsgd_encode
 from gradwire.ops.qsgd_encode_feedback import qsgd_encode_feedback
+from gradwire.ops.round_encode import round_encode
+from gradwire.ops.round_keep import round_keep
 from gradwire.ops.sketch_add import sketch_add
 from gradwire.ops.sketch_estimate import sketch_estimate
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
 from gradwire.ops.swap import swap
+from gradwire.ops.three_lc_add_decoded import three_lc_add_decoded
+from gradwire.ops.three_lc_encode import three_lc_encode
+from gradwire.ops.three_lc_encode_feedback import three_lc_encode_feedback
 from gradwire.ops.topk_encode import topk_encode
 from gradwire.ops.topk_encode_feedback import topk_encode_feedback
 from gradwire.ops.twobit_add_decoded import twobit_add_decoded
@@ -25,6 +32,8 @@ __all__ = [
     "cast_add_decoded",
     "cast_encode",
     "kernel_info",
+    "moments",
+    "moments_feedback",
     "nonfinite",
     "onebit_add_decoded",
     "onebit_encode",
@@ -33,10 +42,15 @@ __all__ = [
     "qsgd_add_decoded",
     "qsgd_encode",
     "qsgd_encode_feedback",
+    "round_encode",
+    "round_keep",
     "sketch_add",
     "sketch_estimate",
     "sparse_add_decoded",
     "swap",
+    "three_lc_add_decoded",
+    "three_lc_encode",
+    "three_lc_encode_feedback",
     "topk_encode",
     "topk_encode_feedback",
     "twobit_add_decoded",

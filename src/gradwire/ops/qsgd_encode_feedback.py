@@ -3,9 +3,20 @@
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import check_status, check_vector
+from gradwire.ops._checks import check_status, check_vector, float32
 from gradwire.ops._feedback import compensate
-from gradwire.ops._qsgd import check_codes, check_parameters, norms_of, pack_levels, quantise, spread, steps_of
+from gradwire.ops._qsgd import (
+    check_codes,
+    check_levels,
+    check_parameters,
+    norms_of,
+    pack_levels,
+    quantise,
+    spread,
+    steps_of,
+    top_of,
+    values_of,
+)
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 
@@ -23,8 +34,12 @@ def _check(
     key: int,  # noqa: ARG001
     step: int,  # noqa: ARG001
     status: Tensor | None = None,
+    shrink: float = 1.0,  # noqa: ARG001
+    levels: int = 0,
+    grid: str = "uniform",
 ) -> None:
     check_parameters("qsgd_encode_feedback", bits, block, norm)
+    check_levels("qsgd_encode_feedback", bits, levels, grid)
     check_vector("qsgd_encode_feedback.grad", grad, torch.float32, grad)
     check_vector("qsgd_encode_feedback.residual", residual, torch.float32, grad, grad.numel())
     check_codes("qsgd_encode_feedback", grad, norms, codes, bits, block)
@@ -33,7 +48,8 @@ def _check(
 
 @operation(
     "qsgd_encode_feedback(Tensor(a!) grad, Tensor(b!) residual, Tensor(c!) norms, Tensor(d!) codes, int bits,"
-    " int block, str norm, int key, int step, Tensor(e!)? status=None) -> ()",
+    " int block, str norm, int key, int step, Tensor(e!)? status=None, float shrink=1.0, int levels=0,"
+    " str grid='uniform') -> ()",
     _check,
 )
 def qsgd_encode_feedback(
@@ -47,10 +63,13 @@ def qsgd_encode_feedback(
     key: int,
     step: int,
     status: Tensor | None = None,
+    shrink: float = 1.0,
+    levels: int = 0,
+    grid: str = "uniform",
 ) -> None:
     """Encode x = residual + grad as ``qsgd_encode`` does and keep what the codes do not say.
 
-        residual = x - q * N / s
+        residual = x - shrink * (q * N / s)
 
     Args:
         grad: float32, n elements. Without ``status`` it is not changed; with it, it receives the old residual.
@@ -64,6 +83,9 @@ def qsgd_encode_feedback(
         step: of the stream.
         status: int32 of one element, or None. Its bit 0 is set when an element of x or a norm is not finite; nothing
             clears it here.
+        shrink: what the decoder will multiply by; rounded to float32.
+        levels: s, as ``qsgd_encode`` takes it.
+        grid: "uniform" or "powers".
 
     Raises:
         ConfigError: a tensor or a parameter is not of this form.
@@ -79,9 +101,11 @@ def qsgd_encode_feedback(
     """
     x = compensate(grad, residual, status)
     norms.copy_(norms_of(x, block, norm))
-    q = quantise(x, norms, bits, block, key, step)
+    top = top_of(bits, levels)
+    q = quantise(x, norms, top, block, key, step, grid)
     pack_levels(q, bits, codes)
-    torch.add(x, spread(-steps_of(norms, bits), x.numel(), block) * q, out=residual)
+    backwards = -(steps_of(norms, top, grid) * float32(shrink))
+    torch.add(x, spread(backwards, x.numel(), block) * values_of(q, top, grid), out=residual)
     if status is not None:
         status |= ~norms.isfinite().all()
 
@@ -98,9 +122,13 @@ def _cpu(
     key: int,
     step: int,
     status: Tensor | None = None,
+    shrink: float = 1.0,
+    levels: int = 0,
+    grid: str = "uniform",
 ) -> None:
     addresses = grad.data_ptr(), residual.data_ptr(), norms.data_ptr(), codes.data_ptr()
     flag = 0 if status is None else status.data_ptr()
+    form = shrink, top_of(bits, levels), grid == "powers"
     kernels.qsgd_encode_feedback(
-        *addresses, bits, block, norm == "l2", key, step, flag, grad.numel(), torch.get_num_threads()
+        *addresses, bits, block, norm == "l2", key, step, flag, *form, grad.numel(), torch.get_num_threads()
     )

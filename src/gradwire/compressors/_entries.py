@@ -1,0 +1,143 @@
+"""Sparse entries in a stream of variable size, and passes over a gradient a piece at a time.
+
+Law: a stream holds parts end to end, the widest items first, so that each starts at a multiple of its item size; the
+first field says how many bytes are in use and the rest is zero. An index is 16 bits and the count of its segment of
+65536 elements. A form of fixed size stands by for the tensors whose entries would take as much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.errors import WireError
+from gradwire.ops import _topk
+
+__all__ = [
+    "add_entries", "check_places", "few", "fill", "find", "in_use", "pack_bits", "part", "pieces", "places", "sample",
+    "segments", "unpack_bits", "write_places",
+]  # fmt: skip
+
+segments = _topk.segments
+write_places = _topk.write_places
+
+_PIECE = 1 << 15
+_GOLDEN = (math.sqrt(5) - 1) / 2
+Keep: TypeAlias = Callable[[int, Tensor], Tensor]
+
+
+def pieces(x: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Offset and slice of pieces whose temporaries stay in a cache; an accelerator takes all of x at once.
+
+    >>> [(begin, len(piece)) for begin, piece in pieces(torch.zeros(40000))]
+    [(0, 32768), (32768, 7232)]
+    """
+    size = _PIECE if x.device.type == "cpu" else max(1, x.numel())
+    for begin in range(0, x.numel(), size):
+        yield begin, x[begin : begin + size]
+
+
+def find(x: Tensor, keep: Keep, limit: int) -> Tensor | None:
+    """The increasing indices, int64, of the elements that ``keep(begin, piece)`` marks; None if more than ``limit``.
+
+    >>> find(torch.tensor([3.0, 1.0, 2.0]), lambda begin, piece: piece > 1, limit=2).tolist()
+    [0, 2]
+    """
+    found = [torch.empty(0, dtype=torch.int64, device=x.device)]
+    count = 0
+    for begin, piece in pieces(x):
+        found.append(keep(begin, piece).nonzero().view(-1).add_(begin))
+        count += found[-1].numel()
+        if count > limit:
+            return None
+    return torch.cat(found)
+
+
+def sample(x: Tensor, size: int) -> Tensor:
+    """``size`` elements spread evenly over x so that no row length lines up with them; all of a smaller x."""
+    n = x.numel()
+    if n <= size:
+        return x
+    step = int(n * _GOLDEN)
+    while math.gcd(step, n) > 1:
+        step += 1
+    return x[torch.arange(size, device=x.device) * step % n]
+
+
+def fill(used: Tensor, stream: Tensor, *parts: Tensor) -> None:
+    """Write the bytes of ``parts`` end to end, their number into ``used``, and zeros behind them."""
+    end = 0
+    for values in parts:
+        # A single element counts as contiguous whatever its stride, but cannot be viewed as bytes then.
+        whole = values.as_strided(values.shape, (1,))
+        stream[end : end + values.nbytes].copy_(whole.view(torch.uint8))
+        end += values.nbytes
+    stream[end:].zero_()
+    used.fill_(end)
+
+
+def in_use(used: Tensor, stream: Tensor) -> int:
+    """What ``used`` says, but never more than there is: a decoder must survive what a peer sent."""
+    return min(max(int(used), 0), stream.numel())
+
+
+def part(stream: Tensor, start: int, count: int, dtype: torch.dtype) -> Tensor:
+    """``count`` items of a stream from byte ``start`` on; copied only where they would not be aligned."""
+    raw = stream[start : start + count * dtype.itemsize]
+    return (raw.clone() if raw.data_ptr() % dtype.itemsize else raw).view(dtype)
+
+
+def pack_bits(bits: Tensor) -> Tensor:
+    """Bools as bytes, the first in the lowest bit.
+
+    >>> pack_bits(torch.tensor([True, False, False, True, False, False, False, False, True])).tolist()
+    [9, 1]
+    """
+    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.numel() % 8)).view(-1, 8)
+    return (padded << _shifts(bits.device)).sum(1, dtype=torch.uint8)
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    """The first ``count`` bools of ``packed``."""
+    return (packed.unsqueeze(1) >> _shifts(packed.device)).bitwise_and_(1).view(-1)[:count].bool()
+
+
+def _shifts(device: torch.device) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=device)
+
+
+def places(index: Tensor, counts: Tensor) -> Tensor:
+    """Write the counts of increasing indices; returns their low 16 bits as int16."""
+    low = torch.empty(index.numel(), dtype=torch.int16, device=index.device)
+    write_places(index, low, counts)
+    return low
+
+
+def add_entries(values: Tensor, low: Tensor, counts: Tensor, out: Tensor, scale: float) -> None:
+    """``out[index] += scale * value``; whatever a peer sent is safe."""
+    ops.sparse_add_decoded(values.unsqueeze(0), low.unsqueeze(0), counts.unsqueeze(0), out.view(-1), scale)
+
+
+def check_places(name: str, counts: Tensor, low: Tensor, n: int) -> None:
+    """Refuse counts and indices that do not describe different elements of n.
+
+    Raises:
+        WireError: a count is negative, they do not sum to the number of indices, or the indices do not increase.
+    """
+    if bool((counts < 0).any()) or int(counts.sum()) != low.numel():
+        raise WireError(f"{name} counts must be >= 0 and sum to {low.numel()}, got {few(counts)}")
+    index = torch.arange(counts.numel(), device=counts.device).repeat_interleave(counts) * _topk.SEGMENT
+    index += _topk.low_bits(low)
+    if bool((index.diff() <= 0).any()) or bool((index[-1:] >= n).any()):
+        raise WireError(f"{name} indices must increase and stay below {n}, got {few(index)}")
+
+
+def few(values: Tensor) -> str:
+    """At most eight of the values, for a message."""
+    shown = ", ".join(map(str, values[:8].tolist()))
+    return f"[{shown}, ...]" if values.numel() > 8 else f"[{shown}]"

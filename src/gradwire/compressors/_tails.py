@@ -1,0 +1,115 @@
+"""Thresholds from distributions fitted to magnitudes, in stages.
+
+With y the magnitudes (less the threshold of the stage before, of those above it), a = mean y and p the wanted share:
+
+    exp     eta = a ln(1/p)
+    gamma   s = ln a - mean ln y;  shape = (3 - s + sqrt((s - 3)^2 + 24 s)) / (12 s);
+            eta = (a / shape) (ln(1/p) - ln Gamma(shape)), which holds for small p
+    gp      shape = (1 - a^2 / var) / 2;  scale = a (a^2 / var + 1) / 2;  eta = scale / shape (p^-shape - 1)
+
+What has no spread is exponential.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors._entries import pieces
+
+__all__ = ["STAGE_RATIO", "Moments", "fit", "moments", "threshold"]
+
+STAGE_RATIO = 0.25
+_FEW = 30
+_SMALLEST = 2.0**-149
+
+
+class Moments(NamedTuple):
+    """Of magnitudes above zero: how many, the sums of y, y^2 and ln y (the last two where wanted), and the largest."""
+
+    size: int
+    total: float
+    squares: float
+    logs: float
+    largest: float
+
+
+def moments(parts: Iterable[Tensor], distribution: str) -> Moments:
+    """Sums in float64 over parts of magnitudes >= 0; zeros do not count."""
+    sums = Moments(0, 0.0, 0.0, 0.0, 0.0)
+    for y in parts:
+        wide = y.double() if distribution == "gp" else y
+        sums = Moments(
+            sums.size + int(y.count_nonzero()),
+            sums.total + float(y.sum(dtype=torch.float64)),
+            sums.squares + (float(wide.square().sum()) if distribution == "gp" else 0.0),
+            sums.logs + (float(y[y > 0].double().log().sum()) if distribution == "gamma" else 0.0),
+            _larger(sums.largest, float(y.amax()) if y.numel() else 0.0),
+        )
+    return sums
+
+
+def _larger(a: float, b: float) -> float:
+    return b if b > a or math.isnan(b) else a
+
+
+def fit(of: Moments, share: float, distribution: str) -> float:
+    """The threshold that a share of the fitted distribution exceeds, >= 0.
+
+    >>> round(fit(Moments(size=4, total=8.0, squares=0.0, logs=0.0, largest=5.0), 0.25, "exp"), 4)
+    2.7726
+    """
+    mean = of.total / of.size
+    if distribution == "gamma":
+        return max(0.0, _gamma(mean, math.log(mean) - of.logs / of.size, share))
+    if distribution == "gp":
+        return _pareto(mean, of.squares / of.size - mean * mean, share)
+    return mean * math.log(1 / share)
+
+
+def _gamma(mean: float, s: float, share: float) -> float:
+    if s < 1e-9:
+        return mean * math.log(1 / share)
+    shape = (3 - s + math.sqrt((s - 3) ** 2 + 24 * s)) / (12 * s)
+    return mean / shape * (math.log(1 / share) - math.lgamma(shape))
+
+
+def _pareto(mean: float, variance: float, share: float) -> float:
+    spread = mean * mean / variance if variance > 1e-12 * mean * mean else 1.0
+    shape, scale = (1 - spread) / 2, mean * (spread + 1) / 2
+    if abs(shape) < 1e-6:
+        return scale * math.log(1 / share)
+    return scale / shape * math.expm1(-shape * math.log(share))
+
+
+def threshold(x: Tensor, ratio: float, distribution: str, stages: int) -> float:
+    """The magnitude from which on elements of ``x`` (flat) are sent, for a share ``ratio`` of all.
+
+    Never above the largest magnitude, so that something is sent; 0 where all are zero, NaN where one is not finite.
+    """
+    first = moments((piece.abs() for _, piece in pieces(x)), distribution)
+    if not math.isfinite(first.largest) or first.largest == 0:
+        return 0.0 if first.largest == 0 else math.nan
+    share = ratio * x.numel() / first.size
+    eta = _stages(x, first, share, distribution, stages) if share < 1 else 0.0
+    return min(max(eta, _SMALLEST), first.largest)
+
+
+def _stages(x: Tensor, of: Moments, share: float, distribution: str, stages: int) -> float:
+    later = "gp" if distribution == "gamma" else distribution
+    left = min(stages, 1 + int(math.log(share) / math.log(STAGE_RATIO)))
+    parts, eta = [piece for _, piece in pieces(x)], 0.0
+    while True:
+        last = left == 1 or of.size < _FEW
+        eta += fit(of, share if last else STAGE_RATIO, distribution)
+        if last:
+            return eta
+        parts = [magnitudes[magnitudes > eta] for magnitudes in map(torch.abs, parts)]
+        of = moments((y.double() - eta for y in parts), later)
+        if of.size == 0:
+            return eta
+        distribution, share, left = later, share / STAGE_RATIO, left - 1

@@ -1,0 +1,104 @@
+"""Ternary codes with probabilities that make the mean right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors._rounding import Grid, Moments
+from gradwire.compressors.base import Compressor, Feedback
+from gradwire.errors import is_float32, require
+from gradwire.types import Key, Layout, Payload, State
+
+__all__ = ["TernGrad"]
+
+
+@dataclass(frozen=True)
+class TernGrad(Compressor):
+    """Send S, 0 or -S for each element: 2 bits an element.
+
+    c = clip * deviation(x);  y = x cut off at -c and c;  S = max|y|;  C(x) = S sign(x) b, b = 1 with probability
+    |y| / S, else 0. (The paper prints that probability without the magnitude.)
+
+    Right on average for y. E|C(x) - y|^2 = S |y|_1 - |y|^2, so without clipping omega = (sqrt(n) - 1) / 2, attained by
+    (1, t, ..., t) with t = 1 / (1 + sqrt(n)); clipped, normal gradients have 1.0. The scale is the sender's own: that
+    of the largest worker, as in the authors' code, would need another message.
+
+    Error feedback is unsafe: the noise is larger than the signal. ``QSGD(bits=2, block=None, scaled=True)`` is the
+    ternary code with feedback.
+
+    Args:
+        clip: in standard deviations; 2.5 as in the paper, 0 for none. Lower: less noise, more bias on the largest
+            elements. A tensor of equal elements is not clipped, whatever its deviation of zero says.
+
+    Raises:
+        ConfigError: the parameter is outside its range.
+
+    Example:
+        >>> code = TernGrad()
+        >>> code.layout((1000,)).nbytes
+        254
+        >>> code.decompress(code.compress(torch.tensor([0.5, -0.5, 0.0, 0.5])), (4,)).tolist()
+        [0.5, -0.5, 0.0, 0.5]
+
+    Source:
+        W. Wen, C. Xu, F. Yan, C. Wu, Y. Wang, Y. Chen, H. Li, "TernGrad: Ternary Gradients to Reduce Communication in
+        Distributed Deep Learning", NeurIPS 2017.
+    """
+
+    clip: float = 2.5
+
+    name = "terngrad"
+    reference = "W. Wen et al., TernGrad, NeurIPS 2017"
+    random = True
+
+    def __post_init__(self) -> None:
+        require(is_float32(self.clip) and self.clip >= 0, "TernGrad.clip", "a finite number >= 0", self.clip)
+
+    @property
+    def _grid(self) -> Grid:
+        return Grid(2, 1, self._scale, centred=self.clip > 0)
+
+    def _scale(self, found: Moments) -> Tensor:
+        """The largest magnitude or the clip, whichever is less; a deviation of zero or beyond float32 clips nothing."""
+        largest = found.largest()
+        if not self.clip:
+            return largest
+        cut = found.deviation() * self.clip
+        return torch.where((cut > 0) & cut.isfinite(), torch.minimum(largest, cut), largest)
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        return self.clip == 0
+
+    @property
+    def feedback(self) -> Feedback:
+        return "unsafe"
+
+    def omega(self, n: int) -> float:
+        return (math.sqrt(max(1, n)) - 1) / 2 if self.unbiased else math.inf
+
+    @property
+    def alignment(self) -> int:
+        return 16
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        return self._grid.layout(shape)
+
+    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        self._grid.encode(x.view(-1), payload, key)
+
+    def encode_feedback(
+        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
+    ) -> None:
+        self._grid.encode_feedback(grad.view(-1), residual.view(-1), payload, key, status)
+
+    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._grid.add_decoded(payloads, out.view(-1), scale)

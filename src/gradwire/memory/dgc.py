@@ -1,0 +1,106 @@
+"""Momentum before compression, and both momentum and velocity forgotten where something was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, is_float32, require
+from gradwire.memory.base import Memory
+from gradwire.types import Key, Payload, State
+
+__all__ = ["DGCMemory"]
+
+
+@dataclass(frozen=True)
+class DGCMemory(Memory):
+    """Accumulate a momentum u into a velocity v, send v: 8 bytes an element, and 8 of work space.
+
+    g = g min(1, clip / |g|);  u = momentum u + g;  v = v + u;  then v = v - D(Q(v)), and u = 0 where D(Q(v)) is not 0.
+
+    Without the mask on u, momentum would push on in the direction of what was sent long ago. ``nesterov``:
+    u = momentum (u + g), v = v + u + g. The velocity is kept under the name "residual": it is what was not sent.
+
+    Args:
+        momentum: in [0, 1). The optimizer must have none of its own.
+        nesterov: look ahead.
+        clip: largest Euclidean norm of each tensor's own gradient (of each shard's, with strategy ``two_phase``);
+            None does not clip. The paper takes its threshold for the whole gradient times W^(-1/2), W the workers:
+            the mean over W of independent gradients is that much shorter than each.
+
+    Raises:
+        ConfigError: a value is outside its range.
+
+    Example:
+        >>> DGCMemory().buffers
+        ('residual', 'momentum', 'undo', 'sent')
+
+    Source:
+        Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, "Deep Gradient Compression: Reducing the Communication Bandwidth
+        for Distributed Training", ICLR 2018.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    clip: float | None = None
+
+    name = "dgc"
+    buffers = ("residual", "momentum", "undo", "sent")
+    transient = ("undo", "sent")
+
+    def __post_init__(self) -> None:
+        require(is_float32(self.momentum) and 0 <= self.momentum < 1, "DGCMemory.momentum", "in [0, 1)", self.momentum)
+        require(isinstance(self.nesterov, bool), "DGCMemory.nesterov", "True or False", self.nesterov)
+        ok = self.clip is None or (is_float32(self.clip) and self.clip > 0)
+        require(ok, "DGCMemory.clip", "None or a finite number > 0", self.clip)
+
+    def encode(
+        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
+        key: Key, status: Tensor, scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        velocity, momentum, sent = kept["residual"], kept["momentum"], kept["sent"]
+        kept["undo"].copy_(momentum)
+        self._accumulate(grad, velocity, momentum)
+        ops.swap(grad.view(-1), velocity.view(-1))
+        ops.nonfinite(velocity.view(-1), status)
+        if scale == 1.0:
+            compressor.encode(velocity, payload, state, key)
+        else:
+            compressor.encode(torch.mul(velocity, scale, out=sent), payload, state, key)
+        compressor.add_decoded(payload, sent.zero_(), 1.0 / scale)
+        velocity.sub_(sent)
+        momentum.masked_fill_(sent != 0, 0.0)
+
+    def _accumulate(self, grad: Tensor, velocity: Tensor, momentum: Tensor) -> None:
+        """Leave the new velocity in ``grad``, and the old one where it is."""
+        if self.clip is not None:
+            # In float64: the squares of a gradient that is still finite overflow in float32.
+            norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
+            grad.mul_((self.clip / norm).clamp(max=1.0))
+        if self.nesterov:
+            momentum.add_(grad).mul_(self.momentum)
+            grad.add_(momentum)
+        else:
+            grad.add_(momentum, alpha=self.momentum)
+            momentum.copy_(grad)
+        grad.add_(velocity)
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        kept["residual"].copy_(grad)
+        kept["momentum"].copy_(kept["undo"])
+
+    def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        """Refuse: who only compensates does not say what was sent.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("memory 'dgc' masks what one payload says was sent: a method of several rounds has none")
+
+    def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        self.compensate(unsent, kept)

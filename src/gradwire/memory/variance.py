@@ -1,0 +1,117 @@
+"""Send an element when its accumulated gradient stands out of its own noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, is_float32, require
+from gradwire.memory.base import Memory
+from gradwire.types import Key, Payload, State
+
+__all__ = ["VarianceMemory"]
+
+
+@dataclass(frozen=True)
+class VarianceMemory(Memory):
+    """Accumulate gradients in r, squares in v, send r where r^2 > alpha v: 8 bytes an element, and 8 of work space.
+
+    r = r + g;  v = v + s;  where r^2 > alpha v and the code sends it: r = v = 0; elsewhere v = zeta v.
+
+    s is the sum over the B samples of a batch of (gradient of the sample / B)^2, so that v estimates the variance of r.
+    A framework that gives the mean alone does not know it: ``squares="gradient"`` takes g^2, as if there were one
+    sample, which sends later; with ``"observed"`` hooks of layers, or micro-batches of an accumulated gradient, add s
+    by ``observe`` before each exchange.
+
+    Args:
+        alpha: > 0, the paper's 1 to 2. Higher: fewer elements are sent, later.
+        zeta: in (0, 1], what remains of v in each step, so that what was noisy once is sent at last.
+        squares: "gradient" or "observed".
+        keep_error: keep in r what the rounding of the code lost, which the paper drops.
+
+    Raises:
+        ConfigError: a value is outside its range.
+
+    Example:
+        >>> VarianceMemory().buffers
+        ('residual', 'variance', 'undo', 'sent')
+
+    Source:
+        Y. Tsuzuku, H. Imachi, T. Akiba, "Variance-based Gradient Compression for Efficient Distributed Deep Learning",
+        ICLR 2018 workshop.
+    """
+
+    alpha: float = 1.0
+    zeta: float = 0.999
+    squares: Literal["gradient", "observed"] = "gradient"
+    keep_error: bool = False
+
+    name = "variance"
+    buffers = ("residual", "variance", "undo", "sent")
+    transient = ("undo", "sent")
+
+    def __post_init__(self) -> None:
+        require(is_float32(self.alpha) and self.alpha > 0, "VarianceMemory.alpha", "a finite number > 0", self.alpha)
+        require(is_float32(self.zeta) and 0 < self.zeta <= 1, "VarianceMemory.zeta", "in (0, 1]", self.zeta)
+        known = self.squares in ("gradient", "observed")
+        require(known, "VarianceMemory.squares", "'gradient' or 'observed'", self.squares)
+        require(isinstance(self.keep_error, bool), "VarianceMemory.keep_error", "True or False", self.keep_error)
+
+    @staticmethod
+    def observe(variance: Tensor, squares: Tensor) -> None:
+        """Add the squared gradients of this step's samples; what is not finite is left out, as no step can undo it.
+
+        Args:
+            variance: the kept float32 tensor, ``keeper.worker["variance"][parameter name]`` of the exchange.
+            squares: sum over the samples of (gradient / B)^2, as many elements.
+        """
+        variance.add_(torch.nan_to_num(squares.view(-1), nan=0.0, posinf=0.0, neginf=0.0))
+
+    def encode(
+        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
+        key: Key, status: Tensor, scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        r, v, sent = kept["residual"], kept["variance"], kept["sent"]
+        kept["undo"].copy_(v)
+        if self.squares == "gradient":
+            v.addcmul_(grad, grad)
+        ops.swap(grad.add_(r).view(-1), r.view(-1))
+        for tensor in (r, v):
+            ops.nonfinite(tensor.view(-1), status)
+        compressor.encode(self._clear(r, v, sent).mul_(scale), payload, state, key)
+        compressor.add_decoded(payload, sent.zero_(), 1.0 / scale)
+        went = sent != 0
+        if self.keep_error:
+            r.sub_(sent)
+        else:
+            r.masked_fill_(went, 0.0)
+        v.mul_(self.zeta).masked_fill_(went, 0.0)
+
+    def _clear(self, r: Tensor, v: Tensor, out: Tensor) -> Tensor:
+        """What stands out, 0 elsewhere. Squares of small gradients vanish: without a variance all stand out."""
+        torch.mul(r, r, out=out).sub_(v, alpha=self.alpha)
+        ambiguous = (out <= 0) & (v != 0)
+        return out.copy_(r).masked_fill_(ambiguous, 0.0)
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        kept["residual"].copy_(grad)
+        kept["variance"].copy_(kept["undo"])
+
+    def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        """Refuse: who only compensates does not say what was sent.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            "memory 'variance' resets what one payload says was sent: a method of several rounds has none"
+        )
+
+    def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        self.compensate(unsent, kept)

@@ -1,0 +1,45 @@
+"""The moments of a tensor by segments, from which the norm of the whole tensor is made.
+
+One row for each segment of ``SEGMENT`` elements: the largest magnitude, the origin, the sum of the distances d from it,
+the sum of d * d; float32, added up in the order in which the lanes of a kernel do it. Distances from an element of the
+segment itself keep the variance exact where the spread is far below the mean: of a constant it is exactly zero.
+"""
+
+import torch
+from torch import Tensor
+
+from gradwire.ops._checks import check_vector
+
+__all__ = ["SEGMENT", "check_table", "segments", "write_moments"]
+
+SEGMENT = 4096
+_LANES = 16
+
+
+def segments(n: int) -> int:
+    """How many rows the moments of ``n`` elements have."""
+    return -(-n // SEGMENT)
+
+
+def check_table(op: str, table: Tensor, x: Tensor) -> None:
+    check_vector(f"{op}.table", table, torch.float32, x, 4 * segments(x.numel()))
+
+
+def write_moments(x: Tensor, table: Tensor, centred: bool) -> None:
+    """Fill the table, row after row."""
+    n, rows = x.numel(), table.view(-1, 4)
+    parts = torch.nn.functional.pad(x, (0, -n % SEGMENT)).view(-1, SEGMENT)
+    rows[:, 0] = (parts.view(torch.int32) & 0x7FFFFFFF).amax(1).view(torch.float32)
+    rows[:, 1] = parts[:, 0] if centred else 0.0
+    inside = torch.arange(parts.numel(), device=x.device).view_as(parts) < n
+    distance = (parts - rows[:, 1:2]).masked_fill_(~inside, 0.0)
+    rows[:, 2], rows[:, 3] = _sum(distance), _sum(distance * distance)
+
+
+def _sum(parts: Tensor) -> Tensor:
+    lanes = parts.new_zeros(parts.size(0), _LANES)
+    for step in parts.view(parts.size(0), SEGMENT // _LANES, _LANES).unbind(1):
+        lanes += step
+    for half in (8, 4, 2, 1):
+        lanes = lanes[:, :half] + lanes[:, half:]
+    return lanes.squeeze(1)
