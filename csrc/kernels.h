@@ -216,6 +216,24 @@ struct SparseAddDecoded {
   float scale;
 };
 
+// A count sketch: `rows` times `columns` counters, columns a multiple of 16. Ranges are those of the kernel's comment.
+struct SketchAdd {
+  const float* x;
+  float* table;
+  int rows;
+  std::int64_t columns;
+  std::uint64_t key, step;
+  std::int64_t n;
+};
+
+struct SketchEstimate {
+  const float* table;
+  float* out;
+  int rows;
+  std::int64_t columns;
+  std::uint64_t key, step;
+};
+
 // One line per kernel: the name of the function in csrc/kernels/<name>.h and the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
   X(cast_add_decoded, CastAddDecoded)                \
@@ -232,6 +250,8 @@ struct SparseAddDecoded {
   X(qsgd_encode_feedback, QsgdEncodeFeedback)        \
   X(round_encode, RoundEncode)                       \
   X(round_keep, RoundKeep)                           \
+  X(sketch_add, SketchAdd)                           \
+  X(sketch_estimate, SketchEstimate)                 \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(swap, Swap)                                      \
   X(three_lc_add_decoded, ThreeLcAddDecoded)         \

@@ -15,6 +15,8 @@
 #include "kernels/qsgd_encode_feedback.h"
 #include "kernels/round_encode.h"
 #include "kernels/round_keep.h"
+#include "kernels/sketch_add.h"
+#include "kernels/sketch_estimate.h"
 #include "kernels/sparse_add_decoded.h"
 #include "kernels/swap.h"
 #include "kernels/three_lc_add_decoded.h"

@@ -6,6 +6,7 @@ from torch import Tensor
 from gradwire.ops._checks import check_vector
 from gradwire.ops._sketch import check_table, places
 from gradwire.ops.base import operation
+from gradwire.ops.native import kernels
 
 __all__ = ["sketch_add"]
 
@@ -43,3 +44,10 @@ def sketch_add(x: Tensor, table: Tensor, rows: int, key: int, step: int) -> None
     column, sign = places(x.numel(), columns, rows, key, step, x.device)
     for row, where, signs in zip(table.view(rows, columns), column, sign, strict=True):
         row.index_add_(0, where, x * signs)
+
+
+@sketch_add.kernel("CPU")
+def _cpu(x: Tensor, table: Tensor, rows: int, key: int, step: int) -> None:
+    kernels.sketch_add(
+        x.data_ptr(), table.data_ptr(), rows, table.numel() // rows, key, step, x.numel(), torch.get_num_threads()
+    )

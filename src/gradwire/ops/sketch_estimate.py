@@ -6,6 +6,7 @@ from torch import Tensor
 from gradwire.ops._checks import check_vector
 from gradwire.ops._sketch import check_table, places
 from gradwire.ops.base import operation
+from gradwire.ops.native import kernels
 
 __all__ = ["sketch_estimate"]
 
@@ -42,6 +43,13 @@ def sketch_estimate(table: Tensor, out: Tensor, rows: int, key: int, step: int) 
     column, sign = places(out.numel(), columns, rows, key, step, out.device)
     seen = table.view(rows, columns).gather(1, column) * sign if out.numel() else sign
     out.copy_(_median(list(seen.unbind(0))))
+
+
+@sketch_estimate.kernel("CPU")
+def _cpu(table: Tensor, out: Tensor, rows: int, key: int, step: int) -> None:
+    kernels.sketch_estimate(
+        table.data_ptr(), out.data_ptr(), rows, table.numel() // rows, key, step, out.numel(), torch.get_num_threads()
+    )
 
 
 def _median(values: list[Tensor]) -> Tensor:
