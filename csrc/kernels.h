@@ -394,6 +394,24 @@ struct SparseAddDecoded {
   float scale;
 };
 
+// A count sketch: `rows` times `columns` counters, columns a multiple of 16. Ranges are those of the kernel's comment.
+struct SketchAdd {
+  const float* x;
+  float* table;
+  int rows;
+  std::int64_t columns;
+  std::uint64_t key, step;
+  std::int64_t n;
+};
+
+struct SketchEstimate {
+  const float* table;
+  float* out;
+  int rows;
+  std::int64_t columns;
+  std::uint64_t key, step;
+};
+
 // What exceeds a threshold in a range of whole segments.
 struct ThresholdScan : Feedback {  // without feedback grad and residual are null
   const float* x;                  // with feedback the residual
@@ -444,6 +462,8 @@ struct ThresholdScan : Feedback {  // without feedback grad and residual are nul
   X(sign_encode_feedback, SignEncodeFeedback)        \
   X(sign_vote, SignVote)                             \
   X(signum_encode, SignumEncode)                     \
+  X(sketch_add, SketchAdd)                           \
+  X(sketch_estimate, SketchEstimate)                 \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(swap, Swap)                                      \
   X(thc_add_decoded, ThcAddDecoded)                  \

@@ -537,6 +537,27 @@ void topk_encode_feedback(Address grad, Address residual, Address values, Addres
        threads);
 }
 
+void check_sketch(int rows, Size columns, Size n) {
+  if (rows < 1 || rows > 7) throw std::invalid_argument("rows must be from 1 to 7");
+  if (columns % 16 != 0 || columns < 0 || (n > 0 && columns == 0))
+    throw std::invalid_argument("columns must be a multiple of 16");
+}
+
+void sketch_add(Address x, Address table, int rows, Size columns, Size key, Size step, Size n, int threads) {
+  check_sketch(rows, columns, n);
+  const Size span = (n + 255) / 256 * 256;
+  run(&KernelTable::sketch_add,
+      {pointer<const float>(x, n), pointer<float>(table, n), rows, columns, std::uint64_t(key), std::uint64_t(step), n},
+      rows * span, span > 0 ? span : 16, threads);
+}
+
+void sketch_estimate(Address table, Address out, int rows, Size columns, Size key, Size step, Size n, int threads) {
+  check_sketch(rows, columns, n);
+  run(&KernelTable::sketch_estimate,
+      {pointer<const float>(table, n), pointer<float>(out, n), rows, columns, std::uint64_t(key), std::uint64_t(step)},
+      n, 256, threads);
+}
+
 void sparse_add_decoded(Address values, Size values_stride, Address indices, Size indices_stride, Address counts,
                         Size counts_stride, Size ranks, Size k, Address out, double scale, Size n, int threads) {
   run(&KernelTable::sparse_add_decoded,
@@ -673,6 +694,8 @@ NB_MODULE(_kernels, m) {
   kernel("topk_encode", &topk_encode, "x"_a, "values"_a, "indices"_a, "counts"_a, "k"_a);
   kernel("topk_encode_feedback", &topk_encode_feedback, "grad"_a, "residual"_a, "values"_a, "indices"_a, "counts"_a,
          "status"_a, "k"_a);
+  kernel("sketch_add", &sketch_add, "x"_a, "table"_a, "rows"_a, "columns"_a, "key"_a, "step"_a);
+  kernel("sketch_estimate", &sketch_estimate, "table"_a, "out"_a, "rows"_a, "columns"_a, "key"_a, "step"_a);
   kernel("sparse_add_decoded", &sparse_add_decoded, "values"_a, "values_stride"_a, "indices"_a, "indices_stride"_a,
          "counts"_a, "counts_stride"_a, "ranks"_a, "k"_a, "out"_a, "scale"_a);
   kernel("rans_encode", &entropy_encode<rans_encode>, "symbols"_a, "table"_a, "sizes"_a, "out"_a, "room"_a);

@@ -39,6 +39,8 @@
 #include "kernels/sign_encode_feedback.h"
 #include "kernels/sign_vote.h"
 #include "kernels/signum_encode.h"
+#include "kernels/sketch_add.h"
+#include "kernels/sketch_estimate.h"
 #include "kernels/sparse_add_decoded.h"
 #include "kernels/swap.h"
 #include "kernels/thc_add_decoded.h"

@@ -164,6 +164,8 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "step": 2,
         "status": _status(),
     },
+    "sketch_add": lambda: {"x": _float(), "table": torch.zeros(3 * N), "rows": 3, "key": 1, "step": 2},
+    "sketch_estimate": lambda: {"table": torch.zeros(3 * N), "out": _float(), "rows": 3, "key": 1, "step": 2},
     "round_encode": lambda: {
         "x": _float(),
         "norm": torch.ones(1),

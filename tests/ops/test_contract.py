@@ -32,6 +32,8 @@ FREE = {
     ("nonfinite", "x"),
     ("philox", "out"),
     ("sign_vote", "mean"),
+    ("sketch_add", "x"),
+    ("sketch_estimate", "out"),
     ("sparse_add_decoded", "out"),
     ("three_lc_add_decoded", "stream"),
     ("bitmap_decode", "indices"),

@@ -45,6 +45,8 @@ from gradwire.ops.sign_encode import sign_encode
 from gradwire.ops.sign_encode_feedback import sign_encode_feedback
 from gradwire.ops.sign_vote import sign_vote
 from gradwire.ops.signum_encode import signum_encode
+from gradwire.ops.sketch_add import sketch_add
+from gradwire.ops.sketch_estimate import sketch_estimate
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
 from gradwire.ops.strom_encode import strom_encode
 from gradwire.ops.strom_encode_feedback import strom_encode_feedback
@@ -114,6 +116,8 @@ __all__ = [
     "sign_encode_feedback",
     "sign_vote",
     "signum_encode",
+    "sketch_add",
+    "sketch_estimate",
     "sparse_add_decoded",
     "strom_encode",
     "strom_encode_feedback",
