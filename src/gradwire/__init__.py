@@ -6,7 +6,7 @@
 Importing it loads torch and the kernels, and neither triton, zmq, the command line nor the benchmarks.
 """
 
-from gradwire import helpers, schedules
+from gradwire import helpers, optim, schedules
 from gradwire.compat import from_params
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.simple import SimpleCompressor
@@ -34,5 +34,6 @@ __all__ = [
     "from_params",
     "gradwire_hook",
     "helpers",
+    "optim",
     "schedules",
 ]
