@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "dispatch.h"
+#include "entropy.h"
 #include "topk.h"
 
 namespace nb = nanobind;
@@ -242,6 +243,22 @@ void sparse_add_decoded(Address values, Size values_stride, Address indices, Siz
       n, 65536, threads);
 }
 
+template <void (*Coder)(const EntropyEncode&, int)>
+void entropy_encode(Address symbols, Address table, Address sizes, Address out, Size room, Size n, int threads) {
+  Coder({pointer<const std::uint8_t>(symbols, n), pointer<const std::int32_t>(table, kSymbols),
+         pointer<std::int32_t>(sizes, n), pointer<std::uint8_t>(out, room), room, n},
+        threads);
+}
+
+template <void (*Coder)(const EntropyDecode&, int)>
+void entropy_decode(Address stream, Size nbytes, Address sizes, Address table, Address symbols, Address status, Size n,
+                    int threads) {
+  Coder({pointer<const std::uint8_t>(stream, nbytes), nbytes, pointer<const std::int32_t>(sizes, n),
+         pointer<const std::int32_t>(table, kSymbols), pointer<std::uint8_t>(symbols, n),
+         pointer<std::int32_t>(status, 1), n},
+        threads);
+}
+
 }  // namespace
 
 NB_MODULE(_kernels, m) {
@@ -296,4 +313,10 @@ NB_MODULE(_kernels, m) {
          "status"_a, "k"_a);
   kernel("sparse_add_decoded", &sparse_add_decoded, "values"_a, "values_stride"_a, "indices"_a, "indices_stride"_a,
          "counts"_a, "counts_stride"_a, "ranks"_a, "k"_a, "out"_a, "scale"_a);
+  kernel("rans_encode", &entropy_encode<rans_encode>, "symbols"_a, "table"_a, "sizes"_a, "out"_a, "room"_a);
+  kernel("rans_decode", &entropy_decode<rans_decode>, "stream"_a, "nbytes"_a, "sizes"_a, "table"_a, "symbols"_a,
+         "status"_a);
+  kernel("prefix_encode", &entropy_encode<prefix_encode>, "symbols"_a, "table"_a, "sizes"_a, "out"_a, "room"_a);
+  kernel("prefix_decode", &entropy_decode<prefix_decode>, "stream"_a, "nbytes"_a, "sizes"_a, "table"_a, "symbols"_a,
+         "status"_a);
 }

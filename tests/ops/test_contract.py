@@ -34,6 +34,14 @@ FREE = {
     ("philox", "out"),
     ("sparse_add_decoded", "out"),
     ("topk_encode", "x"),
+    ("prefix_encode", "symbols"),
+    ("prefix_encode", "out"),
+    ("prefix_decode", "symbols"),
+    ("prefix_decode", "stream"),
+    ("rans_encode", "symbols"),
+    ("rans_encode", "out"),
+    ("rans_decode", "symbols"),
+    ("rans_decode", "stream"),
 }
 
 WRONG = {

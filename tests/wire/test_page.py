@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.onebit import OneBit
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
@@ -48,6 +49,7 @@ def count(shape):
 CASES = [
     (TwoBit(threshold=0.25), (37,)), (TopK(ratio=0.1), (5, 8)), (TopK(ratio=0.0001), (300_000,)),
     (OneBit(threshold=0.0), (33,)), (QSGD(bits=4, block=16), (41,)), (QSGD(bits=7, block=32, norm="l2"), (70,)),
+    (Entropy(), (1500,)), *[(Entropy(TwoBit(threshold=2.0), coder), (3000,)) for coder in ("rans", "huffman")],
     (PowerSGD(rank=2), (6, 3, 5)), *[(compressor, (4, 9)) for compressor in every()],
 ]  # fmt: skip
 

@@ -10,9 +10,13 @@ from gradwire.ops.onebit_add_decoded import onebit_add_decoded
 from gradwire.ops.onebit_encode import onebit_encode
 from gradwire.ops.onebit_encode_feedback import onebit_encode_feedback
 from gradwire.ops.philox import philox
+from gradwire.ops.prefix_decode import prefix_decode
+from gradwire.ops.prefix_encode import prefix_encode
 from gradwire.ops.qsgd_add_decoded import qsgd_add_decoded
 from gradwire.ops.qsgd_encode import qsgd_encode
 from gradwire.ops.qsgd_encode_feedback import qsgd_encode_feedback
+from gradwire.ops.rans_decode import rans_decode
+from gradwire.ops.rans_encode import rans_encode
 from gradwire.ops.round_encode import round_encode
 from gradwire.ops.round_keep import round_keep
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
@@ -37,9 +41,13 @@ __all__ = [
     "onebit_encode",
     "onebit_encode_feedback",
     "philox",
+    "prefix_decode",
+    "prefix_encode",
     "qsgd_add_decoded",
     "qsgd_encode",
     "qsgd_encode_feedback",
+    "rans_decode",
+    "rans_encode",
     "round_encode",
     "round_keep",
     "sparse_add_decoded",
