@@ -127,7 +127,7 @@ class Exchange:
             raise ConfigError(
                 f"memory 'none' loses gradients: the residual is part of {compressor.name!r}; use memory='residual'"
             )
-        if compressor.feedback == "unsafe" and memory.name != "none" and not self.force:
+        if compressor.feedback == "unsafe" and memory.name not in ("none", compressor.memory) and not self.force:
             raise ConfigError(
                 f"memory {memory.name!r} would grow without bound with {compressor!r} (its variance "
                 "factor is 1 or more): use memory='none', more levels or smaller blocks, or force=True"
