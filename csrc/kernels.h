@@ -127,6 +127,10 @@ struct SignEncode {
   std::uint8_t* codes;
 };
 
+struct SignEncodeFeedback : Feedback {
+  std::uint8_t* codes;
+};
+
 struct SignAddDecoded {
   Rows codes;
   float* out;
@@ -377,6 +381,7 @@ struct ThresholdScan : Feedback {  // without feedback grad and residual are nul
   X(scaled_sign_encode_feedback, BlockSignEncodeFeedback)\
   X(sign_add_decoded, SignAddDecoded)                \
   X(sign_encode, SignEncode)                         \
+  X(sign_encode_feedback, SignEncodeFeedback)        \
   X(sign_vote, SignVote)                             \
   X(signum_encode, SignumEncode)                     \
   X(sparse_add_decoded, SparseAddDecoded)            \

@@ -167,6 +167,11 @@ void sign_encode(Address x, Address codes, Size n, int threads) {
   run(&KernelTable::sign_encode, {pointer<const float>(x, n), pointer<std::uint8_t>(codes, n)}, n, 32, threads);
 }
 
+void sign_encode_feedback(Address grad, Address residual, Address codes, Address status, Size n, int threads) {
+  run(&KernelTable::sign_encode_feedback,
+      {feedback(grad, residual, status, n), pointer<std::uint8_t>(codes, n)}, n, 32, threads);
+}
+
 void sign_add_decoded(Address codes, Size count, Size stride, Address out, double scale, Size n, int threads) {
   run(&KernelTable::sign_add_decoded, {rows(codes, count, stride, n), pointer<float>(out, n), float(scale)}, n, 32,
       threads);
@@ -527,6 +532,7 @@ NB_MODULE(_kernels, m) {
          "out"_a, "scale"_a);
   kernel("mean_magnitude", &mean_magnitude, "x"_a, "residual"_a, "mean"_a);
   kernel("sign_encode", &sign_encode, "x"_a, "codes"_a);
+  kernel("sign_encode_feedback", &sign_encode_feedback, "grad"_a, "residual"_a, "codes"_a, "status"_a);
   kernel("sign_add_decoded", &sign_add_decoded, "codes"_a, "count"_a, "stride"_a, "out"_a, "scale"_a);
   kernel("sign_vote", &sign_vote, "mean"_a, "tie"_a);
   kernel("momentum_update", &momentum_update, "grad"_a, "momentum"_a, "beta"_a, "status"_a);

@@ -31,6 +31,7 @@
 #include "kernels/scaled_sign_encode_feedback.h"
 #include "kernels/sign_add_decoded.h"
 #include "kernels/sign_encode.h"
+#include "kernels/sign_encode_feedback.h"
 #include "kernels/sign_vote.h"
 #include "kernels/signum_encode.h"
 #include "kernels/sparse_add_decoded.h"

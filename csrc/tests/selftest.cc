@@ -129,6 +129,7 @@ void check_signs(const std::string& target) {
   CHECK(momentum_update, MomentumUpdate{x.a.data(), x.b.data(), x.status.data(), 0.9f, 0.1f});
   CHECK(signum_encode, SignumEncode{{x.a.data(), x.b.data(), x.status.data(), 0.9f, 0.1f}, x.bytes.data()});
   CHECK(sign_encode, SignEncode{x.a.data(), x.bytes.data()});
+  CHECK(sign_encode_feedback, SignEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data()});
   CHECK(sign_add_decoded, SignAddDecoded{x.rows(n), x.a.data(), 0.3f});
   CHECK(sign_vote, SignVote{x.a.data(), 1.0f});
   CHECK(scaled_sign_encode, BlockSignEncode{block_signs(x), x.a.data()});

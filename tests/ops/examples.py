@@ -214,6 +214,7 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "sign_add_decoded": lambda: {"codes": _codes(RANKS, 4), "out": _float(), "scale": 0.5},
     "sign_encode": lambda: {"x": _float(), "codes": _codes(4)},
+    "sign_encode_feedback": lambda: {"grad": _float(), "residual": _float(), "codes": _codes(4), "status": _status()},
     "sign_vote": lambda: {"mean": _float(), "tie": 1.0},
     "signum_encode": lambda: {
         "grad": _float(),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.errors import ConfigError
-from gradwire.ops import momentum_update, sign_add_decoded, sign_encode, sign_vote, signum_encode
+from gradwire.ops import momentum_update, sign_add_decoded, sign_encode, sign_encode_feedback, sign_vote, signum_encode
 from gradwire.ops._signs import sign_bytes
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, gradient, random_bytes, sweep
 
@@ -13,6 +13,17 @@ from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched
 def test_encode(n, target, threads, offset):
     codes = {"codes": ((sign_bytes(n),), torch.uint8)}
     check_against_reference(Case(sign_encode, {"x": gradient(n, 1, finite=False)}, codes), target, threads, offset)
+
+
+@sweep
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("watched", [True, False])
+def test_encode_feedback(n, target, threads, offset, finite, watched):
+    outputs = {"grad": gradient(n, 2, finite=finite), "residual": gradient(n, 3)}
+    outputs["codes"] = ((sign_bytes(n),), torch.uint8)
+    if watched:
+        outputs["status"] = torch.tensor([2], dtype=torch.int32)
+    check_against_reference(Case(sign_encode_feedback, {}, outputs), target, threads, offset)
 
 
 @sweep

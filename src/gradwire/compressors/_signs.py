@@ -50,6 +50,14 @@ class SignCode(Compressor):
         else:
             ops.sign_encode(x.view(-1), payload[0])
 
+    def encode_feedback(
+        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
+    ) -> None:
+        if self.ties == "zero":
+            super().encode_feedback(grad, residual, payload, state, key, status)
+        else:
+            ops.sign_encode_feedback(grad.view(-1), residual.view(-1), payload[0], status)
+
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many((payload[0].unsqueeze(0),), out, scale)
 

@@ -39,6 +39,7 @@ from gradwire.ops.scaled_sign_encode import scaled_sign_encode
 from gradwire.ops.scaled_sign_encode_feedback import scaled_sign_encode_feedback
 from gradwire.ops.sign_add_decoded import sign_add_decoded
 from gradwire.ops.sign_encode import sign_encode
+from gradwire.ops.sign_encode_feedback import sign_encode_feedback
 from gradwire.ops.sign_vote import sign_vote
 from gradwire.ops.signum_encode import signum_encode
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
@@ -102,6 +103,7 @@ __all__ = [
     "scaled_sign_encode_feedback",
     "sign_add_decoded",
     "sign_encode",
+    "sign_encode_feedback",
     "sign_vote",
     "signum_encode",
     "sparse_add_decoded",

@@ -27,6 +27,7 @@ VARIANTS = {
     "qsgd_encode": [WIDE, LONG],
     "qsgd_encode_feedback": [WIDE, LONG, UNWATCHED],
     "scaled_sign_encode_feedback": [UNWATCHED, {"block": 2048}],
+    "sign_encode_feedback": [UNWATCHED],
     "signum_encode": [UNWATCHED],
     "two_means_encode_feedback": [UNWATCHED, {"block": 2048}],
     "twobit_encode_feedback": [UNWATCHED],

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.ops import momentum_update, sign_add_decoded, sign_encode, sign_vote, signum_encode
+from gradwire.ops import momentum_update, sign_add_decoded, sign_encode, sign_encode_feedback, sign_vote, signum_encode
 from gradwire.ops._signs import sign_bytes
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check, sizes
@@ -11,6 +11,17 @@ from tests.ops.triton.checks import check, sizes
 def test_encode(on, n):
     codes = {"codes": ((sign_bytes(n),), torch.uint8)}
     check(Case(sign_encode, {"x": gradient(n, 1, finite=False)}, codes), on, n % 3)
+
+
+@sizes
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("watched", [True, False])
+def test_encode_feedback(on, n, finite, watched):
+    outputs = {"grad": gradient(n, 2, finite=finite), "residual": gradient(n, 3)}
+    outputs["codes"] = ((sign_bytes(n),), torch.uint8)
+    if watched:
+        outputs["status"] = torch.tensor([2], dtype=torch.int32)
+    check(Case(sign_encode_feedback, {}, outputs), on, n % 3)
 
 
 @sizes
