@@ -26,6 +26,23 @@ def _sparse() -> dict[str, Tensor]:
     return {"values": torch.empty(4), "indices": indices, "counts": counts}
 
 
+def _sizes() -> Tensor:
+    return torch.zeros(1, dtype=torch.int32)
+
+
+def _table() -> Tensor:
+    """Symbol 0 is all there is: 4096 parts of 4096."""
+    return torch.tensor([4096] + [0] * 255, dtype=torch.int32)
+
+
+def _encoding() -> dict[str, Tensor]:
+    return {"symbols": _codes(N), "table": _table(), "sizes": _sizes(), "out": _codes(64)}
+
+
+def _decoding() -> dict[str, Tensor]:
+    return {"stream": _codes(32), "sizes": _sizes(), "table": _table(), "symbols": _codes(N), "status": _status()}
+
+
 def _ternary() -> dict[str, Any]:
     used, lengths = torch.empty(1, dtype=torch.int32), torch.empty(2, dtype=torch.int16)
     return {
@@ -134,6 +151,8 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "step": torch.ones(1),
     },
     "philox": lambda: {"out": torch.empty(N, dtype=torch.int32), "key": 1, "step": 2, "offset": 0},
+    "prefix_decode": _decoding,
+    "prefix_encode": _encoding,
     "qsgd_add_decoded": lambda: {
         "norms": torch.ones(RANKS, 2),
         "codes": _codes(RANKS, N // 2),
@@ -166,6 +185,8 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "sketch_add": lambda: {"x": _float(), "table": torch.zeros(3 * N), "rows": 3, "key": 1, "step": 2},
     "sketch_estimate": lambda: {"table": torch.zeros(3 * N), "out": _float(), "rows": 3, "key": 1, "step": 2},
+    "rans_decode": _decoding,
+    "rans_encode": _encoding,
     "round_encode": lambda: {
         "x": _float(),
         "norm": torch.ones(1),
