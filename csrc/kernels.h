@@ -81,12 +81,13 @@ struct ThreeLcAddDecoded {
 struct TwobitEncode {
   const float* x;
   std::uint8_t* codes;
-  float threshold;
+  float fire;  // the least magnitude that is sent
 };
 
 struct TwobitEncodeFeedback : Feedback {
   std::uint8_t* codes;
-  float threshold;
+  float fire;       // the least magnitude that is sent
+  float threshold;  // what is sent
 };
 
 struct TwobitAddDecoded {
@@ -103,12 +104,73 @@ struct OnebitEncode {
 
 struct OnebitEncodeFeedback : Feedback {
   std::uint8_t* codes;
-  float threshold;
+  float threshold, step;
 };
 
+// `steps` without data: every rank steps by one.
 struct OnebitAddDecoded {
+  Rows codes, steps;
+  float* out;
+  float scale;
+};
+
+// Of |x|, or of |x + residual| where there is one: a sum for each block.
+struct MagnitudeSums {
+  const float* x;
+  const float* residual;
+  float* sums;
+  std::int64_t block;
+};
+
+struct SignEncode {
+  const float* x;
+  std::uint8_t* codes;
+};
+
+struct SignEncodeFeedback : Feedback {
+  std::uint8_t* codes;
+};
+
+struct SignAddDecoded {
   Rows codes;
   float* out;
+  float scale;
+};
+
+struct SignVote {
+  float* mean;
+  float tie;
+};
+
+// `status` may be null; otherwise the old momentum goes to `grad` and a new one that is not finite sets the status.
+struct MomentumUpdate {
+  float* grad;
+  float* momentum;
+  std::int32_t* status;
+  float beta, rest;
+};
+
+struct SignumEncode : MomentumUpdate {
+  std::uint8_t* codes;
+};
+
+// Signs by blocks: `levels` are one number for each block (a scale), or two (the mean below zero, then the other).
+struct BlockSigns {
+  float* levels;
+  std::uint8_t* codes;
+  std::int64_t block;
+};
+
+struct BlockSignEncode : BlockSigns {
+  const float* x;
+};
+
+struct BlockSignEncodeFeedback : Feedback, BlockSigns {};
+
+struct BlockSignAddDecoded {
+  Rows levels, codes;
+  float* out;
+  std::int64_t block;
   float scale;
 };
 
@@ -171,6 +233,67 @@ struct MomentsFeedback : Feedback {
   bool centred;
 };
 
+// The largest magnitude, as bits without the sign, joins what is at `out`.
+struct Largest {
+  const float* x;
+  std::uint32_t* out;
+};
+
+struct LargestSum {
+  const float *grad, *residual;
+  std::uint32_t* out;
+};
+
+enum class Codebook : int { linear, dynamic, e4m3, e5m2 };
+
+// `book` holds the 256 values of the codes, and what the encoder of "dynamic" needs. A block of 0 is the whole tensor,
+// whose scale is there already.
+struct Eightbit {
+  float* scales;
+  std::uint8_t* codes;
+  const float* book;
+  Codebook kind;
+  std::int64_t block;
+};
+
+struct EightbitEncode : Eightbit {
+  const float* x;
+};
+
+struct EightbitEncodeFeedback : Feedback, Eightbit {};
+
+struct EightbitAddDecoded {
+  Rows scales;
+  Rows codes;
+  float* out;
+  const float* book;
+  Codebook kind;
+  std::int64_t block;
+  float scale;
+};
+
+struct Natural {
+  std::uint8_t* bases;
+  std::uint8_t* codes;
+  bool random;
+  std::int64_t block;
+  std::uint64_t key, step;
+};
+
+struct NaturalEncode : Natural {
+  const float* x;
+};
+
+struct NaturalEncodeFeedback : Feedback, Natural {};
+
+struct NaturalAddDecoded {
+  Rows bases;
+  Rows codes;
+  float* out;
+  std::int64_t block;
+  float scale;
+};
+
 // How many magnitudes are above a bracket and inside it.
 struct Tally {
   std::int64_t above, inside;
@@ -216,12 +339,33 @@ struct SparseAddDecoded {
   float scale;
 };
 
+// What exceeds a threshold in a range of whole segments.
+struct ThresholdScan : Feedback {  // without feedback grad and residual are null
+  const float* x;                  // with feedback the residual
+  std::uint32_t least;             // magnitudes above it are sent, as bits without the sign
+  float* values;                   // of this range, with room for all of it
+  std::uint8_t* bitmap;            // of the tensor, in whole 16 bits
+  std::int32_t* counts;            // of each segment of the tensor
+  std::int64_t* found;             // by this range
+};
+
 // One line per kernel: the name of the function in csrc/kernels/<name>.h and the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
+  X(accumulate, Feedback)                            \
   X(cast_add_decoded, CastAddDecoded)                \
   X(cast_encode, CastEncode)                         \
   X(moments, Moments)                                \
   X(moments_feedback, MomentsFeedback)               \
+  X(magnitude_sums, MagnitudeSums)                   \
+  X(momentum_update, MomentumUpdate)                 \
+  X(eightbit_add_decoded, EightbitAddDecoded)        \
+  X(eightbit_encode, EightbitEncode)                 \
+  X(eightbit_encode_feedback, EightbitEncodeFeedback)\
+  X(largest, Largest)                                \
+  X(largest_sum, LargestSum)                         \
+  X(natural_add_decoded, NaturalAddDecoded)          \
+  X(natural_encode, NaturalEncode)                   \
+  X(natural_encode_feedback, NaturalEncodeFeedback)  \
   X(nonfinite, Nonfinite)                            \
   X(onebit_add_decoded, OnebitAddDecoded)            \
   X(onebit_encode, OnebitEncode)                     \
@@ -232,16 +376,28 @@ struct SparseAddDecoded {
   X(qsgd_encode_feedback, QsgdEncodeFeedback)        \
   X(round_encode, RoundEncode)                       \
   X(round_keep, RoundKeep)                           \
+  X(scaled_sign_add_decoded, BlockSignAddDecoded)    \
+  X(scaled_sign_encode, BlockSignEncode)             \
+  X(scaled_sign_encode_feedback, BlockSignEncodeFeedback)\
+  X(sign_add_decoded, SignAddDecoded)                \
+  X(sign_encode, SignEncode)                         \
+  X(sign_encode_feedback, SignEncodeFeedback)        \
+  X(sign_vote, SignVote)                             \
+  X(signum_encode, SignumEncode)                     \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(swap, Swap)                                      \
   X(three_lc_add_decoded, ThreeLcAddDecoded)         \
   X(three_lc_encode, ThreeLcEncode)                  \
   X(three_lc_encode_feedback, ThreeLcEncodeFeedback) \
+  X(threshold_scan, ThresholdScan)                   \
   X(topk_emit, TopkEmit)                             \
   X(topk_emit_found, TopkEmitFound)                  \
   X(topk_scan, TopkScan)                             \
   X(topk_scan_feedback, TopkScanFeedback)            \
   X(triad, Triad)                                    \
+  X(two_means_add_decoded, BlockSignAddDecoded)      \
+  X(two_means_encode, BlockSignEncode)               \
+  X(two_means_encode_feedback, BlockSignEncodeFeedback)\
   X(twobit_add_decoded, TwobitAddDecoded)            \
   X(twobit_encode, TwobitEncode)                     \
   X(twobit_encode_feedback, TwobitEncodeFeedback)

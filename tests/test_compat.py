@@ -9,10 +9,13 @@ from gradwire.comm.allreduce import AllReduce
 from gradwire.comm.broadcast import Broadcast
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compat import Recipe, from_params
+from gradwire.compressors.efsignsgd import EFSignSGD
 from gradwire.compressors.fp16 import FP16
 from gradwire.compressors.none import Identity
+from gradwire.compressors.onebit_sgd import OneBitSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.signsgd import SignSGD
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
@@ -36,6 +39,10 @@ READ = [
         {"compressor": "powersgd", "compress_rank": 4, "communicator": "allreduce"},
         Recipe(PowerSGD(rank=4), None, AllReduce()),
     ),
+    ({"compressor": "onebit", "memory": "residual"}, Recipe(OneBitSGD(), Residual())),
+    ({"compressor": "efsignsgd", "memory": "efsignsgd", "communicator": "allgather"},
+     Recipe(EFSignSGD(), Residual(), AllGather())),
+    ({"compressor": "signsgd", "memory": "none"}, Recipe(SignSGD(), NoMemory())),
     ({"compressor": "twobit", "threshold": 0.25, "memory": "residual", "beta": 0.9},
      Recipe(TwoBit(threshold=0.25), Residual(beta=0.9))),
 ]  # fmt: skip
@@ -51,11 +58,10 @@ def test_read(params, recipe):
 
 
 @pytest.mark.parametrize(("quantum_num", "bits"), [(1, 2), (2, 3), (3, 3), (4, 4), (7, 4), (64, 8), (127, 8)])
-def test_levels_are_rounded_up_to_whole_bits(quantum_num, bits):
+def test_levels_are_kept_in_as_few_bits_as_hold_them(quantum_num, bits):
     compressor = from_params({"compressor": "qsgd", "quantum_num": quantum_num}).compressor
-    assert compressor == QSGD(bits=bits)
-    assert compressor.levels >= quantum_num
-    assert bits == 2 or QSGD(bits=bits - 1).levels < quantum_num
+    full = 2 ** (bits - 1) - 1
+    assert compressor == QSGD(bits=bits, levels=None if quantum_num == full else quantum_num)
 
 
 def test_world_size_is_ignored_with_a_word():
@@ -63,14 +69,16 @@ def test_world_size_is_ignored_with_a_word():
         assert from_params({"compressor": "none", "world_size": 8}) == Recipe(Identity())
 
 
+def test_the_rate_that_cancels_is_ignored_with_a_word():
+    with pytest.warns(UserWarning, match="lr is ignored: GRACE multiplies by it and divides again"):
+        assert from_params({"compressor": "efsignsgd", "lr": 0.1}) == Recipe(EFSignSGD())
+
+
 REFUSED = [
     ("topk", r"params must be a mapping of names to values, got 'topk'"),
     ({"compressor": 3}, "compressor must be a name, got 3"),
     ({"compressor": ["topk"]}, "compressor must be a name"),
     ({"compressor": "topkk"}, "unknown compressor 'topkk': did you mean 'topk'"),
-    ({"compressor": "dgc"}, "GRACE's 'dgc' is not in gradwire yet; nearest is 'topk' with memory 'residual'. Known: "),
-    ({"compressor": "terngrad"}, "GRACE's 'terngrad' is not in gradwire yet; nearest is 'qsgd'"),
-    ({"compressor": "onebit"}, "GRACE's 'onebit' is 1-bit SGD with two means; gradwire's 'onebit' is MXNet's"),
     ({"memory": "residuals"}, "unknown memory 'residuals': did you mean 'residual'"),
     ({"communicator": "all_gather"}, "unknown strategy 'all_gather': did you mean 'allgather'"),
     ({"compressor": "topk", "communicator": "allreduce"}, "payloads of 'topk' cannot be summed: use .*allgather"),
@@ -91,3 +99,22 @@ REFUSED = [
 def test_refused(params, message):
     with pytest.raises(ConfigError, match=message):
         from_params(params)
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [
+    ("onebit", "onebit_sgd"), ("u8bit", "dynamic8"), ("sketch", "sketchml"), ("adaq", "adaptive_threshold"),
+    ("terngrad", "terngrad"), ("natural", "natural"), ("efsignsgd", "efsignsgd"),
+])  # fmt: skip
+def test_a_method_with_another_name(theirs, ours):
+    assert from_params({"compressor": theirs, "memory": "residual"}).compressor.name == ours
+
+
+def test_a_momentum_that_is_in_the_method_there_is_in_the_memory_here():
+    recipe = from_params({"compressor": "signum", "memory": "none", "momentum": 0.8})
+    assert (recipe.memory.name, recipe.memory.beta) == ("momentum", 0.8)
+    assert from_params({"compressor": "dgc", "memory": "dgc", "momentum": 0.5}).memory.momentum == 0.5
+
+
+def test_a_word_that_another_method_has_itself():
+    assert from_params({"compressor": "threshold", "threshold": 0.25}).compressor.v == 0.25
+    assert from_params({"compressor": "twobit", "threshold": 0.25}).compressor.threshold == 0.25

@@ -16,6 +16,13 @@ GRADWIRE_INLINE F32 onebit_values(U32 word, U32 shifts, float scale) {
   return as_f32(as_u32(set(-scale)) ^ (shl(word, shifts) & set_u32(0x80000000)));
 }
 
+GRADWIRE_INLINE float onebit_scale(const OnebitAddDecoded& k, std::int64_t rank) {
+  if (k.steps.data == nullptr) return k.scale;
+  float step;
+  std::memcpy(&step, k.steps.data + rank * k.steps.stride, sizeof step);
+  return k.scale * step;
+}
+
 GRADWIRE_INLINE void onebit_add_decoded_step(const OnebitAddDecoded& k, std::int64_t i, int count) {
   const U32 shifts = onebit_shifts(), shifts_second = shifts - set_u32(16);
   F32 first = load_ahead(k.out + i, first_of(count)), second = load_ahead(k.out + i + kLanes, second_of(count));
@@ -23,8 +30,9 @@ GRADWIRE_INLINE void onebit_add_decoded_step(const OnebitAddDecoded& k, std::int
   for (std::int64_t w = 0; w < k.codes.count; ++w, codes += k.codes.stride) {
     std::uint32_t word;
     std::memcpy(&word, codes, sizeof word);
-    first = first + onebit_values(set_u32(word), shifts, k.scale);
-    second = second + onebit_values(set_u32(word), shifts_second, k.scale);
+    const float scale = onebit_scale(k, w);
+    first = first + onebit_values(set_u32(word), shifts, scale);
+    second = second + onebit_values(set_u32(word), shifts_second, scale);
   }
   store(k.out + i, first, first_of(count));
   store(k.out + i + kLanes, second, second_of(count));

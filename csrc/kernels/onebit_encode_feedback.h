@@ -1,4 +1,4 @@
-// 1-bit codes of residual + grad; the residual keeps what the steps of one do not say. One pass over memory.
+// 1-bit codes of residual + grad; the residual keeps what the steps do not say. One pass over memory.
 #pragma once
 
 #include "kernels/compensate.h"
@@ -7,9 +7,11 @@
 namespace gradwire::GRADWIRE_TARGET {
 
 GRADWIRE_INLINE Mask onebit_feedback(const OnebitEncodeFeedback& k, std::int64_t i, int count, U32& worst) {
-  const F32 x = compensate(k, i, count, worst), one = set(1.0f);
+  const F32 x = compensate(k, i, count, worst), step = set(k.step);
   const Mask above = gt(x, set(k.threshold));
-  store(k.residual + i, select(above, x - one, x + one), count);
+  const F32 rest = select(above, x - step, x + step);
+  watch(worst, rest);
+  store(k.residual + i, rest, count);
   return above;
 }
 

@@ -160,6 +160,14 @@ GRADWIRE_INLINE F32 lookup(Table4 t, U32 index) {
   return {_mm256_permutevar_ps(t.v, index.lo), _mm256_permutevar_ps(t.v, index.hi)};
 }
 
+struct Table128 { const float* values; };
+GRADWIRE_INLINE Table128 table128(const float* p) { return {p}; }
+GRADWIRE_INLINE F32 lookup(const Table128& t, U32 index) {
+  const __m256i low = _mm256_set1_epi32(127);
+  return {_mm256_i32gather_ps(t.values, _mm256_and_si256(index.lo, low), 4),
+          _mm256_i32gather_ps(t.values, _mm256_and_si256(index.hi, low), 4)};
+}
+
 GRADWIRE_INLINE F32 load_f16(const void* p) {
   const __m128i* q = static_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};

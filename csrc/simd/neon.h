@@ -150,6 +150,16 @@ GRADWIRE_INLINE float32x4_t lookup_(Table4 t, uint32x4_t index) {
 }
 GRADWIRE_INLINE F32 lookup(Table4 t, U32 index) { GRADWIRE_LANES_(F32, lookup_(t, index.v[i])) }
 
+struct Table128 { const float* values; };
+GRADWIRE_INLINE Table128 table128(const float* p) { return {p}; }
+GRADWIRE_INLINE F32 lookup(const Table128& t, U32 index) {
+  std::uint32_t places[kLanes];
+  float lanes[kLanes];
+  store_u32(places, index);
+  for (int i = 0; i < kLanes; ++i) lanes[i] = t.values[places[i] & 127];
+  return load(lanes);
+}
+
 GRADWIRE_INLINE F32 load_f16(const void* p) {
   const std::uint8_t* q = static_cast<const std::uint8_t*>(p);
   GRADWIRE_LANES_(F32, vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(q + 8 * i))))

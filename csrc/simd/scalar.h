@@ -153,6 +153,12 @@ GRADWIRE_INLINE F32 lookup(Table4 t, U32 index) {
   return select(upper, select(odd, t.v[3], t.v[2]), select(odd, t.v[1], t.v[0]));
 }
 
+struct Table128 { const float* values; };
+GRADWIRE_INLINE Table128 table128(const float* p) { return {p}; }
+GRADWIRE_INLINE F32 lookup(const Table128& t, U32 index) {
+  GRADWIRE_LANES_(F32, float, t.values[index.v[i / 4][i % 4] & 127])
+}
+
 // Exact: a subnormal half is an integer times 2^-24, a normal one moves its exponent from bias 15 to bias 127.
 GRADWIRE_INLINE F32 load_f16(const void* p) {
   const U32 half = load_u16(p), magnitude = half & set_u32(0x7fff), shifted = shl(magnitude, 13);

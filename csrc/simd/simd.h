@@ -14,6 +14,7 @@
 #include <cstring>
 
 #define GRADWIRE_INLINE static inline __attribute__((always_inline))
+#define GRADWIRE_LAMBDA __attribute__((always_inline))
 
 namespace gradwire::GRADWIRE_TARGET {
 constexpr int kLanes = 16;
@@ -39,6 +40,11 @@ GRADWIRE_INLINE F32 load_ahead(const float* p, int count) {
   return load(p, count);
 }
 
+// Asks for memory that is read next, a little at a time: a CPU does not foresee where each of many streams goes on.
+GRADWIRE_INLINE void prefetch_run(const std::uint8_t* p, std::int64_t bytes) {
+  for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+}
+
 GRADWIRE_INLINE void store(float* p, F32 x, int count) {
   if (count == kLanes) return store(p, x);
   float lanes[kLanes];
@@ -58,6 +64,20 @@ GRADWIRE_INLINE void store_u16(void* p, U32 x, int count) {
   std::uint16_t lanes[kLanes];
   store_u16(lanes, x);
   std::memcpy(p, lanes, sizeof(std::uint16_t) * count);
+}
+
+GRADWIRE_INLINE U32 load_u8(const void* p, int count) {
+  if (count == kLanes) return load_u8(p);
+  std::uint8_t lanes[kLanes] = {};
+  std::memcpy(lanes, p, std::size_t(count));
+  return load_u8(lanes);
+}
+
+GRADWIRE_INLINE void store_u8(void* p, U32 x, int count) {
+  if (count == kLanes) return store_u8(p, x);
+  std::uint8_t lanes[kLanes];
+  store_u8(lanes, x);
+  std::memcpy(p, lanes, std::size_t(count));
 }
 
 GRADWIRE_INLINE F32 load_f16(const void* p, int count) {

@@ -114,9 +114,35 @@ void check_qsgd(const std::string& target, int bits, bool l2, bool powers) {
   });
 }
 
-void check_all(const std::string& target) {
 #define CHECK(name, ...) \
   check(target, #name, &KernelTable::name, [](Buffers& x, std::int64_t n) { return static_cast<void>(n), __VA_ARGS__; })
+
+BlockSigns block_signs(Buffers& x) { return {x.c.data(), x.bytes.data(), 64}; }
+
+BlockSignAddDecoded block_sign_sum(Buffers& x, std::int64_t n) {
+  return {x.rows(n), x.rows(n), x.a.data(), 64, 0.3f};
+}
+
+void check_signs(const std::string& target) {
+  CHECK(magnitude_sums, MagnitudeSums{x.a.data(), nullptr, x.c.data(), 64});
+  CHECK(magnitude_sums, MagnitudeSums{x.a.data(), x.b.data(), x.c.data(), 64});
+  CHECK(momentum_update, MomentumUpdate{x.a.data(), x.b.data(), x.status.data(), 0.9f, 0.1f});
+  CHECK(signum_encode, SignumEncode{{x.a.data(), x.b.data(), x.status.data(), 0.9f, 0.1f}, x.bytes.data()});
+  CHECK(sign_encode, SignEncode{x.a.data(), x.bytes.data()});
+  CHECK(sign_encode_feedback, SignEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data()});
+  CHECK(sign_add_decoded, SignAddDecoded{x.rows(n), x.a.data(), 0.3f});
+  CHECK(sign_vote, SignVote{x.a.data(), 1.0f});
+  CHECK(scaled_sign_encode, BlockSignEncode{block_signs(x), x.a.data()});
+  CHECK(two_means_encode, BlockSignEncode{block_signs(x), x.a.data()});
+  CHECK(scaled_sign_encode_feedback,
+        BlockSignEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, block_signs(x)});
+  CHECK(two_means_encode_feedback,
+        BlockSignEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, block_signs(x)});
+  CHECK(scaled_sign_add_decoded, block_sign_sum(x, n));
+  CHECK(two_means_add_decoded, block_sign_sum(x, n));
+}
+
+void check_all(const std::string& target) {
   CHECK(triad, Triad{x.a.data(), x.b.data(), x.c.data(), 0.3f, false});
   CHECK(nonfinite, Nonfinite{x.a.data(), x.status.data()});
   CHECK(swap, Swap{x.a.data(), x.b.data()});
@@ -129,13 +155,16 @@ void check_all(const std::string& target) {
     });
   }
   CHECK(twobit_encode, TwobitEncode{x.a.data(), x.bytes.data(), 0.5f});
-  CHECK(twobit_encode_feedback, TwobitEncodeFeedback{{x.a.data(), x.b.data(), nullptr}, x.bytes.data(), 0.5f});
-  CHECK(twobit_encode_feedback, TwobitEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), 0.5f});
+  CHECK(twobit_encode_feedback, TwobitEncodeFeedback{{x.a.data(), x.b.data(), nullptr}, x.bytes.data(), 0.5f, 0.5f});
+  CHECK(twobit_encode_feedback, TwobitEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), 0.5f, 0.5f});
   CHECK(twobit_add_decoded, TwobitAddDecoded{x.rows(n), x.a.data(), 0.3f});
   CHECK(onebit_encode, OnebitEncode{x.a.data(), x.bytes.data(), 0.5f});
-  CHECK(onebit_encode_feedback, OnebitEncodeFeedback{{x.a.data(), x.b.data(), nullptr}, x.bytes.data(), 0.5f});
-  CHECK(onebit_encode_feedback, OnebitEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), 0.5f});
-  CHECK(onebit_add_decoded, OnebitAddDecoded{x.rows(n), x.a.data(), 0.3f});
+  CHECK(onebit_encode_feedback, OnebitEncodeFeedback{{x.a.data(), x.b.data(), nullptr}, x.bytes.data(), 0.5f, 1.0f});
+  CHECK(onebit_encode_feedback,
+        OnebitEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), 0.5f, 0.7f});
+  CHECK(onebit_add_decoded, OnebitAddDecoded{x.rows(n), {nullptr, kRanks, 0}, x.a.data(), 0.3f});
+  CHECK(onebit_add_decoded, OnebitAddDecoded{x.rows(n), x.rows(n), x.a.data(), 0.3f});
+  check_signs(target);
   check(target, "philox", &KernelTable::philox, [](Buffers& x, std::int64_t) {
     return Philox{reinterpret_cast<std::uint32_t*>(x.bytes.data()), 0x123456789abcdef0, 7, 0xfffffff0};
   });

@@ -6,9 +6,10 @@
 Importing it loads torch and the kernels, and neither triton, zmq, the command line nor the benchmarks.
 """
 
-from gradwire import helpers, schedules
+from gradwire import helpers, optim, schedules
 from gradwire.compat import from_params
 from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors.compose import compose
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
 from gradwire.exchange import Exchange
@@ -28,11 +29,13 @@ __all__ = [
     "SimpleCompressor",
     "WireError",
     "__version__",
+    "compose",
     "compress_ddp",
     "compress_optimizer",
     "compressor",
     "from_params",
     "gradwire_hook",
     "helpers",
+    "optim",
     "schedules",
 ]

@@ -21,23 +21,24 @@ from gradwire.memory.base import Memory
 
 __all__ = ["Recipe", "from_params"]
 
-_RENAMED = {"compress_ratio": "ratio", "quantum_num": "bits", "bucket_size": "block", "compress_rank": "rank"}
+_RENAMED = {
+    "compress_ratio": "ratio", "quantum_num": "bits", "bucket_size": "block", "compress_rank": "rank",
+    "momentum": "beta", "quantiles": "buckets", "threshold": "v",
+}  # fmt: skip
+"""GRACE's words in ours, where the method or its memory does not have the same word itself."""
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "topk": {"compress_ratio": 0.3}, "qsgd": {"quantum_num": 127}, "powersgd": {"compress_rank": 1},
 }  # fmt: skip
 
-_MEMORIES = {"powersgd": "residual"}
-"""GRACE's PowerSGD memory is a residual that also holds the warm start, which here is the compressor's state."""
+_MEMORIES = {"powersgd": "residual", "efsignsgd": "residual"}
+"""GRACE's PowerSGD memory is a residual that also holds the warm start, which here is the compressor's state. Its
+EFsignSGD memory multiplies gradients by a constant that the compressor divides by again: a residual without it."""
 
 _COMMUNICATORS = {"all_to_all": "two_phase"}
 
-_NEAREST = {
-    "adaq": "'topk'", "dgc": "'topk' with memory 'residual'", "efsignsgd": "'twobit'", "inceptionn": "'bf16'",
-    "natural": "'qsgd' with quantum_num 7", "randomk": "'topk'", "signsgd": "'twobit'", "signum": "'twobit'",
-    "sketch": "'qsgd'", "terngrad": "'qsgd' with quantum_num 1", "threshold": "'twobit'", "u8bit": "'qsgd'",
-}  # fmt: skip
-"""GRACE's methods, each with what comes nearest to it; one that is registered under its name needs no such hint."""
+_NAMES = {"adaq": "adaptive_threshold", "onebit": "onebit_sgd", "sketch": "sketchml", "u8bit": "dynamic8"}
+"""GRACE's methods that have another name here. Its ``onebit`` is 1-bit SGD; gradwire's is MXNet's code."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,12 @@ def from_params(params: Mapping[str, Any]) -> Recipe:
     Args:
         params: ``compressor``, ``memory`` and ``communicator`` by name, and their parameters:
             ``compress_ratio`` in (0, 1] is our ``ratio``;
-            ``quantum_num`` from 1 to 127, the levels on each side of zero, is rounded up to whole ``bits`` (127: 8);
-            ``bucket_size`` is our ``block``, ``compress_rank`` our ``rank``;
+            ``quantum_num`` from 1 to 127, the levels on each side of zero, is our ``levels`` in as few ``bits`` as hold
+            them (127: 8);
+            ``bucket_size`` is our ``block``, ``compress_rank`` our ``rank``, ``momentum`` the memory's ``beta``,
+            ``quantiles`` our ``buckets``;
             ``threshold``, ``beta``, ``gamma`` and every parameter of ours under its own name are themselves.
-            ``world_size`` is ignored with a warning: the process group knows it.
+            ``world_size`` is ignored with a warning: the process group knows it; so is the ``lr`` of ``efsignsgd``.
 
     Returns:
         The compressor, and the memory and strategy that were named.
@@ -83,13 +86,22 @@ def from_params(params: Mapping[str, Any]) -> Recipe:
     rest = dict(params)
     if rest.pop("world_size", None) is not None:
         warnings.warn("world_size is ignored: the process group knows it", UserWarning, stacklevel=2)
+    if rest.get("compressor") == "efsignsgd" and rest.pop("lr", None) is not None:
+        warnings.warn("lr is ignored: GRACE multiplies by it and divides again", UserWarning, stacklevel=2)
     name, memory_name, communicator = (_pop_name(rest, key) for key in ("compressor", "memory", "communicator"))
     cls = _compressor_class("none" if name is None else name)
     memory_cls = None if memory_name is None else registry.find("memory", _MEMORIES.get(memory_name, memory_name))
-    given = _translate({**_defaults(cls.name, rest), **rest})
+    if memory_name in (None, "none") and cls.memory is not None:
+        # A method that has its momentum in itself there has it in its memory here.
+        memory_cls = registry.find("memory", cls.memory)
+    known = [name for used in (cls, memory_cls) if used is not None for name in _parameters(used)]
+    words = {key: key if key in known else _RENAMED.get(key, key) for key in [*rest, *_RENAMED]}
+    if memory_cls is None or memory_cls.name != "momentum":
+        words["momentum"] = "momentum"  # Another memory's beta is not a momentum.
+    given = _translate({**_defaults(cls.name, rest), **rest}, words)
     compressor: Compressor = cls(**_take(given, cls))
     memory: Memory | None = None if memory_cls is None else memory_cls(**_take(given, memory_cls))
-    _refuse_rest([key for key in rest if _RENAMED.get(key, key) in given], [cls, memory_cls])
+    _refuse_rest([key for key in rest if words[key] in given], [cls, memory_cls])
     strategy: Strategy | None = None
     if communicator is not None:
         strategy = registry.build("comm", _COMMUNICATORS.get(communicator, communicator))
@@ -104,15 +116,7 @@ def _pop_name(params: dict[str, Any], key: str) -> str | None:
 
 
 def _compressor_class(name: str) -> type[Any]:
-    if name == "onebit":
-        raise ConfigError(
-            "GRACE's 'onebit' is 1-bit SGD with two means; gradwire's 'onebit' is MXNet's, which sends "
-            "+1 or -1: if that is what you want, pass gradwire.compressor('onebit') itself"
-        )
-    if name in _NEAREST and name not in registry.names("compressors"):
-        known = ", ".join(registry.names("compressors"))
-        raise ConfigError(f"GRACE's {name!r} is not in gradwire yet; nearest is {_NEAREST[name]}. Known: {known}")
-    return registry.find("compressors", name)
+    return registry.find("compressors", _NAMES.get(name, name))
 
 
 def _defaults(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,14 +125,16 @@ def _defaults(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in defaults.items() if key not in given and _RENAMED[key] not in given}
 
 
-def _translate(params: Mapping[str, Any]) -> dict[str, Any]:
+def _translate(params: Mapping[str, Any], words: Mapping[str, str]) -> dict[str, Any]:
     """Keys and values in our words."""
     given: dict[str, Any] = {}
     for key, value in params.items():
-        ours = _RENAMED.get(key, key)
+        ours = words[key]
         if ours in given:
             raise ConfigError(f"{key!r} and {ours!r} are the same parameter: give one of them")
         given[ours] = _bits(value) if key == "quantum_num" else value
+        if key == "quantum_num" and value != (1 << (given[ours] - 1)) - 1:
+            given["levels"] = value
     return given
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +127,7 @@ class Exchange:
             raise ConfigError(
                 f"memory 'none' loses gradients: the residual is part of {compressor.name!r}; use memory='residual'"
             )
-        if compressor.feedback == "unsafe" and memory.name != "none" and not self.force:
+        if compressor.feedback == "unsafe" and memory.name not in ("none", compressor.memory) and not self.force:
             raise ConfigError(
                 f"memory {memory.name!r} would grow without bound with {compressor!r} (its variance "
                 "factor is 1 or more): use memory='none', more levels or smaller blocks, or force=True"
@@ -187,6 +187,39 @@ class Exchange:
         dense = functools.cache(plan.dense.begin(flat))
         self._bad += [session.run(flat, key, dense) for session in plan.sessions]
         self._bad.append(dense())
+
+    @torch.no_grad()
+    def average(self, flat: Tensor) -> Tensor:
+        """Replace ``flat`` by its mean over the ranks, uncompressed; what is kept stays.
+
+        Args:
+            flat: contiguous float32.
+
+        Returns:
+            bool of one element: whether the mean has a value that is not finite.
+        """
+        self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.nbytes // self.channel.world
+        bad = DenseSession([(0, flat.numel())], self.channel, self.device).begin(flat)()
+        self._bad.append(bad)
+        return bad
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank must save to continue bit for bit: memories, states of the methods, and the step.
+
+        Plain dicts, lists, numbers and tensors; the tensors are those in use. Each rank has its own.
+        """
+        return {"world": self.channel.world, "step": self.step, **self.keeper.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what ``state_dict`` gave on this rank, in a run of the same configuration.
+
+        Raises:
+            ConfigError: the state is of another number of ranks, whose shards were cut elsewhere.
+        """
+        world = self.channel.world
+        require(state["world"] == world, "world of the state", f"{world}, as the group's", state["world"])
+        self.step = state["step"]
+        self.keeper.load_state_dict(state)
 
     def note(self, bad: Tensor) -> None:
         """Count the step as one with a value that is not finite where ``bad``: for what happens after ``run``."""

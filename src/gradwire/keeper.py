@@ -8,7 +8,8 @@ mean stays the same and nothing is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from gradwire.comm._part import Piece, Unit
 from gradwire.types import Key, State, tensor_id
 
 __all__ = ["Keeper"]
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Keeper:
@@ -27,6 +30,7 @@ class Keeper:
         self.worker: dict[str, dict[str, Tensor]] = {}
         self.states: dict[str, State] = {}
         self.owned: dict[str, list[tuple[str, int, Tensor]]] = {}
+        self._loaded: dict[tuple[str, str, int, int], Tensor] = {}
 
     def keep(self, unit: Unit) -> Mapping[str, Tensor]:
         """Flat tensors of the unit's memory, holding what its members had so far."""
@@ -46,6 +50,8 @@ class Keeper:
         kept = {buffer: torch.zeros(piece.numel, device=self.device) for buffer in buffers}
         for buffer, flat in kept.items():
             for name, lo, view in covered(piece, flat):
+                if (saved := self._loaded.pop((name, buffer, lo, view.numel()), None)) is not None:
+                    view.copy_(saved)
                 self.owned.setdefault(name, []).append((buffer, lo, view))
         return kept
 
@@ -66,6 +72,31 @@ class Keeper:
         tensors += [view for views in list(self.owned.values()) for buffer, _, view in views if buffer == "residual"]
         return float(torch.stack([tensor.norm(dtype=torch.float32) for tensor in tensors]).norm()) if tensors else 0.0
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that is kept, by parameter name; the tensors are those in use."""
+        owned = {name: [[buffer, lo, view] for buffer, lo, view in views] for name, views in self.owned.items()}
+        return {"worker": self.worker, "states": self.states, "owned": owned}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Keep copies of what ``state_dict`` gave, in the tensors in use where there are any.
+
+        What an owner kept for its shards waits until a plan asks for the same cut.
+        """
+        for buffer, tensors in saved["worker"].items():
+            restore(self.worker.setdefault(buffer, {}), tensors, self.device)
+        for name, state in saved["states"].items():
+            restore(self.states.setdefault(name, {}), state, self.device)
+        current = {
+            (name, buffer, lo, view.numel()): view for name, views in self.owned.items() for buffer, lo, view in views
+        }
+        for name, views in saved["owned"].items():
+            restore(current, {(name, buffer, lo, view.numel()): view for buffer, lo, view in views}, self.device)
+        self._loaded = {key: view for key, view in current.items() if not self._in_use(key)}
+
+    def _in_use(self, key: tuple[str, str, int, int]) -> bool:
+        name, *place = key
+        return any([buffer, lo, view.numel()] == place for buffer, lo, view in self.owned.get(name, []))
+
     def _gather(self, unit: Unit, kept: dict[str, Tensor]) -> Tensor:
         flat = torch.zeros(unit.numel, dtype=unit.memory.kept_dtype, device=self.device)
         lo = 0
@@ -75,6 +106,15 @@ class Keeper:
                 view.copy_(kept[name])
             kept[name], lo = view, lo + numel
         return flat
+
+
+def restore(into: dict[K, Tensor], saved: Mapping[K, Tensor], device: torch.device) -> None:
+    """Copy what was saved into the tensors of the same name and shape; make those that are missing."""
+    for name, tensor in saved.items():
+        if name in into and into[name].shape == tensor.shape:
+            into[name].copy_(tensor)
+        else:
+            into[name] = tensor.to(device, copy=True)
 
 
 def covered(piece: Piece, flat: Tensor) -> Iterator[tuple[str, int, Tensor]]:

@@ -75,3 +75,44 @@ def test_bad_threshold(bad):
         ConfigError, match=re.escape(f"OneBit.threshold must be a finite number in float32, got {bad!r}")
     ):
         OneBit(threshold=bad)
+
+
+@pytest.mark.parametrize("factor", [2.0**-20, 1.0, 2.0**30])
+@pytest.mark.parametrize("threshold", [0.0, 0.5, -0.25])
+def test_a_mean_step_makes_the_code_scale_with_the_gradient(factor, threshold):
+    code, x = OneBit(threshold, scale="mean"), gaussian(1000)
+    expected = torch.where(x > threshold * x.abs().mean(), x.abs().mean(), -x.abs().mean())
+    out = code.decompress(code.compress(x * factor), (1000,)) / factor
+    torch.testing.assert_close(out, expected, rtol=1e-6, atol=0)
+
+
+def test_one_number_in_front_of_the_same_codes():
+    x = torch.tensor(GOLDEN[:7] + GOLDEN[8:])
+    unit = OneBit(threshold=0.0).compress(x)
+    mean = OneBit(threshold=0.0, scale="mean").compress(x)
+    assert torch.equal(mean[4:], unit)
+    assert mean[:4].view(torch.float32).item() == pytest.approx(float(x.abs().mean()), rel=1e-6)
+
+
+def test_with_a_mean_step_small_gradients_are_not_drowned():
+    code, residual, sent = OneBit(threshold=0.0, scale="mean"), torch.zeros(100), torch.zeros(100)
+    total = torch.zeros(100)
+    for step in range(60):
+        grad = 1e-3 * (gaussian(100) + 0.5 * gaussian(100, seed=step))
+        payload = code.layout((100,)).views(torch.empty(20, dtype=torch.uint8))
+        total += grad
+        code.encode_feedback(grad, residual, payload, {}, Key())
+        code.add_decoded(payload, sent)
+    torch.testing.assert_close(sent + residual, total, rtol=0, atol=1e-5)
+    assert float(residual.norm() / total.norm()) < 0.2
+
+
+def test_a_step_of_zero_is_zero():
+    code = OneBit(scale="mean")
+    assert code.decompress(code.compress(torch.zeros(9)), (9,)).tolist() == [0.0] * 9
+
+
+@pytest.mark.parametrize("bad", ["max", "", 1, None])
+def test_bad_scale(bad):
+    with pytest.raises(ConfigError, match=re.escape(f"OneBit.scale must be 'unit' or 'mean', got {bad!r}")):
+        OneBit(scale=bad)

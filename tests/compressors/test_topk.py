@@ -148,6 +148,79 @@ def test_indices_that_cannot_be_are_refused(change):
         code.decompress(buffer, (70000,))
 
 
+FORMS = ("block", "raw", "rice", "bitmap", "auto")
+
+
+@pytest.mark.parametrize("indices", FORMS)
+@pytest.mark.parametrize("values", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(("n", "ratio"), [(1, 1), (7, 0.3), (200_000, 0.0003), (5000, 0.6), (4096, 1.0)])
+def test_every_form_says_the_same(n, ratio, values, indices):
+    x = gaussian(n)
+    code, plain = TopK(ratio, values, indices), TopK(ratio, values)
+    assert torch.equal(code.decompress(code.compress(x), (n,)), plain.decompress(plain.compress(x), (n,)))
+
+
+@pytest.mark.parametrize("values", ["float16", "bfloat16"])
+def test_what_rounding_loses_stays_in_the_residual(values):
+    code, n = TopK(0.1, values, "rice"), 1000
+    grad, residual = gaussian(n), gaussian(n, seed=1)
+    total, payload = grad + residual, views(code, torch.empty(code.layout((n,)).nbytes, dtype=torch.uint8), n)
+    code.encode_feedback(grad, residual, payload, {}, Key())
+    sent = code.decompress(code.compress(total), (n,))
+    assert torch.equal(residual, total - sent)
+    assert int(((residual != 0) & (sent != 0)).sum()) > 50
+
+
+def test_a_value_that_overflows_drops_the_step():
+    code, grad, residual = TopK(0.5, "float16"), torch.tensor([1e6, 1.0]), torch.tensor([0.5, 0.25])
+    payload, status = views(code, torch.empty(code.layout((2,)).nbytes, dtype=torch.uint8), 2), torch.zeros(1).int()
+    code.encode_feedback(grad, residual, payload, {}, Key(), status)
+    assert status.item() == 1
+    assert grad.tolist() == [0.5, 0.25]
+
+
+@given(n=st.integers(1, 10**7), ratio=st.floats(1e-6, 1))
+@settings(max_examples=200, deadline=None)
+def test_rice_is_near_the_entropy_and_auto_is_the_smallest(n, ratio):
+    bits = {name: 8 * TopK(ratio, indices=name).layout((n,)).nbytes for name in FORMS}
+    assert bits["auto"] == min(bits.values())
+    k = TopK(ratio).count(n)
+    density = k / n
+    entropy = 0 if k == n else n * (-density * math.log2(density) - (1 - density) * math.log2(1 - density))
+    if density < 0.1:
+        assert bits["rice"] - 32 * k <= 1.1 * entropy + 17
+
+
+@pytest.mark.parametrize("places", [[0, 1, 2], [69997, 69998, 69999], [0, 35000, 69999], [0, 69998, 69999]])
+def test_no_places_overflow_their_rice_code(places):
+    x = torch.zeros(70000)
+    x[places] = 1.0
+    code = TopK(3 / 70000, indices="rice")
+    assert code.decompress(code.compress(x), (70000,)).nonzero().view(-1).tolist() == places
+
+
+@pytest.mark.parametrize("indices", ["raw", "rice", "bitmap"])
+def test_a_flipped_bit_of_the_places_is_refused_or_means_other_places(indices):
+    code, x = TopK(0.05, indices=indices), gaussian(100)
+    buffer = code.compress(x)
+    fine = code.decompress(buffer, (100,))
+    for bit in range(8 * 20, 8 * buffer.numel()):
+        bad = buffer.clone()
+        bad[bit // 8] ^= 1 << bit % 8
+        try:
+            out = code.decompress(bad, (100,))
+        except WireError:
+            continue
+        assert int((out != 0).sum()) == 5
+        assert not torch.equal(out, fine)
+
+
+@pytest.mark.parametrize(("name", "bad"), [("values", "int8"), ("indices", "huffman"), ("indices", None)])
+def test_unknown_forms(name, bad):
+    with pytest.raises(ConfigError, match=rf"TopK\.{name} must be one of .*, got {bad!r}"):
+        TopK(**{name: bad})
+
+
 @pytest.mark.parametrize("bad", [0, 0.0, -0.1, 1.5, 2, math.nan, math.inf, True, "0.1", None])
 def test_bad_ratio(bad):
     with pytest.raises(ConfigError, match=re.escape(f"TopK.ratio must be in (0, 1], got {bad!r}")):

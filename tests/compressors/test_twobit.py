@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradwire.compressors.twobit import TwoBit
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key
 
@@ -73,3 +73,69 @@ def test_bad_threshold(bad):
     message = f"TwoBit.threshold must be a finite number > 0 in float32, got {bad!r}"
     with pytest.raises(ConfigError, match=re.escape(message)):
         TwoBit(threshold=bad)
+
+
+def used(code: TwoBit, x: torch.Tensor) -> int:
+    return int(code.compress(x)[:4].view(torch.int32))
+
+
+def entropy(density: float) -> float:
+    """Bits of an element: whether it fires, and its sign."""
+    if not 0 < density < 1:
+        return density
+    return density - density * math.log2(density) - (1 - density) * math.log2(1 - density)
+
+
+@pytest.mark.parametrize("density", [0.0, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.0626, 0.09, 0.2, 0.3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("arrangement", ["random", "crowded", "even"])
+def test_the_adaptive_wire_is_near_the_entropy_and_never_above_the_dense_one(density, arrangement):
+    n = 200_000
+    k = round(density * n)
+    places = {"random": torch.randperm(n, generator=torch.Generator().manual_seed(1))[:k],
+              "crowded": torch.arange(k), "even": torch.arange(k) * n // max(k, 1)}[arrangement]  # fmt: skip
+    x = torch.zeros(n)
+    x[places] = torch.where(gaussian(k) > 0, 1.0, -1.0)
+    code, dense = TwoBit(0.5, "adaptive"), TwoBit(0.5)
+    assert used(code, x) <= 1 + dense.layout((n,)).nbytes
+    if density < 0.1:
+        assert 8 * used(code, x) <= 1.15 * n * entropy(density) + 24
+    assert torch.equal(code.decompress(code.compress(x), (n,)), dense.decompress(dense.compress(x), (n,)))
+
+
+@pytest.mark.parametrize(("threshold", "form"), [(3.5, 2), (0.9, 1), (1e-9, 0)])
+def test_the_first_byte_says_the_form(threshold, form):
+    first = int(TwoBit(threshold, "adaptive").compress(gaussian(4000))[4])
+    assert first == form or (form == 2 and 2 < first < 20)
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 1000])
+def test_the_adaptive_wire_changes_neither_what_is_sent_nor_what_is_kept(n):
+    kept = []
+    for code in (TwoBit(0.8), TwoBit(0.8, "adaptive")):
+        residual, out, layout = gaussian(n, seed=1), torch.zeros(n), code.layout((n,))
+        payload = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
+        code.encode_feedback(gaussian(n), residual, payload, {}, Key())
+        code.add_decoded(payload, out)
+        kept.append((residual, out))
+    assert all(torch.equal(a, b) for a, b in zip(*kept, strict=True))
+
+
+def test_each_shard_takes_its_own_form():
+    x = torch.cat([torch.zeros(1600), torch.ones(1600)])
+    code = TwoBit(0.5, "adaptive")
+    assert [int(code.compress(part)[4]) for part in x.split(1600)] == [2, 0]
+
+
+def test_bytes_that_say_nothing_are_refused():
+    code = TwoBit(1.0, "adaptive")
+    buffer = code.compress(gaussian(500))
+    for change in ((0, 1), (4, 77), (buffer.numel() - 1, 1)):
+        bad = buffer.clone()
+        bad[change[0]] += change[1]
+        with pytest.raises(WireError, match=r"twobit stream of \d+ bytes is not as written"):
+            code.decompress(bad, (500,))
+
+
+def test_an_unknown_wire():
+    with pytest.raises(ConfigError, match=r"TwoBit\.wire must be 'dense' or 'adaptive', got 'auto'"):
+        TwoBit(wire="auto")

@@ -11,6 +11,7 @@ from gradwire.compressors.base import MultiRound
 from gradwire.compressors.bf16 import BF16
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.testing import bounds, contract, feedback, ranks
@@ -54,6 +55,11 @@ class DrawsGlobally(TwoBit):
 class IgnoresTheRank(QSGD):
     def encode(self, x, payload, state, key):
         super().encode(x, payload, state, type(key)(step=key.step))
+
+
+class ChoosesAlone(RandomK):
+    def encode(self, x, payload, state, key):
+        super().encode(x, payload, state, type(key)(seed=key.rank, step=key.step, phase=key.phase))
 
 
 class Overwrites(TwoBit):
@@ -153,6 +159,7 @@ BROKEN = [
     (ChangesItsInput(), contract.check_layout, "changed its input"),
     (DrawsGlobally(), contract.check_determinism, "one key gave two payloads"),
     (IgnoresTheRank(), contract.check_determinism, "step, rank or phase"),
+    (ChoosesAlone(), contract.check_determinism, "they depend on the rank"),
     (Overwrites(), contract.check_decoder, "not close"),
     (MixesUpRanks(), contract.check_many, "differs from the loop"),
     (LeavesRubbish(least=0.5), contract.check_used, "bytes that are not used must be zero"),

@@ -22,7 +22,7 @@ from gradwire.settings import Settings
 def test_memory_follows_the_declared_feedback() -> None:
     for name in registry.names("compressors"):
         compressor = registry.build("compressors", name)
-        wanted = "residual" if compressor.feedback in ("required", "built-in") else "none"
+        wanted = compressor.memory or ("residual" if compressor.feedback in ("required", "built-in") else "none")
         assert default_memory(compressor) == wanted
 
 

@@ -18,6 +18,7 @@ LAYERS = (
     ("schedules", "exchange"),
     ("settings",),
     ("integrations",),
+    ("optim",),
     ("",),
     ("testing",),
     ("bench",),
@@ -25,8 +26,8 @@ LAYERS = (
 )
 """Lowest first. A name is a module or a folder of gradwire; the empty one is ``gradwire/__init__.py``."""
 
-VARIANTS = ("ops", "ops.triton", "compressors", "memory", "comm", "integrations", "bench.models", "bench.data",
-            "bench.tasks", "bench.peers", "cli")  # fmt: skip
+VARIANTS = ("ops", "ops.triton", "compressors", "memory", "comm", "integrations", "optim", "bench.models",
+            "bench.data", "bench.tasks", "bench.peers", "cli")  # fmt: skip
 """Folders of one variant in each file."""
 
 MACHINERY = {"base", "simple", "native"}

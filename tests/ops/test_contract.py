@@ -28,11 +28,23 @@ def _strided(x: Tensor) -> Tensor:
 
 # One element more would still be a valid call.
 FREE = {
-    ("three_lc_add_decoded", "stream"),
     ("moments", "x"),
     ("nonfinite", "x"),
     ("philox", "out"),
+    ("sign_vote", "mean"),
     ("sparse_add_decoded", "out"),
+    ("three_lc_add_decoded", "stream"),
+    ("bitmap_decode", "indices"),
+    ("bitmap_encode", "indices"),
+    ("nonfinite", "x"),
+    ("philox", "out"),
+    ("randomk_add_decoded", "out"),
+    ("randomk_encode", "x"),
+    ("sparse_add_decoded", "out"),
+    ("ternary_add_decoded", "out"),
+    ("ternary_add_decoded", "streams"),
+    ("threshold_add_decoded", "out"),
+    ("threshold_add_decoded", "streams"),
     ("topk_encode", "x"),
 }
 

@@ -16,8 +16,9 @@ def test_encode(n, target, threads, offset):
     for threshold in THRESHOLDS:
         codes = ((code_bytes(n, 1),), torch.uint8)
         x = gradient(n, 1, finite=False)
-        case = Case(onebit_encode, {"x": x}, {"codes": codes}, {"threshold": threshold})
-        check_against_reference(case, target, threads, offset)
+        for inputs in ({"x": x}, {"x": x, "step": torch.tensor([0.7])}):
+            case = Case(onebit_encode, inputs, {"codes": codes}, {"threshold": threshold})
+            check_against_reference(case, target, threads, offset)
 
 
 @sweep
@@ -28,16 +29,18 @@ def test_encode_feedback(n, target, threads, offset, finite, watched):
     outputs = {"grad": gradient(n, 2, finite=finite), "residual": gradient(n, 3), "codes": codes}
     if watched:
         outputs["status"] = torch.tensor([2], dtype=torch.int32)
-    case = Case(onebit_encode_feedback, {}, outputs, {"threshold": -0.25})
-    check_against_reference(case, target, threads, offset)
+    for inputs in ({}, {"step": torch.tensor([0.7])}):
+        case = Case(onebit_encode_feedback, inputs, outputs, {"threshold": -0.25})
+        check_against_reference(case, target, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("ranks", [0, 1, 3])
 def test_add_decoded(n, target, threads, offset, ranks):
     codes = random_bytes((ranks, code_bytes(n, 1)), 4)
-    case = Case(onebit_add_decoded, {"codes": codes}, {"out": gradient(n, 5, finite=False)}, {"scale": 1 / 3}, pitch=3)
-    check_against_reference(case, target, threads, offset)
+    for inputs in ({"codes": codes}, {"codes": codes, "steps": torch.tensor([[0.3], [7.0], [1e-3]])[:ranks]}):
+        case = Case(onebit_add_decoded, inputs, {"out": gradient(n, 5, finite=False)}, {"scale": 1 / 3}, pitch=3)
+        check_against_reference(case, target, threads, offset)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -67,3 +70,10 @@ def test_decoded_and_residual_are_the_input():
     onebit_encode_feedback(grad, residual, codes, 0.5)
     onebit_add_decoded(codes[None], residual, 1.0)
     torch.testing.assert_close(residual, grad, rtol=0, atol=1e-6)
+
+
+def test_a_rest_that_overflows_is_reported():
+    residual, codes, status = torch.zeros(3), torch.empty(4, dtype=torch.uint8), torch.zeros(1, dtype=torch.int32)
+    onebit_encode_feedback(torch.full((3,), 3e38), residual, codes, 2.0, status, torch.tensor([3e38]))
+    assert residual.isinf().all()
+    assert status.item() == 1

@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from gradwire.compressors.onebit import OneBit
+from gradwire import registry
+from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.compose import compose
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.randomk import RandomK
+from gradwire.compressors.strom import Strom
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
+from gradwire.testing import golden
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key
 from gradwire.wire import Packing, frame
@@ -45,14 +50,20 @@ def count(shape):
     return int(np.prod(shape, dtype=np.int64))
 
 
+GOLDEN = Path(__file__).parents[1] / "golden"
+VARIANTS = [variant for name in registry.names("compressors") for variant in golden.variants(GOLDEN, name)]
 CASES = [
-    (TwoBit(threshold=0.25), (37,)), (TopK(ratio=0.1), (5, 8)), (TopK(ratio=0.0001), (300_000,)),
-    (OneBit(threshold=0.0), (33,)), (QSGD(bits=4, block=16), (41,)), (QSGD(bits=7, block=32, norm="l2"), (70,)),
-    (PowerSGD(rank=2), (6, 3, 5)), *[(compressor, (4, 9)) for compressor in every()],
+    (TwoBit(threshold=0.25), (37,)), (TopK(ratio=0.0001), (300_000,)), (PowerSGD(rank=2), (6, 3, 5)),
+    *[(variant, shape) for variant in VARIANTS for shape in ((41,), (10, 100))],
+    (compose(TopK(0.1, indices="rice"), QSGD(bits=4)), (30, 31)), (compose(TopK(0.07), BF16()), (30, 31)),
+    (compose(RandomK(0.1, run=3), QSGD(bits=2)), (29, 31)), (RandomK(0.2, run=7), (9, 11)),
+    *[(TwoBit(t, "adaptive"), (3, 700)) for t in (0.1, 1.0, 1.5, 3.0, 9.0)],
+    *[(Strom(t, "words"), (3, 700)) for t in (0.1, 3.0, 9.0)],
+    (TopK(0.3, "bfloat16", "rice"), (7, 11)), (TopK(0.01, "float16", "auto"), (300_000,)),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("compressor", "shape"), CASES, ids=lambda value: getattr(value, "name", str(value)))
+@pytest.mark.parametrize(("compressor", "shape"), CASES, ids=str)
 def test_a_parser_written_from_the_page(compressor, shape):
     payload = compressor.compress(gaussian(count(shape)).view(shape))
     ours = compressor.decompress(payload, shape).numpy()
@@ -90,6 +101,6 @@ def test_the_message_of_the_page():
         codes[0].decompress(codes[0].compress(gaussian(5)), (5,)),
     )
     np.testing.assert_array_equal(
-        topk.parse(data[16:38], {}, [5]), codes[1].decompress(codes[1].compress(gaussian(5)), (5,))
+        topk.parse(data[16:38], {"ratio": 0.5}, [5]), codes[1].decompress(codes[1].compress(gaussian(5)), (5,))
     )
     assert len(data) == 40

@@ -48,6 +48,12 @@ RECOMMENDED: dict[str, Setup] = {
         "taken in front of the optimizer; with the mean loss it does not learn at all (15 %)",
         loss_scale=64.0,
     ),
+    "signsgd": Setup(
+        "a vote is +1 or -1: divided by 256 it is a step of the right size; of 2 workers' votes half are ties",
+        params={"ties": "zero"},
+        loss_scale=256.0,
+    ),
+    "signum": Setup("a vote is +1 or -1: divided by 256 it is a step of the right size", loss_scale=256.0),
     "twobit": Setup(
         "a threshold of the gradient's size: 0.004 to 0.032 reach the dense accuracy, at 0.001 residuals drain slowly",
         params={"threshold": 0.016},

@@ -11,9 +11,10 @@ Its law, for a compensated gradient x of n float32 elements, a payload p and C(x
     add_decoded(p, out, scale)            out += scale * D(p); the only decoder there is
 
 ``add_decoded`` serves decompression (zeros, 1), the residual (r, -1), the mean over ranks (out, 1/W) and a server's
-accumulator (acc, 1). Two more entries exist for speed, with defaults that follow from the three above:
+accumulator (acc, 1). Three more entries exist for speed, with defaults that follow from the three above:
 
     encode_feedback(grad, residual, p, state, key, status)    x = residual + grad;  residual = x - D(p)
+    encode_momentum(grad, momentum, beta, p, state, key, status)    x = momentum = beta momentum + (1 - beta) grad
     add_decoded_many(payloads, out, scale)                    one payload of each rank, in rank order
 
 Tensors are contiguous float32 in the parameter's shape (a method that does not care flattens them). Payload fields
@@ -188,6 +189,21 @@ class Compressor(ABC):
         # x - D(p) is not finite wherever x is not, and also where D(p) overflowed.
         ops.nonfinite(grad.view(-1), status)
         ops.swap(grad.view(-1), residual.view(-1))
+
+    def encode_momentum(
+        self, grad: Tensor, momentum: Tensor, beta: float, payload: Payload, state: State, key: Key,
+        status: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Mix a gradient into a running mean and encode that: momentum = beta * momentum + (1 - beta) * grad.
+
+        Args:
+            grad: this rank's gradient. Unchanged without ``status``.
+            momentum: overwritten.
+            beta: in [0, 1).
+            status: as in ``encode_feedback``; ``grad`` receives the old momentum.
+        """
+        ops.momentum_update(grad.view(-1), momentum.view(-1), beta, status)
+        self.encode(momentum, payload, state, key)
 
     def settle(self, mean: Tensor) -> None:
         """Turn the mean of the decoded payloads into what the optimizer gets, in place: a vote takes its sign.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from gradwire.comm._agree import agree
 from gradwire.comm._channel import Channel
@@ -18,7 +18,8 @@ from gradwire.exchange import Exchange, Named
 from gradwire.metrics import Metrics
 from gradwire.settings import LONGEST, Settings
 
-__all__ = ["Prepared", "in_memory", "memory_order", "prepare", "trainable"]
+__all__ = ["Prepared", "check_dtypes", "in_memory", "memory_order", "prepare", "prepare_named", "share_start",
+           "trainable"]  # fmt: skip
 
 log = logging.getLogger("gradwire")
 
@@ -36,10 +37,19 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
             )
     params = {name: param for name, param in module.named_parameters() if param.requires_grad}
     require(bool(params), "model", "a module with trainable parameters", type(module).__name__)
+    check_dtypes(params)
+    return params
+
+
+def check_dtypes(params: Mapping[str, Tensor]) -> None:
+    """Refuse parameters whose gradients cannot be exchanged.
+
+    Raises:
+        ConfigError: naming the parameter.
+    """
     allowed = (torch.float32, torch.float16, torch.bfloat16)
     for name, param in params.items():
         require(param.dtype in allowed, f"dtype of {name}", "float32, float16 or bfloat16", param.dtype)
-    return params
 
 
 class Prepared(NamedTuple):
@@ -64,22 +74,35 @@ def prepare(
         ConfigError: a wrong option, the same on every rank.
         GroupError: ranks were given different options or models; every rank raises the same text.
     """
-    if not dist.is_initialized():
+    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
+    device = next((param.device for param in parameters), torch.device("cpu"))
+
+    def select() -> dict[str, nn.Parameter]:
         check()
+        params = {name: param for name, param in trainable(model).items() if only is None or id(param) in only}
+        require(bool(params), "optimizer", "over parameters that are trainable", "none that is")
+        return params
+
+    return prepare_named(select, device, compressor, options, group, **told)
+
+
+def prepare_named(
+    select: Callable[[], dict[str, nn.Parameter]], device: torch.device, compressor: Any, options: Mapping[str, Any],
+    group: dist.ProcessGroup | None, **told: Any,
+) -> Prepared:  # fmt: skip
+    """As ``prepare``, for the parameters that ``select`` names; if it raises, all ranks hear of it."""
+    if not dist.is_initialized():
+        select()
         raise ConfigError(
             "torch.distributed must be initialised: start the script with torchrun and call "
             "torch.distributed.init_process_group() first"
         )
     settings, rest = Settings.split(options)
-    parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
-    device = next((param.device for param in parameters), torch.device("cpu"))
     private = private_group(group, settings.timeout, device)
     prepared: list[Prepared] = []
 
     def describe() -> str:
-        check()
-        params = {name: param for name, param in trainable(model).items() if only is None or id(param) in only}
-        require(bool(params), "optimizer", "over parameters that are trainable", "none that is")
+        params = select()
         exchange = settings.exchange(compressor, rest, private, device)
         exchange.policy.check(exchange.compressor, list(params))
         prepared.append(Prepared(exchange, params))
@@ -88,6 +111,16 @@ def prepare(
     agree(Channel(private, Metrics()), describe, device)
     announce(prepared[0].exchange, shapes_of(prepared[0].params))
     return prepared[0]
+
+
+@torch.no_grad()
+def share_start(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
+    """All ranks start from rank 0's values, as under DDP; they travel as bytes, because Gloo knows few dtypes."""
+    source = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)[0]
+    for tensor in tensors:
+        sent = tensor.detach().contiguous()
+        dist.broadcast(sent.reshape(-1).view(torch.uint8), source, group=group)
+        tensor.copy_(sent)
 
 
 def shapes_of(params: Mapping[str, torch.Tensor]) -> list[Named]:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError, is_float32, require
 from gradwire.exchange import Named
-from gradwire.integrations._setup import in_memory, memory_order, prepare
+from gradwire.integrations._setup import in_memory, memory_order, prepare, share_start
 from gradwire.worker import Worker
 
 __all__ = ["OptimizerState", "compress_optimizer"]
@@ -72,7 +72,7 @@ class OptimizerState:
         self._worker, self._done = Worker(), False
         for param in params.values():
             param.register_post_accumulate_grad_hook(self._fresh)  # type: ignore[no-untyped-call]
-        share_start(model, group)
+        share_start([*model.parameters(), *model.buffers()], group)
 
     def metrics(self) -> dict[str, Any]:
         """Bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals."""
@@ -141,16 +141,6 @@ def check_arguments(optimizer: Optimizer, model: nn.Module, bucket_mb: object) -
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
-
-
-@torch.no_grad()
-def share_start(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """All ranks start from rank 0's parameters and buffers, as under DDP; bytes, because Gloo knows few dtypes."""
-    source = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)[0]
-    for tensor in [*model.parameters(), *model.buffers()]:
-        sent = tensor.detach().contiguous()
-        dist.broadcast(sent.reshape(-1).view(torch.uint8), source, group=group)
-        tensor.copy_(sent)
 
 
 def split(params: Sequence[tuple[str, nn.Parameter]], bucket_mb: float) -> list[list[tuple[str, nn.Parameter]]]:

@@ -1,54 +1,128 @@
 """The operations that the compressors are made of: one per file, with a plain-torch reference and its kernels."""
 
+from gradwire.ops.accumulate import accumulate
+from gradwire.ops.bitmap_decode import bitmap_decode
+from gradwire.ops.bitmap_encode import bitmap_encode
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
+from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
+from gradwire.ops.eightbit_encode import eightbit_encode
+from gradwire.ops.eightbit_encode_feedback import eightbit_encode_feedback
+from gradwire.ops.mean_magnitude import mean_magnitude
 from gradwire.ops.moments import moments
 from gradwire.ops.moments_feedback import moments_feedback
+from gradwire.ops.momentum_update import momentum_update
 from gradwire.ops.native import kernel_info
+from gradwire.ops.natural_add_decoded import natural_add_decoded
+from gradwire.ops.natural_encode import natural_encode
+from gradwire.ops.natural_encode_feedback import natural_encode_feedback
 from gradwire.ops.nonfinite import nonfinite
 from gradwire.ops.onebit_add_decoded import onebit_add_decoded
 from gradwire.ops.onebit_encode import onebit_encode
 from gradwire.ops.onebit_encode_feedback import onebit_encode_feedback
 from gradwire.ops.philox import philox
+from gradwire.ops.prefix_decode import prefix_decode
+from gradwire.ops.prefix_encode import prefix_encode
 from gradwire.ops.qsgd_add_decoded import qsgd_add_decoded
 from gradwire.ops.qsgd_encode import qsgd_encode
 from gradwire.ops.qsgd_encode_feedback import qsgd_encode_feedback
+from gradwire.ops.randomk_add_decoded import randomk_add_decoded
+from gradwire.ops.randomk_encode import randomk_encode
+from gradwire.ops.rans_decode import rans_decode
+from gradwire.ops.rans_encode import rans_encode
+from gradwire.ops.rice_decode import rice_decode
+from gradwire.ops.rice_encode import rice_encode
 from gradwire.ops.round_encode import round_encode
 from gradwire.ops.round_keep import round_keep
+from gradwire.ops.scaled_sign_add_decoded import scaled_sign_add_decoded
+from gradwire.ops.scaled_sign_encode import scaled_sign_encode
+from gradwire.ops.scaled_sign_encode_feedback import scaled_sign_encode_feedback
+from gradwire.ops.sign_add_decoded import sign_add_decoded
+from gradwire.ops.sign_encode import sign_encode
+from gradwire.ops.sign_encode_feedback import sign_encode_feedback
+from gradwire.ops.sign_vote import sign_vote
+from gradwire.ops.signum_encode import signum_encode
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
+from gradwire.ops.strom_encode import strom_encode
+from gradwire.ops.strom_encode_feedback import strom_encode_feedback
 from gradwire.ops.swap import swap
+from gradwire.ops.ternary_add_decoded import ternary_add_decoded
+from gradwire.ops.ternary_encode import ternary_encode
 from gradwire.ops.three_lc_add_decoded import three_lc_add_decoded
 from gradwire.ops.three_lc_encode import three_lc_encode
 from gradwire.ops.three_lc_encode_feedback import three_lc_encode_feedback
+from gradwire.ops.threshold_add_decoded import threshold_add_decoded
+from gradwire.ops.threshold_encode import threshold_encode
+from gradwire.ops.threshold_encode_feedback import threshold_encode_feedback
 from gradwire.ops.topk_encode import topk_encode
 from gradwire.ops.topk_encode_feedback import topk_encode_feedback
+from gradwire.ops.two_means_add_decoded import two_means_add_decoded
+from gradwire.ops.two_means_encode import two_means_encode
+from gradwire.ops.two_means_encode_feedback import two_means_encode_feedback
 from gradwire.ops.twobit_add_decoded import twobit_add_decoded
 from gradwire.ops.twobit_encode import twobit_encode
 from gradwire.ops.twobit_encode_feedback import twobit_encode_feedback
 
 __all__ = [
+    "accumulate",
+    "bitmap_decode",
+    "bitmap_encode",
     "cast_add_decoded",
     "cast_encode",
+    "eightbit_add_decoded",
+    "eightbit_encode",
+    "eightbit_encode_feedback",
     "kernel_info",
+    "mean_magnitude",
     "moments",
     "moments_feedback",
+    "momentum_update",
+    "natural_add_decoded",
+    "natural_encode",
+    "natural_encode_feedback",
     "nonfinite",
     "onebit_add_decoded",
     "onebit_encode",
     "onebit_encode_feedback",
     "philox",
+    "prefix_decode",
+    "prefix_encode",
     "qsgd_add_decoded",
     "qsgd_encode",
     "qsgd_encode_feedback",
+    "randomk_add_decoded",
+    "randomk_encode",
+    "rans_decode",
+    "rans_encode",
+    "rice_decode",
+    "rice_encode",
     "round_encode",
     "round_keep",
+    "scaled_sign_add_decoded",
+    "scaled_sign_encode",
+    "scaled_sign_encode_feedback",
+    "sign_add_decoded",
+    "sign_encode",
+    "sign_encode_feedback",
+    "sign_vote",
+    "signum_encode",
     "sparse_add_decoded",
+    "strom_encode",
+    "strom_encode_feedback",
     "swap",
+    "ternary_add_decoded",
+    "ternary_encode",
     "three_lc_add_decoded",
     "three_lc_encode",
     "three_lc_encode_feedback",
+    "threshold_add_decoded",
+    "threshold_encode",
+    "threshold_encode_feedback",
     "topk_encode",
     "topk_encode_feedback",
+    "two_means_add_decoded",
+    "two_means_encode",
+    "two_means_encode_feedback",
     "twobit_add_decoded",
     "twobit_encode",
     "twobit_encode_feedback",

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-__all__ = ["code_bytes", "pack", "unpack"]
+from gradwire.ops._checks import float32
+
+__all__ = ["code_bytes", "pack", "threshold_of", "unpack"]
 
 
 def code_bytes(n: int, bits: int) -> int:
@@ -31,3 +33,8 @@ def unpack(codes: Tensor, bits: int, n: int) -> Tensor:
     """The first ``n`` values, as uint8."""
     values = codes.unsqueeze(1) >> _shifts(bits, codes.device)
     return values.bitwise_and_(2**bits - 1).view(-1)[:n]
+
+
+def threshold_of(threshold: float, step: Tensor | None) -> Tensor | float:
+    """A threshold in units of the step, in the unit of the tensor."""
+    return float32(threshold) if step is None else step * float32(threshold)

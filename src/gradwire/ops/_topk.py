@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwire.errors import require
 from gradwire.ops._checks import check_vector
 
-__all__ = ["SEGMENT", "check_sparse", "low_bits", "segments", "select", "write_places"]
+__all__ = ["SEGMENT", "check_places", "check_sparse", "low_bits", "read_places", "segments", "select", "write_places"]
 
 SEGMENT = 65536
 
@@ -32,6 +32,13 @@ def check_sparse(op: str, x: Tensor, values: Tensor, indices: Tensor, counts: Te
     check_vector(f"{op}.counts", counts, torch.int32, x, segments(n))
 
 
+def check_places(op: str, indices: Tensor, counts: Tensor, n: int) -> None:
+    """Raise unless these are the places of at most ``n`` elements of ``n``."""
+    check_vector(f"{op}.indices", indices, torch.int16, indices)
+    require(indices.numel() <= n, f"{op}.indices", f"at most n = {n} elements", indices.numel())
+    check_vector(f"{op}.counts", counts, torch.int32, indices, segments(n))
+
+
 def select(x: Tensor, k: int) -> Tensor:
     """The indices of the ``k`` elements of largest magnitude, in increasing order; of equal ones the first are taken.
 
@@ -48,9 +55,15 @@ def select(x: Tensor, k: int) -> Tensor:
 
 
 def write_places(chosen: Tensor, indices: Tensor, counts: Tensor) -> None:
-    """Write sorted indices as places."""
-    indices.copy_(((chosen & 0xFFFF) ^ 0x8000) - 0x8000)
+    """Write sorted indices as places; of ``indices`` what is left becomes 0."""
+    indices.zero_()[: chosen.numel()] = ((chosen & 0xFFFF) ^ 0x8000) - 0x8000
     counts.copy_(torch.bincount(chosen // SEGMENT, minlength=counts.numel()))
+
+
+def read_places(indices: Tensor, counts: Tensor) -> Tensor:
+    """The sorted indices that places stand for, as int64; the counts add up."""
+    starts = torch.arange(counts.numel(), device=counts.device) * SEGMENT
+    return starts.repeat_interleave(counts, output_size=indices.numel()) + low_bits(indices)
 
 
 def low_bits(indices: Tensor) -> Tensor:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import check_status, check_vector, float32
-from gradwire.ops._codes import code_bytes, pack
+from gradwire.ops._checks import check_status, check_vector
+from gradwire.ops._codes import code_bytes, pack, threshold_of
 from gradwire.ops._feedback import compensate
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
@@ -12,32 +12,47 @@ from gradwire.ops.native import kernels
 __all__ = ["onebit_encode_feedback"]
 
 
-def _check(grad: Tensor, residual: Tensor, codes: Tensor, threshold: float, status: Tensor | None = None) -> None:  # noqa: ARG001
+def _check(
+    grad: Tensor,
+    residual: Tensor,
+    codes: Tensor,
+    threshold: float,  # noqa: ARG001
+    status: Tensor | None = None,
+    step: Tensor | None = None,
+) -> None:
     n = grad.numel()
     check_vector("onebit_encode_feedback.grad", grad, torch.float32, grad)
     check_vector("onebit_encode_feedback.residual", residual, torch.float32, grad, n)
     check_vector("onebit_encode_feedback.codes", codes, torch.uint8, grad, code_bytes(n, 1))
     check_status("onebit_encode_feedback.status", status, grad)
+    if step is not None:
+        check_vector("onebit_encode_feedback.step", step, torch.float32, grad, 1)
 
 
 @operation(
     "onebit_encode_feedback(Tensor(a!) grad, Tensor(b!) residual, Tensor(c!) codes, float threshold,"
-    " Tensor(d!)? status=None) -> ()",
+    " Tensor(d!)? status=None, Tensor? step=None) -> ()",
     _check,
 )
 def onebit_encode_feedback(
-    grad: Tensor, residual: Tensor, codes: Tensor, threshold: float, status: Tensor | None = None
+    grad: Tensor,
+    residual: Tensor,
+    codes: Tensor,
+    threshold: float,
+    status: Tensor | None = None,
+    step: Tensor | None = None,
 ) -> None:
-    """Encode r = residual + grad and keep the rest: r > t: 1, r - 1; else 0, r + 1.
+    """Encode r = residual + grad and keep the rest: r > t * step: 1, r - step; else 0, r + step.
 
     Args:
         grad: float32, n elements. Written only where ``status`` is given: it then receives the old residual.
         residual: float32, n elements; becomes what the codes do not say.
         codes: uint8, 4 * ceil(n / 32) bytes, as ``onebit_encode`` writes them.
-        threshold: t, any number, in the unit of grad; rounded to float32. The steps are one whatever t is: smaller
-            gradients drown in them.
-        status: int32, 1 element, or None: bit 0 is set where residual + grad is not finite. Copying ``grad`` back to
+        threshold: t, any number, in units of the step; rounded to float32. It does not change the steps: gradients
+            smaller than they drown in them.
+        status: int32, 1 element, or None: bit 0 is set where r or what is kept is not finite. Copying ``grad`` back to
             ``residual`` then undoes the step.
+        step: float32, 1 element; None: 1.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -50,13 +65,22 @@ def onebit_encode_feedback(
     Source: as ``onebit_encode``.
     """
     x = compensate(grad, residual, status)
-    above = x > float32(threshold)
+    above, size = x > threshold_of(threshold, step), 1 if step is None else step
     pack(above.to(torch.uint8), 1, codes)
-    residual.copy_(torch.where(above, x - 1, x + 1))
+    residual.copy_(torch.where(above, x - size, x + size))
+    if status is not None:
+        status |= ~residual.isfinite().all()
 
 
 @onebit_encode_feedback.kernel("CPU")
-def _cpu(grad: Tensor, residual: Tensor, codes: Tensor, threshold: float, status: Tensor | None = None) -> None:
+def _cpu(
+    grad: Tensor,
+    residual: Tensor,
+    codes: Tensor,
+    threshold: float,
+    status: Tensor | None = None,
+    step: Tensor | None = None,
+) -> None:
     addresses = grad.data_ptr(), residual.data_ptr(), codes.data_ptr()
-    flag = 0 if status is None else status.data_ptr()
-    kernels.onebit_encode_feedback(*addresses, threshold, flag, grad.numel(), torch.get_num_threads())
+    flag, size = (0 if x is None else x.data_ptr() for x in (status, step))
+    kernels.onebit_encode_feedback(*addresses, threshold, flag, size, grad.numel(), torch.get_num_threads())

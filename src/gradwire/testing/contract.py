@@ -99,7 +99,10 @@ def check_layout(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_determinism(compressor: Compressor, x: Tensor) -> None:
-    """The key decides the payload: the same again, and for a random method another one at another step or rank."""
+    """The key decides the payload: the same again, and for a random method another one at another step or rank.
+
+    Payloads that are summed must not depend on the rank.
+    """
     first = encode(compressor, x, Key(step=1))[0]
     torch.rand(1)  # A method that drew from the global generator would notice.
     expect(same(encode(compressor, x, Key(step=1))[0], first), compressor, "one key gave two payloads")
@@ -107,6 +110,12 @@ def check_determinism(compressor: Compressor, x: Tensor) -> None:
     if not compressor.random and not isinstance(compressor, MultiRound):
         expect(all(same(first, other) for other in others), compressor, "is not declared random but depends on the key")
     elif compressor.random and _is_generic(x):
+        if compressor.summable:
+            expect(
+                same(others.pop(1), first),
+                compressor,
+                "payloads of two ranks cannot be summed: they depend on the rank",
+            )
         expect(not any(same(first, other) for other in others), compressor, "step, rank or phase does not matter")
 
 

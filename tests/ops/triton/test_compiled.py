@@ -18,10 +18,18 @@ WIDE, LONG, UNWATCHED = {"bits": 8}, {"bits": 3, "block": 65536}, {"status": Non
 VARIANTS = {
     "cast_add_decoded": [{"payloads": torch.ones(RANKS, N, dtype=torch.bfloat16)}],
     "cast_encode": [{"out": torch.empty(N, dtype=torch.float16)}],
-    "onebit_encode_feedback": [UNWATCHED],
+    "mean_magnitude": [{"residual": None}],
+    "momentum_update": [UNWATCHED],
+    "onebit_add_decoded": [{"steps": None}],
+    "onebit_encode": [{"step": None}],
+    "onebit_encode_feedback": [UNWATCHED, {"step": None}],
     "qsgd_add_decoded": [WIDE, LONG],
     "qsgd_encode": [WIDE, LONG],
     "qsgd_encode_feedback": [WIDE, LONG, UNWATCHED],
+    "scaled_sign_encode_feedback": [UNWATCHED, {"block": 2048}],
+    "sign_encode_feedback": [UNWATCHED],
+    "signum_encode": [UNWATCHED],
+    "two_means_encode_feedback": [UNWATCHED, {"block": 2048}],
     "twobit_encode_feedback": [UNWATCHED],
 }
 

@@ -11,8 +11,9 @@ from tests.ops.triton.checks import check, sizes
 @pytest.mark.parametrize("threshold", [0.5, 0.0, -0.5])
 def test_encode(on, n, threshold):
     codes = {"codes": ((code_bytes(n, 1),), torch.uint8)}
-    case = Case(onebit_encode, {"x": gradient(n, 1, finite=False)}, codes, {"threshold": threshold})
-    check(case, on, n % 3)
+    x = {"x": gradient(n, 1, finite=False)}
+    for inputs in (x, x | {"step": torch.tensor([0.7])}):
+        check(Case(onebit_encode, inputs, codes, {"threshold": threshold}), on, n % 3)
 
 
 @sizes
@@ -26,7 +27,8 @@ def test_encode_feedback(on, n, finite, watched):
     }
     if watched:
         outputs["status"] = torch.tensor([2], dtype=torch.int32)
-    check(Case(onebit_encode_feedback, {}, outputs, {"threshold": -0.25}), on, n % 3)
+    for inputs in ({}, {"step": torch.tensor([0.7])}):
+        check(Case(onebit_encode_feedback, inputs, outputs, {"threshold": -0.25}), on, n % 3)
 
 
 @sizes
@@ -34,4 +36,6 @@ def test_encode_feedback(on, n, finite, watched):
 def test_add_decoded(on, n, scale):
     for ranks in (0, 1, 3):
         codes, out = random_bytes((ranks, code_bytes(n, 1)), 4), gradient(n, 5, finite=False)
-        check(Case(onebit_add_decoded, {"codes": codes}, {"out": out}, {"scale": scale}, pitch=3), on, n % 3)
+        steps = torch.tensor([[0.3], [7.0], [1e-3]])[:ranks]
+        for inputs in ({"codes": codes}, {"codes": codes, "steps": steps}):
+            check(Case(onebit_add_decoded, inputs, {"out": out}, {"scale": scale}, pitch=3), on, n % 3)

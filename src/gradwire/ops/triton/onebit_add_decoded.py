@@ -15,6 +15,8 @@ __all__ = ["onebit_add_decoded"]
 def _kernel(
     codes: tl.tensor,
     stride: tl.tensor,
+    steps: tl.tensor,
+    steps_stride: tl.tensor,
     ranks: tl.tensor,
     out: tl.tensor,
     n: tl.tensor,
@@ -27,13 +29,18 @@ def _kernel(
     total = tl.load(out + i, mask=inside)
     for _ in range(ranks):
         bit = unpack(tl.load(codes + byte, mask=byte < size), 1)
-        total += (2 * bit - 1).to(tl.float32) * scale
+        distance = scale
+        if steps is not None:
+            distance = tl.load(steps) * scale
+            steps += steps_stride
+        # Not plus a negated distance: Triton negates by subtracting from 0, which loses the sign of a zero.
+        total = tl.where(bit != 0, total + distance, total - distance)
         codes += stride
     tl.store(out + i, total, mask=inside)
 
 
-def onebit_add_decoded(codes: Tensor, out: Tensor, scale: float) -> None:
+def onebit_add_decoded(codes: Tensor, out: Tensor, scale: float, steps: Tensor | None = None) -> None:
     """As the operation."""
     (ranks, size), each = codes.shape, BLOCK // 8
-    grid = (triton.cdiv(size, each),)
-    launch(_kernel, grid, codes, codes.stride(0), ranks, out, out.numel(), size, float32(scale), BYTES=each)
+    grid, rows = (triton.cdiv(size, each),), (codes, codes.stride(0), steps, 0 if steps is None else steps.stride(0))
+    launch(_kernel, grid, *rows, ranks, out, out.numel(), size, float32(scale), BYTES=each)

@@ -13,15 +13,23 @@ __all__ = ["onebit_encode"]
 
 @triton.jit
 def _kernel(
-    x: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, threshold: tl.float32, BYTES: tl.constexpr
+    x: tl.tensor,
+    codes: tl.tensor,
+    step: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    threshold: tl.float32,
+    BYTES: tl.constexpr,
 ) -> None:
     byte, i = places(BYTES, 1)
     inside = i < n
+    if step is not None:
+        threshold = tl.load(step) * threshold
     above = tl.load(x + i, mask=inside, other=0.0) > threshold
     tl.store(codes + byte, pack((above & inside).to(tl.int32), 1), mask=byte < size)
 
 
-def onebit_encode(x: Tensor, codes: Tensor, threshold: float) -> None:
+def onebit_encode(x: Tensor, codes: Tensor, threshold: float, step: Tensor | None = None) -> None:
     """As the operation."""
     size, each = codes.numel(), BLOCK // 8
-    launch(_kernel, (triton.cdiv(size, each),), x, codes, x.numel(), size, float32(threshold), BYTES=each)
+    launch(_kernel, (triton.cdiv(size, each),), x, codes, step, x.numel(), size, float32(threshold), BYTES=each)

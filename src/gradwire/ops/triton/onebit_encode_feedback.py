@@ -18,6 +18,7 @@ def _kernel(
     residual: tl.tensor,
     codes: tl.tensor,
     status: tl.tensor,
+    step: tl.tensor,
     n: tl.tensor,
     size: tl.tensor,
     threshold: tl.float32,
@@ -27,18 +28,27 @@ def _kernel(
     inside = i < n
     old = tl.load(residual + i, mask=inside, other=0.0)
     x = old + tl.load(grad + i, mask=inside, other=0.0)
+    distance = 1.0
+    if step is not None:
+        distance = tl.load(step)
+    above = x > distance * threshold
+    rest = tl.where(above, x - distance, x + distance)
     if status is not None:
         tl.store(grad + i, old, mask=inside)
-        flag_nonfinite(x, status)
-    above = x > threshold
+        flag_nonfinite(tl.where(inside, rest, 0.0), status)
     tl.store(codes + byte, pack((above & inside).to(tl.int32), 1), mask=byte < size)
-    tl.store(residual + i, tl.where(above, x - 1.0, x + 1.0), mask=inside)
+    tl.store(residual + i, rest, mask=inside)
 
 
 def onebit_encode_feedback(
-    grad: Tensor, residual: Tensor, codes: Tensor, threshold: float, status: Tensor | None = None
+    grad: Tensor,
+    residual: Tensor,
+    codes: Tensor,
+    threshold: float,
+    status: Tensor | None = None,
+    step: Tensor | None = None,
 ) -> None:
     """As the operation."""
     n, size, each = grad.numel(), codes.numel(), BLOCK // 8
-    t = float32(threshold)
-    launch(_kernel, (triton.cdiv(size, each),), grad, residual, codes, status, n, size, t, BYTES=each)
+    grid, tensors = (triton.cdiv(size, each),), (grad, residual, codes, status, step)
+    launch(_kernel, grid, *tensors, n, size, float32(threshold), BYTES=each)

@@ -1,0 +1,217 @@
+#include "ternary.h"
+
+#include <algorithm>
+
+#include "dispatch.h"
+#include "rice.h"
+
+namespace gradwire {
+
+namespace {
+
+enum Form { kDense = 0, kBitmap = 1, kRice = 2, kWords = 255 };
+
+constexpr int kLargestShift = 30;
+constexpr std::uint64_t kFired = 0xaaaaaaaaaaaaaaaa;  // the upper bit of each code
+
+std::int64_t code_bytes(std::int64_t n) { return (n + 15) / 16 * 4; }
+std::int64_t bytes_of(std::int64_t bits) { return (bits + 7) / 8; }
+
+// 32 codes, the first in the highest bits.
+std::uint64_t codes_at(const TernaryEncode& t, std::int64_t n, std::int64_t i) {
+  return __builtin_bswap64(Bytes{t.codes, code_bytes(n)}.word(i / 4));
+}
+
+// Calls f(place, positive) for every code that is not 0.
+template <class F>
+void for_each(const TernaryEncode& t, std::int64_t n, const F& f) {
+  for (std::int64_t i = 0; i < n; i += 32) {
+    const std::uint64_t word = codes_at(t, n, i);
+    for (std::uint64_t fired = word & kFired; fired != 0;) {
+      const int bit = __builtin_clzll(fired);
+      f(i + bit / 2, (word >> (62 - bit) & 1) != 0);
+      fired ^= std::uint64_t(1) << (63 - bit);
+    }
+  }
+}
+
+std::int64_t count(const TernaryEncode& t, std::int64_t n) {
+  std::int64_t k = 0;
+  for (std::int64_t i = 0; i < n; i += 32) k += __builtin_popcountll(codes_at(t, n, i) & kFired);
+  return k;
+}
+
+std::int64_t quotients(const TernaryEncode& t, std::int64_t n, int shift) {
+  std::int64_t sum = 0, last = -1;
+  for_each(t, n, [&](std::int64_t place, bool) { sum += (place - last - 1) >> shift, last = place; });
+  return sum;
+}
+
+int varint_size(std::int64_t k) {
+  int size = 1;
+  for (; k >= 128; k >>= 7) ++size;
+  return size;
+}
+
+std::uint8_t* put_varint(std::uint8_t* p, std::int64_t k) {
+  for (; k >= 128; k >>= 7) *p++ = std::uint8_t(k | 128);
+  *p++ = std::uint8_t(k);
+  return p;
+}
+
+void write_words(const TernaryEncode& t, std::int64_t n, std::uint8_t* p) {
+  for_each(t, n, [&](std::int64_t place, bool positive) {
+    const std::uint32_t word = std::uint32_t(place) << 1 | std::uint32_t(positive);
+    std::memcpy(p, &word, sizeof word);
+    p += sizeof word;
+  });
+}
+
+void write_bitmap(const TernaryEncode& t, std::int64_t n, std::uint8_t* p) {
+  BitWriter signs(p + bytes_of(n));
+  for_each(t, n, [&](std::int64_t place, bool positive) {
+    p[place / 8] |= std::uint8_t(1u << place % 8);
+    signs.put(positive, 1);
+  });
+  signs.finish();
+}
+
+void write_rice(const TernaryEncode& t, std::int64_t n, std::int64_t k, int shift, std::uint8_t* p) {
+  std::uint8_t* const low = p + bytes_of(k);
+  BitWriter signs(p);
+  RiceWriter gaps(shift, low, low + bytes_of(k * shift));
+  for_each(t, n, [&](std::int64_t place, bool positive) { gaps.put(place), signs.put(positive, 1); });
+  gaps.finish();
+  signs.finish();
+}
+
+struct Choice {
+  int form;
+  std::int64_t size;
+};
+
+void prefer(Choice& best, int form, std::int64_t size) {
+  if (size < best.size) best = {form, size};
+}
+
+Choice choose(const TernaryEncode& t, std::int64_t n, std::int64_t k, int shift) {
+  const std::int64_t counted = 1 + varint_size(k);
+  Choice best = {kDense, 1 + code_bytes(n)};
+  if (t.words) {
+    prefer(best, kWords, counted + 4 * k);
+    return best;
+  }
+  prefer(best, kBitmap, 1 + bytes_of(n) + bytes_of(k));
+  const std::int64_t fixed = counted + bytes_of(k) + bytes_of(k * shift);
+  // The quotients take a pass over the codes: only where the gaps can win.
+  if (fixed + bytes_of(k) < best.size) prefer(best, kRice + shift, fixed + bytes_of(k + quotients(t, n, shift)));
+  return best;
+}
+
+// Adds to a tensor what the entries of a stream say.
+struct Adder {
+  float* out;
+  float step;
+
+  void operator()(std::int64_t place, bool positive) const {
+    out[place] = out[place] + (positive ? step : -step);
+  }
+};
+
+void add_bitmap(Bytes body, const Adder& add, std::int64_t n) {
+  const Bytes signs = body.from(bytes_of(n));
+  Ones places(body.first(bytes_of(n)));
+  std::int64_t place;
+  for (std::int64_t j = 0; (place = places.next()) >= 0 && place < n; ++j) add(place, signs.bits(j, 1) != 0);
+}
+
+void add_words(Bytes body, const Adder& add, std::int64_t n, std::int64_t k) {
+  std::int64_t last = -1;
+  for (std::int64_t j = 0; j < k; ++j) {
+    const std::uint32_t word = std::uint32_t(body.word(4 * j));
+    const std::int64_t place = word >> 1;
+    if (place <= last || place >= n) return;
+    add(place, (word & 1) != 0);
+    last = place;
+  }
+}
+
+void add_rice(Bytes body, const Adder& add, std::int64_t n, std::int64_t k, int shift) {
+  const Bytes low = body.from(bytes_of(k)).first(bytes_of(k * shift));
+  RiceReader places(shift, low, body.from(bytes_of(k) + bytes_of(k * shift)), n);
+  for (std::int64_t j = 0; j < k; ++j) {
+    const std::int64_t place = places.next();
+    if (place < 0) return;
+    add(place, body.bits(j, 1) != 0);
+  }
+}
+
+// The count in front of the entries, which `body` then starts with; 0 where it makes no sense.
+std::int64_t read_varint(Bytes& body, std::int64_t n) {
+  std::int64_t k = 0;
+  for (int i = 0; i < 5 && i < body.size; ++i) {
+    k |= std::int64_t(body.data[i] & 127) << 7 * i;
+    if (body.data[i] >= 128) continue;
+    body = body.from(i + 1);
+    return k <= n ? k : 0;
+  }
+  body = body.from(body.size);
+  return 0;
+}
+
+void add_dense(Bytes body, const TernaryAddDecoded& t, std::int64_t n, int threads) {
+  const std::int64_t whole = std::min(n, body.size / 4 * 16);
+  const TwobitAddDecoded dense = {{body.data, 1, 0}, t.out, t.step};
+  run(&KernelTable::twobit_add_decoded, dense, whole, 16, threads);
+  if (whole == n) return;
+  // A row that ends too early: what is missing is 0, and is added like any other 0.
+  const Adder add = {t.out, t.step};
+  for (std::int64_t i = whole; i < n; ++i) {
+    const std::uint64_t byte = body.word(i / 4) & 255;
+    const int code = int(byte >> (6 - 2 * (i % 4)) & 3);
+    if (code >= 2)
+      add(i, code == 3);
+    else
+      t.out[i] = t.out[i] + 0.0f;
+  }
+}
+
+void add_row(const TernaryAddDecoded& t, Bytes row, std::int64_t n, int threads) {
+  const int form = row.size > 0 ? row.data[0] : int(kDense);
+  Bytes body = row.from(1);
+  const Adder add = {t.out, t.step};
+  if (form == kDense) return add_dense(body, t, n, threads);
+  count_call();
+  if (form == kBitmap) return add_bitmap(body, add, n);
+  const std::int64_t k = read_varint(body, n);
+  if (form == kWords) return add_words(body, add, n, k);
+  if (form - kRice <= kLargestShift) add_rice(body, add, n, k, form - kRice);
+}
+
+}  // namespace
+
+void ternary_encode(const TernaryEncode& t, std::int64_t n) {
+  count_call();
+  const std::int64_t k = count(t, n);
+  const int shift = rice_shift(n, k);
+  const Choice choice = choose(t, n, k, shift);
+  std::memset(t.stream, 0, std::size_t(1 + code_bytes(n)));
+  t.stream[0] = std::uint8_t(choice.form);
+  *t.used = std::int32_t(choice.size);
+  std::uint8_t* const body = t.stream + 1;
+  if (choice.form == kDense)
+    std::copy_n(t.codes, code_bytes(n), body);
+  else if (choice.form == kBitmap)
+    write_bitmap(t, n, body);
+  else if (choice.form == kWords)
+    write_words(t, n, put_varint(body, k));
+  else
+    write_rice(t, n, k, shift, put_varint(body, k));
+}
+
+void ternary_add_decoded(const TernaryAddDecoded& t, std::int64_t n, int threads) {
+  for (std::int64_t w = 0; w < t.streams.count; ++w)
+    add_row(t, {t.streams.data + w * t.streams.stride, t.length}, n, threads);
+}
+
+}  // namespace gradwire

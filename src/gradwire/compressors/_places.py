@@ -1,0 +1,122 @@
+"""How a payload says which elements it holds: k increasing places below n, in fields whose sizes follow from both.
+
+In memory places are always blocks: the count of each segment of 65536 elements, and the low 16 bits of each place. A
+form that is not ``block`` is made from these and read back into them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.ops._rice import rice_bytes
+from gradwire.ops._topk import read_places, segments, write_places
+from gradwire.types import Field, Payload
+
+__all__ = ["FORMS", "Form", "smallest"]
+
+
+class Form(ABC):
+    """One way to write places."""
+
+    @abstractmethod
+    def fields(self, n: int, k: int) -> tuple[Field, ...]:
+        """Fields that hold any ``k`` places below ``n``."""
+
+    def buffers(self, fields: Payload, n: int, k: int) -> tuple[Tensor, Tensor]:
+        """Room for counts and indices; where they are the fields themselves, there is nothing to write."""
+        device = fields[0].device
+        indices = torch.empty(k, dtype=torch.int16, device=device)
+        return torch.empty(segments(n), dtype=torch.int32, device=device), indices
+
+    @abstractmethod
+    def write(self, counts: Tensor, indices: Tensor, fields: Payload, n: int) -> None:
+        """Fill the fields."""
+
+    @abstractmethod
+    def read(self, fields: Payload, n: int, k: int) -> tuple[Tensor, Tensor]:
+        """Counts and indices of one payload; of bytes that make no sense, as many places as do."""
+
+    def nbits(self, n: int, k: int) -> int:
+        return 8 * sum(field.nbytes for field in self.fields(n, k))
+
+
+class Block(Form):
+    """As in memory: 16 bits a place and 32 for each 65536 elements. The fastest."""
+
+    def fields(self, n: int, k: int) -> tuple[Field, ...]:
+        return Field("counts", torch.int32, segments(n)), Field("indices", torch.int16, k)
+
+    def buffers(self, fields: Payload, n: int, k: int) -> tuple[Tensor, Tensor]:
+        counts, indices = fields
+        return counts, indices
+
+    def write(self, counts: Tensor, indices: Tensor, fields: Payload, n: int) -> None:
+        return
+
+    def read(self, fields: Payload, n: int, k: int) -> tuple[Tensor, Tensor]:
+        return self.buffers(fields, n, k)
+
+
+class Raw(Form):
+    """32 bits a place, for readers who want no more than a loop."""
+
+    def fields(self, n: int, k: int) -> tuple[Field, ...]:
+        return (Field("indices", torch.int32, k),)
+
+    def write(self, counts: Tensor, indices: Tensor, fields: Payload, n: int) -> None:
+        fields[0].copy_(read_places(indices, counts))
+
+    def read(self, fields: Payload, n: int, k: int) -> tuple[Tensor, Tensor]:
+        counts, indices = self.buffers(fields, n, k)
+        places = fields[0].long()
+        before = places.cummax(0).values[:-1] if k else places
+        rising = torch.cat([places[:1] >= 0, places[1:] > before]) & (places < n)
+        write_places(places[rising.long().cumprod(0).bool()], indices, counts)
+        return counts, indices
+
+
+class Rice(Form):
+    """Golomb-Rice codes of the gaps: within a bit a place of the entropy."""
+
+    def fields(self, n: int, k: int) -> tuple[Field, ...]:
+        return (Field("rice", torch.uint8, sum(rice_bytes(n, k))),)
+
+    def write(self, counts: Tensor, indices: Tensor, fields: Payload, n: int) -> None:
+        ops.rice_encode(indices, counts, fields[0], n)
+
+    def read(self, fields: Payload, n: int, k: int) -> tuple[Tensor, Tensor]:
+        counts, indices = self.buffers(fields, n, k)
+        ops.rice_decode(fields[0], indices, counts, n)
+        return counts, indices
+
+
+class Bitmap(Form):
+    """A bit an element: small where more than a third of them is sent."""
+
+    def fields(self, n: int, k: int) -> tuple[Field, ...]:
+        return (Field("bitmap", torch.uint8, -(-n // 8)),)
+
+    def write(self, counts: Tensor, indices: Tensor, fields: Payload, n: int) -> None:
+        ops.bitmap_encode(indices, counts, fields[0], n)
+
+    def read(self, fields: Payload, n: int, k: int) -> tuple[Tensor, Tensor]:
+        counts, indices = self.buffers(fields, n, k)
+        ops.bitmap_decode(fields[0], indices, counts, n)
+        return counts, indices
+
+
+FORMS: dict[str, Form] = {"block": Block(), "raw": Raw(), "rice": Rice(), "bitmap": Bitmap()}
+"""Name to form."""
+
+
+def smallest(n: int, k: int) -> str:
+    """The name of the form that takes the fewest bytes for ``k`` places below ``n``, of equal ones the first.
+
+    >>> smallest(10_000, 100), smallest(10_000, 7_000)
+    ('rice', 'bitmap')
+    """
+    return min(FORMS, key=lambda name: FORMS[name].nbits(n, k))

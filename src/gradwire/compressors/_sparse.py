@@ -1,0 +1,159 @@
+"""What sparsifiers share: a payload that comes apart into values and places.
+
+    select(x, values, places)          values[j] = x[place j]
+    scatter(values, places, out, s)    out[place j] += s * values[j]
+
+The number of values follows from the shape, so another compressor may encode them. Whatever is done to the values, the
+residual is exact: it is 0 where an element was sent, plus what its value lost.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.compressors.base import Compressor
+from gradwire.types import Field, Key, Layout, Payload, State
+
+__all__ = ["Sparsifier", "arranged", "ordered", "rows_of"]
+
+
+def rows_of(payload: Payload) -> Payload:
+    """One payload as those of a group of one."""
+    return tuple(field.unsqueeze(0) for field in payload)
+
+
+def arranged(fields: Sequence[Field]) -> list[int]:
+    """The order in which fields travel, the larger items first: then no byte lies unused between two of them.
+
+    >>> arranged([Field("codes", torch.uint8, 3), Field("counts", torch.int32, 1)])
+    [1, 0]
+    """
+    return sorted(range(len(fields)), key=lambda i: -fields[i].dtype.itemsize)
+
+
+def ordered(payload: Payload, order: Sequence[int]) -> Payload:
+    """The fields of a payload that was ``arranged``, in their own order."""
+    return tuple(payload[place] for place in sorted(range(len(order)), key=lambda place: order[place]))
+
+
+class Sparsifier(Compressor):
+    """A method that sends some of the elements; it works on flat tensors."""
+
+    @property
+    def value_type(self) -> torch.dtype:
+        """How a value travels."""
+        return torch.float32
+
+    @property
+    def exact(self) -> bool:
+        """Before it is rounded a value is the element itself, not a multiple of it."""
+        return True
+
+    @abstractmethod
+    def slots(self, n: int) -> int:
+        """How many values are sent of ``n`` elements."""
+
+    @abstractmethod
+    def places(self, n: int) -> tuple[Field, ...]:
+        """The fields that say where the values belong."""
+
+    @abstractmethod
+    def select(self, x: Tensor, values: Tensor, places: Payload, key: Key, scale: float = 1.0) -> None:
+        """Write the places, and ``scale`` times the values there.
+
+        Args:
+            x: float32, (n,).
+            values: float32, (slots(n),).
+            places: as ``places(n)``.
+            key: of the random stream.
+            scale: multiplies the elements; 1 but for summable methods.
+        """
+
+    @abstractmethod
+    def scatter(self, values: Tensor, places: Payload, out: Tensor, scale: float) -> None:
+        """``out[place] += scale * value``, rank after rank; safe whatever the places are.
+
+        Args:
+            values: float32, (W, slots(n)).
+            places: one row for each rank.
+            out: float32, (n,).
+            scale: of every payload.
+        """
+
+    def select_feedback(
+        self, grad: Tensor, residual: Tensor, values: Tensor, places: Payload, key: Key, status: Tensor | None
+    ) -> None:
+        """``select`` from residual + grad, which the residual becomes, with 0 where it was sent."""
+        ops.accumulate(grad, residual, status)
+        self.select(residual, values, places, key)
+        self.scatter(values.unsqueeze(0), rows_of(places), residual, -1.0)
+
+    def give_back(self, lost: Tensor, places: Payload, residual: Tensor, status: Tensor | None) -> None:
+        """Add to the residual what the values lost on their way, where they were."""
+        self.scatter(lost.unsqueeze(0), rows_of(places), residual, 1.0)
+        if status is not None:
+            ops.nonfinite(lost, status)
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        fields = self._fields(math.prod(shape))
+        return Layout(tuple(fields[i] for i in arranged(fields)))
+
+    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        self.encode_scaled(x, 1.0, payload, state, key)
+
+    def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
+        values, places = self._apart(payload, x.numel())
+        full = self._full(values)
+        self.select(x.view(-1), full, places, key, scale)
+        if full is not values:
+            values.copy_(full)
+
+    def encode_feedback(
+        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
+    ) -> None:
+        if not self.exact:
+            super().encode_feedback(grad, residual, payload, state, key, status)
+            return
+        values, places = self._apart(payload, grad.numel())
+        full = self._full(values)
+        self.select_feedback(grad.view(-1), residual.view(-1), full, places, key, status)
+        if full is not values:
+            values.copy_(full)
+            self.give_back(full.sub_(values.float()), places, residual.view(-1), status)
+
+    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self.add_decoded_many(rows_of(payload), out, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        values, places = self._apart(payloads, out.numel())
+        self.scatter(values.float(), places, out.view(-1), scale)
+
+    def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
+        n = math.prod(shape)
+        self.check_places(self._apart(payload, n)[1], n)
+
+    def check_places(self, places: Payload, n: int) -> None:
+        """Refuse places that are not what the method writes.
+
+        Raises:
+            WireError: they are not.
+        """
+        return
+
+    def _fields(self, n: int) -> tuple[Field, ...]:
+        return Field("values", self.value_type, self.slots(n)), *self.places(n)
+
+    def _apart(self, payload: Payload, n: int) -> tuple[Tensor, Payload]:
+        """The values, and the places."""
+        values, *places = ordered(payload, arranged(self._fields(n)))
+        return values, tuple(places)
+
+    def _full(self, values: Tensor) -> Tensor:
+        """Room for the values as they are: the payload's own where it holds float32."""
+        return values if values.dtype == torch.float32 else torch.empty_like(values, dtype=torch.float32)

@@ -1,0 +1,56 @@
+"""What the codes of +t, 0 and -t share where their form follows from how many are not 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.errors import WireError
+from gradwire.ops._codes import code_bytes
+from gradwire.ops._ternary import capacity
+from gradwire.types import Field, Layout, Payload
+
+__all__ = ["add_streams", "check_stream", "codes_for", "shrink", "stream_layout"]
+
+
+def stream_layout(n: int) -> Layout:
+    """Room for ``n`` codes in any form; a payload of variable size."""
+    return Layout((Field("used", torch.int32, 1), Field("stream", torch.uint8, capacity(n))))
+
+
+def codes_for(x: Tensor) -> Tensor:
+    """Room for the 2-bit codes of x, from which the smallest form is made: a sixteenth of x."""
+    return torch.empty(code_bytes(x.numel(), 2), dtype=torch.uint8, device=x.device)
+
+
+def shrink(codes: Tensor, payload: Payload, n: int, words: bool = False) -> None:
+    """Write the codes in their smallest form."""
+    used, stream = payload
+    ops.ternary_encode(codes, used, stream, n, words)
+
+
+def add_streams(payloads: Payload, out: Tensor, threshold: float, scale: float) -> None:
+    """``out += scale * sum of the payloads``, one row of each field for each rank."""
+    ops.ternary_add_decoded(payloads[1], out.view(-1), threshold, scale)
+
+
+def check_stream(name: str, payload: Payload, shape: Sequence[int], words: bool = False) -> None:
+    """Refuse a stream that is not the one into which what it says is encoded.
+
+    Raises:
+        WireError: it is not.
+    """
+    n = math.prod(shape)
+    used, stream = payload
+    said = torch.zeros(n, device=stream.device)
+    ops.ternary_add_decoded(stream.unsqueeze(0), said, 1.0, 1.0)
+    codes, again = codes_for(said), (torch.empty_like(used), stream.new_empty(capacity(n)))
+    ops.twobit_encode(said, codes, 0.5)
+    shrink(codes, again, n, words)
+    size = int(again[0])
+    if int(used) != size or not torch.equal(stream[:size], again[1][:size]) or bool(stream[size:].any()):
+        raise WireError(f"{name} stream of {int(used)} bytes is not as written: what it says takes {size}, in one form")

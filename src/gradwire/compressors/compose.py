@@ -1,0 +1,183 @@
+"""Two methods in one: a sparse one chooses elements, another one encodes their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire import registry
+from gradwire.compressors._sparse import Sparsifier, arranged, ordered, rows_of
+from gradwire.compressors.base import Compressor, Feedback
+from gradwire.errors import require
+from gradwire.types import Field, Key, Layout, Payload, State
+
+__all__ = ["Compose", "compose"]
+
+
+@dataclass(frozen=True)
+class Compose(Compressor):
+    """Let ``outer`` choose the elements and ``inner`` encode their values: top-k with 4-bit values, for instance.
+
+    C(x) = S'(Q(S x)), S x the k chosen elements, Q the inner method on a tensor of k, S' back to their places.
+
+        both contractions    delta = delta_outer(n) delta_inner(k)
+        both unbiased        omega = (1 + omega_outer(n)) (1 + omega_inner(k)) - 1
+
+    The residual is exact whatever the inner method does: m = x - C(x), so an element that was sent keeps what its value
+    lost. The payload has the fields of the values and then those of the places, the larger items first; of values of
+    variable size the stream is last.
+
+    Args:
+        outer: a method whose payload comes apart into values and places: ``topk``, ``randomk``. Its own type of values
+            is ignored.
+        inner: any method of one round; it sees the chosen values as one tensor, in the order of their places.
+
+    Raises:
+        ConfigError: the outer method does not come apart, or the inner one takes several rounds or keeps a memory of
+            its own.
+
+    Example:
+        >>> from gradwire.compressors.qsgd import QSGD
+        >>> from gradwire.compressors.topk import TopK
+        >>> code = compose(TopK(0.4), QSGD(bits=4))
+        >>> code.decompress(code.compress(torch.tensor([1.0, -7.0, 3.0, -2.0, 7.0])), (5,)).tolist()
+        [0.0, -7.0, 0.0, 0.0, 7.0]
+
+    Source:
+        D. Basu, D. Data, C. Karakus, S. Diggavi, "Qsparse-local-SGD: Distributed SGD with Quantization, Sparsification,
+        and Local Computations", NeurIPS 2019.
+    """
+
+    outer: Compressor = registry.build("compressors", "topk")  # noqa: RUF009
+    inner: Compressor = registry.build("compressors", "qsgd")  # noqa: RUF009
+
+    name = "compose"
+    reference = "D. Basu, D. Data, C. Karakus, S. Diggavi, Qsparse-local-SGD, NeurIPS 2019"
+
+    def __post_init__(self) -> None:
+        apart = isinstance(self.outer, Sparsifier)
+        require(apart, "Compose.outer", "a method of values and places, such as topk or randomk", self.outer)
+        plain = isinstance(self.inner, Compressor) and self.inner.rounds_needed == 1 and self.inner.advice == 0
+        require(plain and self.inner.memory is None, "Compose.inner", "a compressor of one round", self.inner)
+
+    @property
+    def _outer(self) -> Sparsifier:
+        assert isinstance(self.outer, Sparsifier)
+        return self.outer
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        """Where both are."""
+        return self.outer.unbiased and self.inner.unbiased
+
+    @property
+    def random(self) -> bool:  # type: ignore[override]
+        """Where either is."""
+        return self.outer.random or self.inner.random
+
+    @property
+    def fixed_size(self) -> bool:  # type: ignore[override]
+        """As the inner method."""
+        return self.inner.fixed_size
+
+    @property
+    def feedback(self) -> Feedback:
+        if "unsafe" in (self.outer.feedback, self.inner.feedback):
+            return "unsafe"
+        return "required" if self.outer.feedback == "required" else "optional"
+
+    @property
+    def contraction(self) -> bool:
+        return self.outer.contraction and self.inner.contraction
+
+    def delta(self, n: int) -> float:
+        return self.outer.delta(n) * self.inner.delta(self._outer.slots(n)) if self.contraction else 0.0
+
+    def omega(self, n: int) -> float:
+        return (1 + self.outer.omega(n)) * (1 + self.inner.omega(self._outer.slots(n))) - 1
+
+    @property
+    def alignment(self) -> int:
+        return self.outer.alignment
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        fields, order = self._fields(math.prod(shape))
+        return Layout(tuple(fields[i] for i in order))
+
+    def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
+        n = math.prod(shape)
+        return {**self.outer.init_state((n,), key, device), **self.inner.init_state(self._slots(n), key, device)}
+
+    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        values, (coded, places) = self._values(x), self._apart(payload, x.numel())
+        self._outer.select(x.view(-1), values, places, key)
+        self.inner.encode(values, coded, state, key)
+
+    def encode_feedback(
+        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
+    ) -> None:
+        if not self._outer.exact:
+            super().encode_feedback(grad, residual, payload, state, key, status)
+            return
+        values, (coded, places) = self._values(grad), self._apart(payload, grad.numel())
+        self._outer.select_feedback(grad.view(-1), residual.view(-1), values, places, key, status)
+        self.inner.encode(values, coded, state, key)
+        self.inner.add_decoded(coded, values, -1.0)
+        self._outer.give_back(values, places, residual.view(-1), status)
+
+    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        coded, places = self._apart(payload, out.numel())
+        values = self._values(out).zero_()
+        self.inner.add_decoded(coded, values)
+        self._outer.scatter(values.unsqueeze(0), rows_of(places), out.view(-1), scale)
+
+    def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
+        n = math.prod(shape)
+        coded, places = self._apart(payload, n)
+        self._outer.check_places(places, n)
+        self.inner.check_payload(coded, self._slots(n))
+
+    def _slots(self, n: int) -> tuple[int]:
+        return (self._outer.slots(n),)
+
+    def _values(self, x: Tensor) -> Tensor:
+        return torch.empty(self._slots(x.numel()), dtype=torch.float32, device=x.device)
+
+    def _fields(self, n: int) -> tuple[tuple[Field, ...], list[int]]:
+        """Those of the values and then those of the places, and the order in which they travel."""
+        values = self.inner.layout(self._slots(n)).fields
+        fields = (*values, *self._outer.places(n))
+        order = arranged(fields)
+        if not self.fixed_size:
+            order.append(order.pop(order.index(len(values) - 1)))
+        return fields, order
+
+    def _apart(self, payload: Payload, n: int) -> tuple[Payload, Payload]:
+        """The values' payload, and the places."""
+        fields, order = self._fields(n)
+        end = len(fields) - len(self._outer.places(n))
+        own = ordered(payload, order)
+        return own[:end], own[end:]
+
+
+def compose(outer: Compressor, inner: Compressor) -> Compose:
+    """The elements that ``outer`` chooses, with values that ``inner`` encodes.
+
+    Args:
+        outer: ``TopK(...)`` or ``RandomK(...)``.
+        inner: any compressor of one round.
+
+    Raises:
+        ConfigError: they do not fit together.
+
+    Example:
+        >>> from gradwire.compressors.bf16 import BF16
+        >>> from gradwire.compressors.topk import TopK
+        >>> compose(TopK(0.01), BF16()).inner
+        BF16()
+    """
+    return Compose(outer, inner)

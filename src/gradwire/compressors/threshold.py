@@ -1,0 +1,95 @@
+"""Everything above a fixed threshold, with its value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.compressors.base import Compressor, Feedback
+from gradwire.errors import WireError, is_float32, require
+from gradwire.ops._threshold import capacity
+from gradwire.types import Field, Key, Layout, Payload, State
+
+__all__ = ["Threshold"]
+
+
+@dataclass(frozen=True)
+class Threshold(Compressor):
+    """Send the elements with |x| > v, exactly, and keep the rest.
+
+    C(x) = x where |x| > v, 0 elsewhere:  |C(x) - x|^2 <= v^2 (n - k), k elements sent.
+
+    How many are sent follows from the values, so the payload is of variable size: 6 bytes an element that is sent, or 4
+    and a bit for each of the n, or 4 n, whichever is smallest. A NaN is sent, so it reaches every rank. Nothing at all
+    may be sent; zeros never are.
+
+    Args:
+        v: v >= 0, in the gradient's unit: twice and more of its typical magnitude, or nearly everything is sent. 0
+            sends what is not 0, which suits gradients of embeddings.
+
+    Raises:
+        ConfigError: v is not a number >= 0 in float32.
+
+    Example:
+        >>> code = Threshold(v=2.0)
+        >>> code.decompress(code.compress(torch.tensor([1.0, -5.0, 2.0, -2.5])), (4,)).tolist()
+        [0.0, -5.0, 0.0, -2.5]
+
+    Source:
+        A. Dutta, E. H. Bergou, A. M. Abdelmoniem, C.-Y. Ho, A. N. Sahu, M. Canini, P. Kalnis, "On the Discrepancy
+        between the Theoretical Analysis and Practical Implementations of Compressed Communication for Distributed Deep
+        Learning", AAAI 2020.
+    """
+
+    v: float = 0.01
+
+    name = "threshold"
+    reference = "A. Dutta et al., On the Discrepancy between Theory and Practice of Compressed Communication, AAAI 2020"
+    elementwise = True
+    fixed_size = False
+
+    def __post_init__(self) -> None:
+        require(is_float32(self.v) and self.v >= 0, "Threshold.v", "a finite number >= 0 in float32", self.v)
+
+    @property
+    def feedback(self) -> Feedback:
+        return "required"
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        room = capacity(math.prod(shape))
+        return Layout((Field("used", torch.int32, 1), Field("stream", torch.uint8, room)))
+
+    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        used, stream = payload
+        ops.threshold_encode(x.view(-1), used, stream, self.v)
+
+    def encode_feedback(
+        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
+    ) -> None:
+        used, stream = payload
+        ops.threshold_encode_feedback(grad.view(-1), residual.view(-1), used, stream, self.v, status)
+
+    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        ops.threshold_add_decoded(payloads[1], out.view(-1), scale)
+
+    def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
+        """Refuse a stream that is not the one into which the elements it sends are encoded.
+
+        Raises:
+            WireError: it is not: an unknown form, a count that does not fit, a value that is not above the threshold.
+        """
+        used, stream = payload
+        said = torch.zeros(math.prod(shape), device=stream.device)
+        ops.threshold_add_decoded(stream.unsqueeze(0), said, 1.0)
+        size, again = torch.empty_like(used), torch.empty_like(stream)
+        ops.threshold_encode(said, size, again, self.v)
+        if not torch.equal(size, used) or not torch.equal(again, stream):
+            raise WireError(f"threshold stream of {int(used)} bytes is not as written: what it says takes {int(size)}")

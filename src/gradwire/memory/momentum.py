@@ -1,0 +1,63 @@
+"""Momentum on the sender's side: what is compressed is a running mean of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, is_float32, require
+from gradwire.memory.base import Memory
+from gradwire.types import Key, Payload, State
+
+__all__ = ["Momentum"]
+
+
+@dataclass(frozen=True)
+class Momentum(Memory):
+    """Compress the running mean of the gradients; nothing that was not sent comes back: 4 bytes an element.
+
+    u = beta u + (1 - beta) g, from u = 0;  phi: x = u.
+
+    Args:
+        beta: in [0, 1); how much of the mean stays. Larger: less noise in the signs, and a slower answer.
+
+    Raises:
+        ConfigError: beta is outside its range.
+
+    Example:
+        >>> Momentum().buffers
+        ('momentum',)
+
+    Source:
+        J. Bernstein, J. Zhao, K. Azizzadenesheli, A. Anandkumar, "signSGD with Majority Vote is Communication Efficient
+        and Fault Tolerant", ICLR 2019.
+    """
+
+    beta: float = 0.9
+
+    name = "momentum"
+    buffers = ("momentum",)
+
+    def __post_init__(self) -> None:
+        require(is_float32(self.beta) and 0 <= self.beta < 1, "Momentum.beta", "in [0, 1)", self.beta)
+
+    def encode(
+        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
+        key: Key, status: Tensor, scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        momentum = kept["momentum"]
+        compressor.encode_momentum(grad, momentum, self.beta, payload, state, key, status)
+        if scale != 1.0:
+            compressor.encode_scaled(momentum.clone(), scale, payload, state, key)
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        kept["momentum"].copy_(grad)
+
+    def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        raise ConfigError("memory 'momentum' serves methods of one round: use memory='residual'")
+
+    def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        raise ConfigError("memory 'momentum' serves methods of one round: use memory='residual'")

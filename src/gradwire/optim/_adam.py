@@ -1,0 +1,100 @@
+"""What the two compressed forms of Adam share: moments in flat tensors, seen through the optimizer's state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigError
+from gradwire.optim._exchanged import Closure, Exchanged
+from gradwire.optim._flat import Flat
+
+__all__ = ["AdamLike"]
+
+
+class AdamLike(Exchanged):
+    """Flat float32 tensors named by ``kept``; ``state[param][name]`` are views of them.
+
+    Args:
+        arguments: of ``Exchanged``.
+    """
+
+    kept: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments, float32=True)
+        self.scratch = Flat(self.params)
+        self._spans = list(spans_of(self.param_groups, {id(param) for param in self.params}))
+        self.flats = {name: Flat(self.params) for name in self.kept}
+        self.progress: dict[str, Any] = {"step": 0}
+        self._show()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of any optimizer, and what the exchange keeps on this rank: each rank saves its own."""
+        return {**super().state_dict(), "exchange": self.exchange.state_dict(), "progress": dict(self.progress)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue bit for bit from what ``state_dict`` gave on this rank.
+
+        Raises:
+            ConfigError: the state is of another optimizer, or of another number of ranks.
+        """
+        if set(state_dict.get("progress", {})) != set(self.progress):
+            raise ConfigError(f"state_dict must be one of {type(self).__name__}, got {sorted(state_dict)}")
+        super().load_state_dict(dict(state_dict))
+        for name, flat in self.flats.items():
+            flat.gather(self.state[param][name] for param in self.params)
+        self._show()
+        self.progress = dict(state_dict["progress"])
+        self.exchange.load_state_dict(state_dict["exchange"])
+
+    def begin(self, closure: Closure | None) -> Any:
+        """Evaluate the closure, and copy the gradients, unscaled, into ``scratch``."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.exchange.begin_step()
+        self.scratch.gather(param.grad for param in self.params)
+        scale = self.loss_scale()
+        if scale is not None:
+            self.scratch.data.div_(scale)
+        return loss
+
+    def spans(self) -> Iterator[tuple[dict[str, Any], slice, range]]:
+        """Each group, its elements in the flat tensors, and the numbers of its parameters."""
+        for group, (span, numbers) in zip(self.param_groups, self._spans, strict=True):
+            yield group, span, numbers
+
+    def learn_variance(self, grad: Tensor) -> None:
+        """Let v follow the squared gradient: v = beta2 v + (1 - beta2) grad^2."""
+        v = self.flats["exp_avg_sq"].data
+        for group, span, _ in self.spans():
+            beta2 = group["betas"][1]
+            v[span].mul_(beta2).addcmul_(grad[span], grad[span], value=1 - beta2)
+
+    def write_denominator(self, updates: int) -> None:
+        """``scratch`` becomes sqrt(v / (1 - beta2^updates)) + eps, and infinite where v is 0 and has no scale."""
+        v = self.flats["exp_avg_sq"].data
+        out = torch.sqrt(v, out=self.scratch.data)
+        for group, span, _ in self.spans():
+            out[span].div_((1 - group["betas"][1] ** updates) ** 0.5).add_(group["eps"])
+        out.masked_fill_(v == 0, math.inf)
+
+    def _show(self) -> None:
+        for name, flat in self.flats.items():
+            for param, view in zip(self.params, flat.views, strict=True):
+                self.state[param][name] = view
+
+
+def spans_of(groups: Iterable[dict[str, Any]], known: Container[int]) -> Iterator[tuple[slice, range]]:
+    lo = first = 0
+    for group in groups:
+        sizes = [param.numel() for param in group["params"] if id(param) in known]
+        hi, last = lo + sum(sizes), first + len(sizes)
+        yield slice(lo, hi), range(first, last)
+        lo, first = hi, last

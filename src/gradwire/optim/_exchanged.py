@@ -1,0 +1,119 @@
+"""What the optimizers share: names for their parameters, an exchange of their own, a checkpoint of both.
+
+Law: all ranks call ``step`` equally often, each with its own gradients, and hold the same parameters whenever the
+optimizer says that they are in step. A ``GradScaler`` does not skip the call: it hands its scale over, and a rank
+whose gradient overflowed still takes part, so that the others do not wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwire.errors import require
+from gradwire.exchange import Named
+from gradwire.integrations._setup import check_dtypes, prepare_named, share_start
+
+__all__ = ["Closure", "Exchanged", "check_adam", "named"]
+
+Closure = Callable[[], Any]
+
+
+class Exchanged(Optimizer):
+    """An optimizer that holds an ``Exchange`` over its parameters.
+
+    Args:
+        params: parameters, (name, parameter) pairs, or groups of either. Patterns in ``exclude`` and ``overrides`` are
+            over these names; parameters without names are called ``group.index``.
+        defaults: of the parameter groups.
+        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        options: as for ``compress_ddp``.
+        group: the ranks; None is the default group.
+        told: whatever else must be the same on all ranks.
+        check: what else may be wrong with this rank's arguments; if it raises, all ranks hear of it.
+        float32: no other parameters are taken.
+    """
+
+    # Tells a GradScaler to call step() in any case; the exchange finds an overflow itself, on all ranks alike.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self, params: Any, defaults: dict[str, Any], compressor: Any, options: Mapping[str, Any],
+        group: dist.ProcessGroup | None, told: Mapping[str, Any], check: Callable[[], None], *, float32: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(params, defaults)
+
+        def select() -> dict[str, nn.Parameter]:
+            check()
+            found = named(self.param_groups)
+            check_dtypes(found)
+            for name, param in found.items():
+                require(not float32 or param.dtype == torch.float32, f"dtype of {name}", "float32", param.dtype)
+            return found
+
+        device = self.param_groups[0]["params"][0].device
+        told = {"optimizer": type(self).__name__, **told}
+        self.exchange, by_name = prepare_named(select, device, compressor, options, group, **told)
+        self.params: list[nn.Parameter] = list(by_name.values())
+        self.named: list[Named] = [(name, tuple(param.shape)) for name, param in by_name.items()]
+        share_start(self.params, group)
+
+    def metrics(self) -> dict[str, Any]:
+        """Bytes, ratio, times, steps with non-finite values, and the norm of this rank's residuals."""
+        return self.exchange.metrics()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused after construction: ranks compare their parameters once.
+
+        Raises:
+            ConfigError
+        """
+        require(not hasattr(self, "exchange"), "param_groups", "complete when the optimizer is made", "another group")
+        super().add_param_group(param_group)
+
+    def loss_scale(self) -> Tensor | None:
+        """What the gradients were multiplied by, if a ``GradScaler`` is at work that has not yet unscaled them."""
+        return cast("Tensor | None", getattr(self, "grad_scale", None))
+
+
+def named(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
+    """The trainable parameters of the groups, in order, by name.
+
+    Raises:
+        ConfigError: none is trainable, or two have one name.
+    """
+    pairs = [
+        (name, param)
+        for i, group in enumerate(groups)
+        for name, param in zip(names_of(i, group), group["params"], strict=True)
+        if param.requires_grad
+    ]
+    require(bool(pairs), "params", "at least one trainable parameter", "none")
+    found = dict(pairs)
+    require(len(found) == len(pairs), "params", "parameters of different names", [name for name, _ in pairs])
+    return found
+
+
+def names_of(index: int, group: dict[str, Any]) -> list[str]:
+    return group.get("param_names") or [f"{index}.{j}" for j in range(len(group["params"]))]
+
+
+def check_adam(name: str, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+    """Refuse what Adam cannot work with.
+
+    Raises:
+        ConfigError: naming the parameter.
+    """
+    number = int | float
+    require(isinstance(lr, number) and 0 <= lr < float("inf"), f"{name}.lr", "a finite number >= 0", lr)
+    pair = isinstance(betas, tuple | list) and len(betas) == 2
+    inside = pair and all(isinstance(beta, number) and 0 <= beta < 1 for beta in betas)
+    require(inside, f"{name}.betas", "two numbers in [0, 1)", betas)
+    require(isinstance(eps, number) and 0 < eps < 1, f"{name}.eps", "in (0, 1)", eps)
+    decay = isinstance(weight_decay, number) and 0 <= weight_decay < float("inf")
+    require(decay, f"{name}.weight_decay", "a finite number >= 0", weight_decay)

@@ -1,0 +1,53 @@
+"""Parameters as one flat float32 tensor, the form in which an exchange takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.comm._part import nonfinite
+from gradwire.errors import ConfigError
+
+__all__ = ["Flat", "any_nonfinite"]
+
+
+class Flat:
+    """One tensor with a slot for each parameter, in order.
+
+    Args:
+        params: dense floating-point tensors on one device; their values are not copied.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.data = torch.zeros(sum(param.numel() for param in params), dtype=torch.float32, device=params[0].device)
+        parts = torch.split(self.data, [param.numel() for param in params])
+        self.views = [part.view(param.shape) for part, param in zip(parts, params, strict=True)]
+
+    @torch.no_grad()
+    def gather(self, tensors: Iterable[Tensor | None]) -> None:
+        """Copy a tensor into each slot; None counts as zero.
+
+        Raises:
+            ConfigError: a tensor is sparse.
+        """
+        for view, tensor in zip(self.views, tensors, strict=True):
+            if tensor is None:
+                view.zero_()
+            elif tensor.layout == torch.strided:
+                view.copy_(tensor)
+            else:
+                raise ConfigError(f"a gradient must be dense, got {tensor.layout} of shape {tuple(tensor.shape)}")
+
+    @torch.no_grad()
+    def scatter(self, tensors: Iterable[Tensor]) -> None:
+        """Copy each slot into its tensor."""
+        for view, tensor in zip(self.views, tensors, strict=True):
+            tensor.copy_(view)
+
+
+def any_nonfinite(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether an element of any tensor is NaN or infinite; waits for the device."""
+    found = [nonfinite(tensor) for tensor in tensors if tensor is not None]
+    return bool(found) and bool(torch.stack(found).any())

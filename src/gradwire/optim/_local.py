@@ -1,0 +1,129 @@
+"""Local steps: every rank trains alone for a while, then all agree on where to go on from.
+
+Law: ``agreed`` holds the parameters at which all ranks last met, in float32 and with the same bits everywhere. What is
+exchanged is the way that a rank has gone since, agreed - p, which points like a gradient; parameters themselves are
+never compressed. After each exchange every rank goes on from the new ``agreed``, with an inner optimizer of its own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwire.errors import ConfigError, is_int, require
+from gradwire.optim._exchanged import Closure, Exchanged
+from gradwire.optim._flat import Flat, any_nonfinite
+
+__all__ = ["LocalSteps"]
+
+
+class LocalSteps(Exchanged):
+    """Wraps an inner optimizer; shares its parameter groups, so a scheduler may be given either of the two.
+
+    Args:
+        inner: takes the local steps.
+        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        every: steps from one exchange to the next.
+        options: as for ``compress_ddp``.
+        group: the ranks; None is the default group.
+        told: whatever else must be the same on all ranks.
+        check: what else may be wrong with this rank's arguments.
+    """
+
+    def __init__(
+        self, inner: Optimizer, compressor: Any, every: int, options: Mapping[str, Any],
+        group: dist.ProcessGroup | None, told: Mapping[str, Any], check: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        name = type(self).__name__
+        require(isinstance(inner, Optimizer), f"{name}.inner", "a torch.optim.Optimizer", inner)
+
+        def check_all() -> None:
+            require(is_int(every, 1), f"{name}.every", "an integer >= 1", every)
+            check()
+
+        super().__init__(inner.param_groups, {}, compressor, options, group, {"every": every, **told}, check_all)
+        self.inner, self.every, self.since = inner, every, 0
+        self.agreed, self.way = Flat(self.params), Flat(self.params)
+        self.agreed.gather(self.params)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all ranks hold the same parameters now."""
+        return self.since == 0
+
+    @abstractmethod
+    def outer(self, mean: Tensor) -> None:
+        """Move ``agreed`` by the mean way, whose tensor may be overwritten."""
+
+    def kept(self) -> dict[str, Flat]:
+        """What a checkpoint holds beside the inner optimizer and the exchange."""
+        return {"agreed": self.agreed}
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """A step of the inner optimizer, and every so many an exchange. The closure computes local gradients."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.since == 0:
+            self._refresh()
+        self._step_alone()
+        self.since += 1
+        if self.since >= self.every:
+            self.exchange_ways()
+        return loss
+
+    @torch.no_grad()
+    def exchange_ways(self) -> None:
+        """Exchange now: ``step`` does this by itself. All ranks must call it; use it after the last step of a run."""
+        self.exchange.begin_step()
+        for way, agreed, param in zip(self.way.views, self.agreed.views, self.params, strict=True):
+            # A 16-bit parameter started from the rounded value; the rounding is no part of its way.
+            way.copy_(agreed.to(param.dtype)).sub_(param)
+        self.exchange.run(self.way.data, self.named)
+        if not any_nonfinite([self.way.data]):
+            self.outer(self.way.data)
+        self.agreed.scatter(self.params)
+        self.since = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, and what is kept on this rank: each rank saves its own."""
+        names = [name for name, _ in self.named]
+        kept = {key: dict(zip(names, flat.views, strict=True)) for key, flat in self.kept().items()}
+        return {**self.inner.state_dict(), "exchange": self.exchange.state_dict(), "kept": kept, "since": self.since}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue bit for bit from what ``state_dict`` gave on this rank.
+
+        Raises:
+            ConfigError: the state is of another optimizer, or of another number of ranks.
+        """
+        if set(state_dict.get("kept", {})) != set(self.kept()):
+            raise ConfigError(f"state_dict must be one of {type(self).__name__}, got {sorted(state_dict)}")
+        self.inner.load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        self.param_groups = self.inner.param_groups
+        for key, flat in self.kept().items():
+            flat.gather(state_dict["kept"][key][name] for name, _ in self.named)
+        self.since = state_dict["since"]
+        self.exchange.load_state_dict(state_dict["exchange"])
+
+    def _refresh(self) -> None:
+        """Follow parameters that were loaded or changed by hand since all ranks met."""
+        for agreed, param in zip(self.agreed.views, self.params, strict=True):
+            torch.where(agreed.to(param.dtype) == param, agreed, param.float(), out=agreed)
+
+    def _step_alone(self) -> None:
+        """The inner step, unless this rank's gradient is not finite: the inner optimizer would not forget it."""
+        grads = [param.grad for param in self.params if param.grad is not None]
+        scale = self.loss_scale()
+        if scale is not None:
+            torch._foreach_div_(grads, scale)
+        if not any_nonfinite(grads):
+            self.inner.step()

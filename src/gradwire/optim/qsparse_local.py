@@ -1,0 +1,65 @@
+"""A few local steps, then the way gone, sparse and quantised, with memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwire.optim._local import LocalSteps
+
+__all__ = ["QsparseLocal"]
+
+
+class QsparseLocal(LocalSteps):
+    """Train alone for ``every`` steps, exchange the way gone with error feedback, and go on from the mean.
+
+    x_i = m_i + agreed - p_i;  m_i = x_i - C(x_i);  agreed = agreed - mean C(x_i);  p_i = agreed
+
+    The paper's C quantises the k largest elements of x; any contraction will do. The memory is in units of the
+    parameters: it contains the learning rate. Momentum belongs to the inner optimizer and acts on local steps only.
+    Synchronous: all ranks exchange after the same step. What ``DiLoCo`` says of step counts, buffers and values that
+    are not finite holds here too; without momentum and with an outer step of 1 the two are the same.
+
+    Args:
+        inner: the local optimizer, over all that is exchanged. Rank 0's parameters are sent to the others.
+        compressor: of the way, by name or as an object; with the residual that it declares, or ``memory=``.
+        every: H, local steps in a round, >= 1; 1 to 8 in the paper. More: fewer bytes, and ranks drift further apart.
+        process_group: the ranks; None is the default group.
+        options: as for ``compress_ddp``.
+
+    Raises:
+        ConfigError: a parameter is outside its range.
+        GroupError: ranks were given different parameters.
+
+    Example:
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> model = torch.nn.Linear(64, 64)
+        >>> inner = torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.9)
+        >>> optimizer = QsparseLocal(inner, "topk", ratio=0.05, every=4)
+        >>> for _ in range(8):
+        ...     optimizer.zero_grad()
+        ...     model(torch.ones(2, 64)).sum().backward()
+        ...     optimizer.step()
+        >>> optimizer.metrics()["steps"]
+        2
+        >>> dist.destroy_process_group()
+
+    Source:
+        D. Basu, D. Data, C. Karakus, S. Diggavi, "Qsparse-local-SGD: Distributed SGD with Quantization,
+        Sparsification and Local Computations", NeurIPS 2019.
+    """
+
+    def __init__(
+        self, inner: Optimizer, compressor: Any = "topk", *, every: int = 4,
+        process_group: dist.ProcessGroup | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(inner, compressor, every, options, process_group, {})
+
+    @torch.no_grad()
+    def outer(self, mean: Tensor) -> None:
+        """Go the mean way."""
+        self.agreed.data.sub_(mean)

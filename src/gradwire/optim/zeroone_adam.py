@@ -1,0 +1,209 @@
+"""Adam that learns its variance at fewer and fewer steps, and then also speaks at fewer and fewer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.errors import is_int, require
+from gradwire.optim._adam import AdamLike
+from gradwire.optim._exchanged import Closure, check_adam
+from gradwire.optim._flat import any_nonfinite
+
+__all__ = ["ZeroOneAdam"]
+
+
+class ZeroOneAdam(AdamLike):
+    """Adam with compressed momentum from the start, exact steps that become rare, and local steps in between later.
+
+    A step is one of three kinds. In all of them m_i = b1 m_i + (1 - b1) g_i and c = lr / (1 - b1^t).
+
+    exact        g = mean g_i exactly;  v = b2 v + (1 - b2) g^2;  p = p - c m / s,  s = sqrt(v / (1 - b2^updates)) + eps
+    local        u_i = u_i + c m_i;  p_i = p_i - c m_i / s
+    in step      u = exchange(u_i + c m_i);  m = u / (sum of c since the last one);  p = p_last - u / s;  u = 0
+
+    Until ``var_freeze_step`` every step is exact or in step, and the distance between exact steps doubles after each
+    ``var_update_scaler`` of them. Then v is frozen, and every H-th step is in step; H doubles after each
+    ``local_step_scaler`` steps, up to ``local_step_clipper``. Parameters are bit-identical on all ranks after every
+    step that is not local: evaluate and save there (``optimizer.in_step``). What is exchanged is in units of lr times
+    momentum, as in the paper's algorithm 1, so a change of lr does not distort the residuals.
+
+    All ranks must call ``step`` equally often. A gradient that is not finite leaves everything as it was: on its rank
+    in a local step, on all ranks otherwise; an exchange that fails so is made up for in the next step. Elements with
+    v = 0 stay where they are, as in ``OneBitAdam``.
+
+    Args:
+        params: as for ``OneBitAdam``; 16 bytes are kept for each element beside the residuals.
+        lr: step size, >= 0. While it is 0, only exact steps learn anything.
+        betas: of momentum and variance, in [0, 1).
+        eps: in (0, 1).
+        weight_decay: decoupled, >= 0.
+        var_freeze_step: last step at which v may be learned, >= 1; about where the learning rate has warmed up.
+        var_update_scaler: exact steps until their distance doubles, >= 1. Larger: a better v for more bytes.
+        local_step_scaler: steps until H doubles, >= 1.
+        local_step_clipper: the largest H, >= 1; 1 leaves out the local steps.
+        compressor: a contraction, by name or as an object.
+        process_group: the ranks; None is the default group.
+        options: as for ``compress_ddp``; ``strategy`` is "two_phase" unless told otherwise.
+
+    Raises:
+        ConfigError: a parameter is outside its range.
+        GroupError: ranks were given different parameters.
+
+    Example:
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> model = torch.nn.Linear(64, 64)
+        >>> optimizer = ZeroOneAdam(model.named_parameters(), lr=1e-3, var_freeze_step=2, compressor="qsgd")
+        >>> for _ in range(3):
+        ...     model(torch.ones(2, 64)).sum().backward()
+        ...     optimizer.step()
+        >>> optimizer.in_step
+        True
+        >>> dist.destroy_process_group()
+
+    Source:
+        Y. Lu, C. Li, M. Zhang, C. De Sa, Y. He, "Maximizing Communication Efficiency for Large-scale Training via 0/1
+        Adam", ICLR 2023.
+    """
+
+    kept = ("exp_avg", "exp_avg_sq", "moved", "agreed")
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, *, var_freeze_step: int = 100_000, var_update_scaler: int = 16,
+        local_step_scaler: int = 32_678, local_step_clipper: int = 16, compressor: Any = "efsignsgd",
+        process_group: dist.ProcessGroup | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        schedule = {
+            "var_freeze_step": var_freeze_step, "var_update_scaler": var_update_scaler,
+            "local_step_scaler": local_step_scaler, "local_step_clipper": local_step_clipper,
+        }  # fmt: skip
+
+        def check() -> None:
+            check_adam("ZeroOneAdam", lr, betas, eps, weight_decay)
+            for name, value in schedule.items():
+                require(is_int(value, 1), f"ZeroOneAdam.{name}", "an integer >= 1", value)
+            require("start_after" not in options, "start_after", "left out: v starts exact", options.get("start_after"))
+
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        settings, told = {"strategy": "two_phase", **options}, {**schedule, "defaults": defaults}
+        super().__init__(params, defaults, compressor, settings, process_group, told, check)
+        self.schedule = schedule
+        groups = len(self.param_groups)
+        self.progress |= {"updates": 0, "next": 1, "since": 0, "paths": [0.0] * groups, "shrunk": [1.0] * groups}
+        self.flats["agreed"].gather(self.params)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all ranks hold the same parameters now."""
+        return bool(self.progress["since"] == 0)
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """Move, and exchange where the schedule says so. The closure computes this rank's gradients."""
+        loss = self.begin(closure)
+        self.progress["step"] += 1
+        t = self.progress["step"]
+        if self.in_step:
+            # Parameters may have been loaded or changed by hand.
+            self.flats["agreed"].gather(self.params)
+        learning = t <= self.schedule["var_freeze_step"] or self.progress["updates"] == 0
+        if learning and t == self.progress["next"]:
+            self._exact()
+        elif self.progress["since"] + 1 >= self._distance(t) and self._paths() != [0.0] * len(self.param_groups):
+            self._together()
+        else:
+            self._alone()
+        return loss
+
+    def _distance(self, t: int) -> int:
+        """H: steps from one exchange to the next."""
+        frozen = t - self.schedule["var_freeze_step"]
+        doublings = max(0, frozen - 1) // self.schedule["local_step_scaler"]
+        return int(min(self.schedule["local_step_clipper"], 2 ** min(doublings, 30)))
+
+    def _paths(self) -> list[float]:
+        """For each group the sum of c since the last exchange, this step included."""
+        t = self.progress["step"]
+        return [
+            path + group["lr"] / (1 - group["betas"][0] ** t)
+            for path, group in zip(self.progress["paths"], self.param_groups, strict=True)
+        ]
+
+    def _shrunk(self) -> list[float]:
+        """For each group what weight decay left of one since the last exchange, this step included."""
+        return [
+            shrunk * (1 - group["lr"] * group["weight_decay"])
+            for shrunk, group in zip(self.progress["shrunk"], self.param_groups, strict=True)
+        ]
+
+    def _exact(self) -> None:
+        # An exact step that fails is tried again in the next one.
+        self.progress["next"] += 1
+        if bool(self.exchange.average(self.scratch.data)):
+            return
+        done = self.progress["updates"] = self.progress["updates"] + 1
+        self.progress["next"] += 2 ** (done // self.schedule["var_update_scaler"]) - 1
+        self.learn_variance(self.scratch.data)
+        m = self._momentum()
+        self.flats["exp_avg"].data.copy_(m)
+        for (_, span, _), path in zip(self.spans(), self._paths(), strict=True):
+            m[span].mul_(path)
+        self._arrive(m)
+
+    def _alone(self) -> None:
+        bad = any_nonfinite([self.scratch.data])
+        if not bad:
+            self._move_alone()
+        # Ranks do not hear of it, so lengths and counts go on.
+        self.progress |= {"paths": self._paths(), "shrunk": self._shrunk(), "since": self.progress["since"] + 1}
+
+    def _move_alone(self) -> None:
+        m, u = self.flats["exp_avg"].data, self.flats["moved"].data
+        learned, before, after = self._momentum(), self.progress["paths"], self._paths()
+        for (_, span, _), done, path in zip(self.spans(), before, after, strict=True):
+            if path > done:
+                m[span].copy_(learned[span])
+                u[span].add_(m[span], alpha=path - done)
+        self.write_denominator(self.progress["updates"])
+        for (group, _, numbers), done, path in zip(self.spans(), before, after, strict=True):
+            for i in numbers:
+                self.params[i].mul_(1 - group["lr"] * group["weight_decay"])
+                self.params[i].addcdiv_(self.flats["exp_avg"].views[i], self.scratch.views[i], value=done - path)
+
+    def _together(self) -> None:
+        u = self._momentum()
+        before, after = self.progress["paths"], self._paths()
+        for (_, span, _), done, path in zip(self.spans(), before, after, strict=True):
+            u[span].mul_(path - done)
+        u.add_(self.flats["moved"].data)
+        self.exchange.run(u, self.named)
+        if any_nonfinite([u]):
+            return
+        m = self.flats["exp_avg"].data
+        for (_, span, _), path in zip(self.spans(), after, strict=True):
+            if path > 0:
+                torch.div(u[span], path, out=m[span])
+        self._arrive(u)
+
+    def _momentum(self) -> torch.Tensor:
+        """``scratch`` turns from the gradient into the momentum that has learned it."""
+        for group, span, _ in self.spans():
+            beta1, m = group["betas"][0], self.flats["exp_avg"].data[span]
+            self.scratch.data[span].mul_(1 - beta1).add_(m, alpha=beta1)
+        return self.scratch.data
+
+    def _arrive(self, u: torch.Tensor) -> None:
+        """All ranks go from where they last agreed by u / s, and agree again."""
+        self.flats["moved"].data.copy_(u)
+        self.write_denominator(self.progress["updates"])
+        agreed, moved = self.flats["agreed"].views, self.flats["moved"].views
+        for (_, _, numbers), shrunk in zip(self.spans(), self._shrunk(), strict=True):
+            for i in numbers:
+                agreed[i].mul_(shrunk).addcdiv_(moved[i], self.scratch.views[i], value=-1)
+        self.flats["agreed"].scatter(self.params)
+        self.flats["moved"].data.zero_()
+        groups = len(self.param_groups)
+        self.progress |= {"since": 0, "paths": [0.0] * groups, "shrunk": [1.0] * groups}

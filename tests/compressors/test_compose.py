@@ -1,0 +1,113 @@
+import re
+
+import pytest
+import torch
+
+import gradwire
+from gradwire import registry
+from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.none import Identity
+from gradwire.compressors.onebit import OneBit
+from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.randomk import RandomK
+from gradwire.compressors.topk import TopK
+from gradwire.compressors.twobit import TwoBit
+from gradwire.errors import ConfigError, WireError
+from gradwire.testing import contract
+from gradwire.testing.inputs import SPECIAL, gaussian
+from gradwire.types import Key
+
+PAIRS = [
+    (TopK(0.1), QSGD(bits=4)), (TopK(0.05, indices="rice"), BF16()), (TopK(0.2, "float16"), OneBit()),
+    (RandomK(0.2), QSGD(bits=8, block=16)), (RandomK(0.2, scaled=True), QSGD(bits=3, block=16)),
+    (TopK(0.1, indices="bitmap"), Identity()), (TopK(0.5), TwoBit(0.5, "adaptive")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("outer", "inner"), PAIRS, ids=lambda code: code.name)
+def test_pairs_keep_the_contract(outer, inner):
+    contract.check_all(gradwire.compose(outer, inner), gaussian(333))
+    contract.check_all(gradwire.compose(outer, inner), SPECIAL["mixed scales"](40))
+
+
+def test_values_are_those_of_the_inner_method_on_what_the_outer_one_chooses():
+    x, outer, inner = gaussian(1000), TopK(0.05), QSGD(bits=4)
+    out = gradwire.compose(outer, inner).decompress(gradwire.compose(outer, inner).compress(x), (1000,))
+    chosen = outer.decompress(outer.compress(x), (1000,)).nonzero().view(-1)
+    assert torch.equal(out[chosen], inner.decompress(inner.compress(x[chosen]), (50,)))
+    assert int((out != 0).sum()) <= 50
+
+
+def test_the_residual_is_what_was_not_sent_and_what_the_values_lost():
+    code, n = gradwire.compose(TopK(0.1), QSGD(bits=2, block=16)), 500
+    grad, residual = gaussian(n), gaussian(n, seed=1)
+    total, layout = grad + residual, code.layout((n,))
+    payload = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
+    code.encode_feedback(grad, residual, payload, {}, Key(step=3))
+    sent = torch.zeros(n)
+    code.add_decoded(payload, sent)
+    assert torch.equal(residual, total - sent)
+    assert bool((residual[sent != 0] != 0).any())
+
+
+def test_exact_values_make_it_the_outer_method():
+    x = gaussian(300)
+    plain, made = TopK(0.1), gradwire.compose(TopK(0.1), Identity())
+    assert torch.equal(made.decompress(made.compress(x), (300,)), plain.decompress(plain.compress(x), (300,)))
+    assert made.delta(300) == plain.delta(300)
+
+
+def test_constants_multiply():
+    code = gradwire.compose(TopK(0.1), QSGD(bits=8, block=16))
+    assert code.contraction
+    assert code.delta(1000) == pytest.approx(0.1 * QSGD(bits=8, block=16).delta(100))
+    noisy = gradwire.compose(RandomK(0.1, scaled=True), QSGD(bits=4, block=16))
+    assert noisy.unbiased
+    assert noisy.omega(1000) == pytest.approx(10 * (1 + QSGD(bits=4, block=16).omega(100)) - 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "feedback"),
+    [
+        (gradwire.compose(TopK(), QSGD()), "required"),
+        (gradwire.compose(TopK(), QSGD(bits=2)), "unsafe"),
+        (gradwire.compose(RandomK(scaled=True), QSGD()), "unsafe"),
+    ],
+)
+def test_feedback_follows_from_both(code, feedback):
+    assert code.feedback == feedback
+
+
+def test_four_bit_values_with_coded_places_take_a_quarter_of_plain_topk():
+    shape = (1024, 1024)
+    made, plain = gradwire.compose(TopK(0.01, indices="rice"), QSGD(bits=4)), TopK(0.01)
+    assert made.layout(shape).nbytes < 0.27 * plain.layout(shape).nbytes
+
+
+def test_from_names_and_configurations():
+    code = gradwire.compose(TopK(0.01), QSGD(bits=4))
+    config = {"name": "compose", "outer": {"name": "topk", "ratio": 0.01}, "inner": "qsgd"}
+    assert registry.from_config("compressors", config) == code
+    assert registry.from_config("compressors", code.to_config()) == code
+
+
+def test_places_of_a_stranger_are_checked():
+    code = gradwire.compose(TopK(0.1), BF16())
+    buffer = code.compress(gaussian(100))
+    buffer[:4] = 255
+    with pytest.raises(WireError, match="topk counts must be"):
+        code.decompress(buffer, (100,))
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "message"),
+    [
+        (QSGD(), QSGD(), "Compose.outer must be a method of values and places, such as topk or randomk, got QSGD("),
+        (TopK(), PowerSGD(), "Compose.inner must be a compressor of one round, got PowerSGD("),
+        (TopK(), "qsgd", "Compose.inner must be a compressor of one round, got 'qsgd'"),
+    ],
+)
+def test_what_does_not_fit(outer, inner, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        gradwire.compose(outer, inner)

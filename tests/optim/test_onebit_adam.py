@@ -1,0 +1,182 @@
+"""1-bit Adam over real Gloo processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gradwire.optim import OneBitAdam
+from gradwire.testing.processes import run_ranks
+from tests.optim.jobs import (
+    adamw,
+    batch,
+    forward,
+    loss_of,
+    make,
+    model_of,
+    parameters,
+    poisoned,
+    refused,
+    resume,
+    train,
+    train_dense,
+)
+
+SPARSE = {"compressor": "topk", "ratio": 0.1, "min_numel": 0, "freeze_step": 20}
+
+
+def test_the_warm_up_is_adam_bit_for_bit() -> None:
+    dense = run_ranks(2, train_dense, adamw, 6)[0]
+    ours = run_ranks(2, train, "onebit_adam", 6, {**SPARSE, "freeze_step": 6})
+    assert ours[0]["digests"] == ours[1]["digests"] == dense["digests"]
+
+
+def test_compressed_momentum_learns_like_adam_and_ranks_stay_identical() -> None:
+    results = run_ranks(2, train, "onebit_adam", 100, SPARSE)
+    dense = run_ranks(2, train_dense, adamw, 100)[0]["loss"]
+    assert results[0]["digests"] == results[1]["digests"]
+    assert len(set(results[0]["digests"])) == 100
+    assert results[0]["loss"] < dense + 0.1 < loss_of(model_of()) - 1.0
+    assert results[0]["metrics"]["steps"] == 100
+
+
+def test_a_checkpoint_continues_bit_for_bit() -> None:
+    assert all(run_ranks(2, resume, "onebit_adam", 7, 12, {**SPARSE, "freeze_step": 4}))
+    assert all(run_ranks(2, resume, "onebit_adam", 3, 8, {**SPARSE, "freeze_step": 4}))
+
+
+@pytest.mark.parametrize("at", [2, 8])
+def test_a_nan_on_one_rank_leaves_everything_as_it_was(at: int) -> None:
+    results = run_ranks(2, poisoned, "onebit_adam", at, {**SPARSE, "freeze_step": 5})
+    assert all(result["parameters"] and result["kept"] and result["finite"] for result in results)
+    assert results[0]["end"] == results[1]["end"]
+    assert [result["count"] for result in results] == [1, 1]
+
+
+def _scaled(rank: int) -> tuple[str, list[bool], list[float]]:
+    """A gradient scaler; rank 1 overflows once."""
+    model = model_of()
+    optimizer = make("onebit_adam", model, {**SPARSE, "freeze_step": 3})
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    stood, scales = [], []
+    for step in range(6):
+        loss = forward(model, optimizer, step, rank)
+        scaler.scale(loss * (float("inf") if (step, rank) == (4, 1) else 1.0)).backward()
+        before = parameters(model)
+        scaler.step(optimizer)
+        scaler.update()
+        stood.append(parameters(model) == before)
+        scales.append(scaler.get_scale())
+    return parameters(model), stood, scales
+
+
+def test_a_gradient_scaler_whose_overflow_one_rank_has() -> None:
+    results = run_ranks(2, _scaled)
+    assert results[0][0] == results[1][0]
+    assert all(result[1] == [False] * 4 + [True, False] for result in results)
+    assert results[0][2][-1] == 4.0
+    assert results[1][2][-1] == 2.0
+
+
+def _silent(rank: int) -> tuple[float, float]:
+    """Half of the inputs are zero during the warm-up, so half of the first weight has no variance."""
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64, bias=False)
+    before = model.weight.detach().clone()
+    optimizer = OneBitAdam(model.parameters(), lr=1e-2, freeze_step=3, compressor="qsgd", bits=3, memory="residual")
+    for step in range(10):
+        x = batch(step, rank)[0].repeat(1, 2)
+        x[:, 32:] *= float(step >= 3)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    moved = (model.weight.detach() - before).abs()
+    return float(moved[:, 32:].max()), float(moved.max())
+
+
+def test_elements_without_a_variance_stay_where_they_are() -> None:
+    silent, largest = run_ranks(2, _silent)[0]
+    assert silent == 0.0
+    assert 0.0 < largest < 2.0
+
+
+def _groups(rank: int) -> tuple[str, bool]:
+    """Groups have their own rates, and what needs no gradient has no place in the exchange."""
+    model = model_of()
+    model[2].requires_grad_(False)
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.0},
+        {"params": [*model[2].parameters(), *model[4].parameters()]},
+    ]
+    optimizer = OneBitAdam(groups, lr=1e-2, weight_decay=0.1, freeze_step=2, compressor="qsgd", min_numel=0)
+    before = [param.detach().clone() for param in model.parameters()]
+    for step in range(4):
+        forward(model, optimizer, step, rank).backward()
+        optimizer.step()
+    still = [torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
+    return parameters(model), still == [True] * 4 + [False] * 2
+
+
+def test_groups_and_frozen_parameters() -> None:
+    results = run_ranks(2, _groups)
+    assert results[0][0] == results[1][0]
+    assert all(result[1] for result in results)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"freeze_step": 0}, "OneBitAdam.freeze_step must be an integer >= 1, got 0"),
+        ({"betas": (0.9, 1.0)}, "OneBitAdam.betas must be two numbers in [0, 1), got (0.9, 1.0)"),
+        ({"eps": 0.0}, "OneBitAdam.eps must be in (0, 1), got 0.0"),
+        ({"weight_decay": -1.0}, "OneBitAdam.weight_decay must be a finite number >= 0, got -1.0"),
+        ({"start_after": 5}, "start_after must be left to freeze_step, got 5"),
+        ({"compressor": "powersgd", "ratio": None}, "'powersgd' has no parameter 'ratio'"),
+        ({"exclude": ["head.*"]}, "pattern 'head.*' matches no parameter"),
+    ],
+)
+def test_bad_parameters_are_refused(options: dict[str, Any], text: str) -> None:
+    assert text in run_ranks(1, refused, "onebit_adam", {**SPARSE, **options})[0]
+
+
+def _sixteen_bits(rank: int) -> str:
+    try:
+        OneBitAdam(nn.Linear(4, 4).bfloat16().parameters(), freeze_step=1, compressor="qsgd")
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def test_sixteen_bit_parameters_are_refused() -> None:
+    assert run_ranks(1, _sixteen_bits) == ["dtype of 0.0 must be float32, got torch.bfloat16"]
+
+
+def _differently(rank: int) -> str:
+    return refused(rank, "onebit_adam", {**SPARSE, "freeze_step": 5 + rank})
+
+
+def test_ranks_that_were_told_differently_all_raise() -> None:
+    text = "GroupError: ranks were configured differently: freeze_step is 5 on rank 0; 6 on rank 1"
+    assert run_ranks(2, _differently) == [text] * 2
+
+
+def _world(rank: int) -> str:
+    optimizer = make("onebit_adam", model_of(), SPARSE)
+    state = optimizer.state_dict()
+    state["exchange"]["world"] = 8
+    answers = []
+    for wrong in (state, torch.optim.AdamW(model_of().parameters()).state_dict()):
+        try:
+            optimizer.load_state_dict(wrong)
+        except Exception as error:
+            answers.append(str(error))
+    return "\n".join(answers)
+
+
+def test_a_checkpoint_of_something_else_is_refused() -> None:
+    world, other = run_ranks(1, _world)[0].splitlines()
+    assert world == "world of the state must be 1, as the group's, got 8"
+    assert other.startswith("state_dict must be one of OneBitAdam")
