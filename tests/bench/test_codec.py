@@ -5,12 +5,16 @@ import torch
 
 from gradwire import registry
 from gradwire.bench import codec
+from gradwire.bench.budget import available_bytes
 from gradwire.bench.steps import STEPS
+from gradwire.bench.verify import check
 from gradwire.bench.workload import Workload
 from gradwire.compressors.none import Identity
 from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
+from tests.comm.methods import Alternating, NonZero, SharedScale
 
 STEP = {step.name: step for step in STEPS}
 N = 4096
@@ -47,7 +51,8 @@ def test_rows_cover_every_operation_and_their_figures_fit_together():
         assert 0 < row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
         assert math.isclose(row["triad_ratio"], row["triad_seconds"] / row["seconds"])
         assert row["wire_bits_per_element"] == 8 * TwoBit().layout((row["size"],)).nbytes / row["size"]
-        assert row["repeats"] == 3
+        assert row["repeats"] == len(row["samples"]) == 3
+        assert row["state_bytes_per_element"] == 4
         assert row["checked_size"] == row["size"]
         assert row["threads"] == 1
 
@@ -77,3 +82,58 @@ def test_workloads_of_one_size_hold_the_same_values_and_different_ranks_do_not()
         assert torch.equal(a, b), name
     assert len({bytes(first.of_rank(rank)[0].tolist()) for rank in range(8)}) == 8
     assert not torch.equal(first.grad, first.residual)
+
+
+def test_of_a_variable_size_only_what_travels_counts():
+    rows = {row["op"]: row for row in codec.rows([NonZero(least=1.0)], [N], repeats=1)}
+    many = int((Workload(NonZero(), N).grad.abs() > 1.0).sum())
+    assert rows["encode"]["wire_bits_per_element"] == rows["decode"]["wire_bits_per_element"] == 8 * (4 + 8 * many) / N
+    assert rows["encode"]["bytes_moved"] == 4 * N + 4 + 8 * many
+    assert rows["encode_feedback"]["wire_bits_per_element"] > rows["encode"]["wire_bits_per_element"]
+    few = {row["op"]: row for row in codec.rows([NonZero(least=2.5)], [N], repeats=1)}
+    touched = int((Workload(NonZero(), N).grad.abs() > 2.5).sum())
+    assert few["decode"]["bytes_moved"] == 128 * touched + 4 + 8 * touched
+
+
+@pytest.mark.parametrize("compressor", [SharedScale(), Alternating()], ids=lambda code: code.name)
+def test_methods_of_several_rounds_and_of_any_reduction_are_measured(compressor):
+    work = Workload(compressor, N)
+    for step in STEPS:
+        assert check(step, compressor, 1000) == 1000
+        figures = codec._timed(step, step.workload(compressor, N), 1)
+        assert figures["wire_bits_per_element"] == 8 * work.layout.nbytes / N
+        assert figures["seconds"] > 0
+
+
+SLOW = """
+    def encode(self, x, payload, state, key):
+        import time
+        time.sleep(1e-5 * x.numel())
+        super().encode(x, payload, state, key)
+"""
+
+
+def test_a_size_that_would_take_too_long_is_a_row_that_says_so(broken):
+    rows = list(codec.rows([broken(SLOW)], [1000, 4000, 16000], repeats=1, seconds=0.2))
+    assert [(row["size"], row["op"]) for row in rows] == [(n, name) for n in (1000, 4000, 16000) for name in STEP]
+    skipped = {(row["size"], row["op"]) for row in rows if "skipped" in row}
+    assert {(4000, "encode"), (16000, "encode")} <= skipped
+    assert all(size > 1000 for size, _ in skipped)
+    for row in rows:
+        if "skipped" in row:
+            assert "more than the 0.2 s of a row" in row["skipped"]
+            assert "seconds" not in row
+            assert row["threads"] == 1
+
+
+def test_a_size_that_does_not_fit_is_not_tried(monkeypatch):
+    monkeypatch.setattr("gradwire.bench.budget.available_bytes", lambda: 1e6)
+    small, large = (list(codec.rows([TwoBit()], [n], repeats=1)) for n in (1000, 1 << 20))
+    assert not any("skipped" in row for row in small)
+    assert all(row["skipped"].endswith("GB of memory, 0.0 GB are free") for row in large)
+    assert available_bytes() > 1e6
+
+
+def test_a_method_is_named_as_on_the_command_line():
+    assert codec.label({"method": "qsgd", "params": QSGD(bits=8).properties()["params"]}) == "qsgd:bits=8"
+    assert codec.label({"method": "qsgd", "params": QSGD().properties()["params"]}) == "qsgd"

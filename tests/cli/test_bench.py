@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from gradwire import registry
 from gradwire.bench.steps import STEPS
 from gradwire.cli._options import parse_method, parse_size
 from gradwire.compressors.qsgd import QSGD
@@ -54,8 +55,11 @@ def test_a_real_process(python):
         (("--size", "2^99"), "a size must be in [1, 2^31], as 16777216 or 2^24, got '2^99'"),
         (("--size", "0"), "a size must be in [1, 2^31]"),
         (("--peer", "mxnot"), "unknown peer 'mxnot': did you mean 'mxnet'?"),
-        (("--peer", "mxnet", "--method", "twobit"), "--method cannot be used with --peer"),
+        (("--peer", "mxnet", "--method", "twobit"), "--method, --all and --plot cannot be used with --peer"),
         (("--json", "nowhere/rows.json"), "nowhere/rows.json cannot be written: No such file or directory"),
+        (("--all", "--method", "twobit"), "--all means every method: leave --method out"),
+        (("--plot", "nowhere/page.html", "--method", "towbit"), "unknown compressor 'towbit'"),
+        (("--budget", "0"), "0.0 is not in the range x>0"),
         (("--threads", "0"), "0 is not in the range x>=1"),
     ],
 )
@@ -80,3 +84,25 @@ def test_other_sizes_are_refused(text):
 def test_parameters_reach_the_method():
     assert parse_method("qsgd:bits=8,block=128,norm=l2") == QSGD(bits=8, block=128, norm="l2")
     assert parse_method("qsgd") == QSGD()
+
+
+def test_samples_are_in_the_rows_only_when_asked_for(gradwire):
+    plain, full = (gradwire(*QUICK, "--size", "4096", "--json", "-", *more) for more in ((), ("--samples",)))
+    assert not any("samples" in row for row in json.loads(plain.stdout))
+    assert all(len(row["samples"]) == 2 for row in json.loads(full.stdout))
+
+
+def test_all_methods_at_a_size_and_a_page_of_violins(gradwire, tmp_path):
+    page = tmp_path / "latency.html"
+    done = gradwire("bench", "codec", "--all", "--size", "300", "--repeats", "1", "--json", "-", "--plot", str(page))
+    assert done.exit_code == 0, done.stderr
+    names = registry.names("compressors")
+    assert list(dict.fromkeys(row["method"] for row in json.loads(done.stdout))) == list(names)
+    text = page.read_text(encoding="utf-8")
+    assert all(f'"name":"{name}"' in text for name in names)
+
+
+def test_a_skipped_size_is_said_below_the_table(gradwire):
+    done = gradwire(*QUICK, "--size", "1000", "--size", "2^22", "--budget", "1e-6")
+    assert done.exit_code == 0, done.stderr
+    assert "skipped: twobit, 4194304 elements: encode would take about" in " ".join(done.stdout.split())

@@ -1,10 +1,11 @@
 import json
 
 from gradwire import registry
+from gradwire.bench.catalogue import describe
 
 
 def expected():
-    return [registry.build("compressors", name).properties() for name in registry.names("compressors")]
+    return [describe(registry.build("compressors", name)) for name in registry.names("compressors")]
 
 
 def test_json_holds_what_every_method_declares(gradwire):
@@ -16,7 +17,9 @@ def test_json_holds_what_every_method_declares(gradwire):
 def test_the_tables_name_every_method(gradwire):
     lines = gradwire("methods").stdout.splitlines()
     for name in registry.names("compressors"):
-        assert sum(f" {name} " in line for line in lines) >= 2, name
+        assert sum(line.startswith(f"{name} ") for line in lines) == 3, name
+    for head in ("class", "nature", "feedback", "memory", "aggregation", "bits", "state bytes", "source"):
+        assert sum(head in line for line in lines) >= 1, head
 
 
 def test_json_into_a_file_leaves_the_tables_on_the_screen(gradwire, tmp_path):

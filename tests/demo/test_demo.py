@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gradwire import registry
-from gradwire.bench.demo import MIN_NUMEL, Report, compare, method_for
+from gradwire.bench.demo import Report, compare
 from gradwire.bench.models.resnet20 import resnet20_small
+from gradwire.bench.recommended import MIN_NUMEL, recommended
 from gradwire.errors import ConfigError, GroupError
 
 GRADWIRE = str(Path(sys.executable).parent / "gradwire")
@@ -52,7 +53,7 @@ def test_two_workers_train_with_two_bits(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_every_registered_compressor_runs_and_agrees() -> None:
     names = registry.names("compressors")
-    report = compare([method_for(name) for name in names], epochs=1)
+    report = compare([recommended(name) for name in names], epochs=1)
     assert [row["method"] for row in report.rows] == list(names)
     assert report.apart == []
     ratios = {row["method"]: row["ratio"] for row in report.rows}
@@ -83,6 +84,6 @@ def test_mistakes_are_told_before_anything_starts(arguments: list[str], said: st
 
 def test_compare_checks_its_numbers() -> None:
     with pytest.raises(ConfigError, match=r"workers must be an integer in \[2, 64\], got 65"):
-        compare([method_for("none")], workers=65)
+        compare([recommended("none")], workers=65)
     with pytest.raises(ConfigError, match="epochs must be an integer >= 1, got 0"):
-        compare([method_for("none")], epochs=0)
+        compare([recommended("none")], epochs=0)

@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gradwire import registry
+from gradwire.bench import catalogue
 from gradwire.compressors.base import Compressor
-from gradwire.exchange import default_memory, default_strategy
 from gradwire.memory.base import Memory
 from tests.house.source import ROOT
-
-FLAGS = ("summable", "unbiased", "contraction", "random", "elementwise")
 
 
 def summary(cls: type) -> str:
@@ -26,8 +24,15 @@ def summary(cls: type) -> str:
 
 
 def parameters(cls: type) -> str:
-    fields = [f"`{field.name}={field.default!r}`" for field in dataclasses.fields(cls)]
+    made = [field for field in dataclasses.fields(cls) if field.init]
+    fields = [f"`{field.name}={default(field)!r}`" for field in made]
     return ", ".join(fields).replace("'", '"')
+
+
+def default(field: dataclasses.Field[object]) -> object:
+    """Of a parameter; that of another method inside is made anew for each."""
+    missing = field.default is dataclasses.MISSING
+    return field.default_factory() if missing and callable(field.default_factory) else field.default
 
 
 def compressors() -> Iterator[Compressor]:
@@ -39,21 +44,31 @@ def methods_short() -> Iterator[str]:
     yield "| method | bits an element | error feedback | what it does |"
     yield "|---|---|---|---|"
     for each in compressors():
-        bits = each.properties()["bits_per_element"]
-        yield f"| [`{each.name}`](docs/methods.md#{each.name}) | {bits:g} | {each.feedback} | {summary(type(each))} |"
+        bits = catalogue.shown_bits(catalogue.describe(each))
+        yield f"| [`{each.name}`](docs/methods.md#{each.name}) | {bits} | {each.feedback} | {summary(type(each))} |"
+
+
+def methods_costs() -> Iterator[str]:
+    yield "| method | class | nature | bits an element | state bytes | feedback | memory | aggregation | reference |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for row in catalogue.methods():
+        cells = [
+            f"[`{row['name']}`](#{row['name']})", row["family"], row["nature"], catalogue.shown_bits(row),
+            catalogue.shown_state(row), row["feedback"], f"`{row['memory']}`",
+            ", ".join(f"`{name}`" for name in row["aggregation"]), row["reference"].replace("|", r"\|"),
+        ]  # fmt: skip
+        yield f"| {' | '.join(cells)} |"
 
 
 def methods_declared() -> Iterator[str]:
-    yield "| method | parameters | bits an element | feedback | declares | cut at | memory | strategy: 4, 5 workers |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| method | parameters | declares | cut at |"
+    yield "|---|---|---|---|"
     for each in compressors():
         row = each.properties()
-        declares = ", ".join(flag for flag in FLAGS if row[flag])
-        strategies = dict.fromkeys(default_strategy(each, world) for world in (4, 5))
+        declares = [flag for flag in catalogue.FLAGS if row[flag]] + ([] if row["fixed_size"] else ["variable size"])
         cells = [
-            f"[`{each.name}`](#{each.name})", parameters(type(each)), f"{row['bits_per_element']:g}", each.feedback,
-            declares, str(each.alignment or "never"), f"`{default_memory(each)}`",
-            ", ".join(f"`{name}`" for name in strategies),
+            f"[`{each.name}`](#{each.name})", parameters(type(each)), ", ".join(declares),
+            str(each.alignment or "never"),
         ]  # fmt: skip
         yield f"| {' | '.join(cells)} |"
 
@@ -76,7 +91,8 @@ def strategies() -> Iterator[str]:
 
 TABLES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
     ("README.md", "methods"): methods_short,
-    ("docs/methods.md", "methods"): methods_declared,
+    ("docs/methods.md", "methods"): methods_costs,
+    ("docs/methods.md", "promises"): methods_declared,
     ("docs/methods.md", "memories"): memories,
     ("docs/methods.md", "strategies"): strategies,
 }

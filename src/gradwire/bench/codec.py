@@ -4,14 +4,19 @@ Each row is one operation of one compressor at one size: first checked bit for b
 that moves the fewest bytes the operation could move, on the same threads. Before each round the operation gets its
 gradient and its residual back as they were, outside of the measurement; the triad runs between that and the
 operation, so the caches hold no more of the input than they otherwise would.
+
+A size that would take too long or too much memory gives a row too: it has no figures, and ``skipped`` says why.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gradwire import registry
+from gradwire.bench import catalogue
+from gradwire.bench.budget import Budget
 from gradwire.bench.machine import environment
 from gradwire.bench.statistics import interleave, stopwatch, summarise
 from gradwire.bench.steps import STEPS, Step
@@ -19,11 +24,15 @@ from gradwire.bench.triad import Triad
 from gradwire.bench.verify import check
 from gradwire.bench.workload import Workload
 from gradwire.compressors.base import Compressor
+from gradwire.compressors.none import Identity
 
-__all__ = ["SIZES", "registered", "rows"]
+__all__ = ["BUDGET", "SIZES", "label", "registered", "rows"]
 
 SIZES = tuple(1 << k for k in range(12, 27, 2))
 """2^12 to 2^26, in factors of 4."""
+
+BUDGET = 20.0
+"""Seconds that a row may take; what one size took foretells the next."""
 
 Row = dict[str, Any]
 
@@ -33,36 +42,65 @@ def registered() -> list[Compressor]:
     return [registry.build("compressors", name) for name in registry.names("compressors")]
 
 
-def rows(compressors: Sequence[Compressor], sizes: Sequence[int], repeats: int | None = None) -> Iterator[Row]:
+def label(row: Row) -> str:
+    """The method as one would write it on the command line; parameters at their defaults are left out."""
+    defaults = registry.build("compressors", row["method"]).properties()["params"]
+    changed = ",".join(f"{name}={value}" for name, value in row["params"].items() if value != defaults[name])
+    return f"{row['method']}:{changed}" if changed else str(row["method"])
+
+
+def rows(
+    compressors: Sequence[Compressor], sizes: Sequence[int], repeats: int | None = None, seconds: float = BUDGET
+) -> Iterator[Row]:
     """Check and time every operation of every compressor at every size; one row each, ``len(STEPS)`` for each pair.
 
     Args:
         compressors: to be measured.
-        sizes: numbers of elements.
+        sizes: numbers of elements; increasing, if long ones are to be left out in time.
         repeats: rounds of each row; None: as many as a second allows, and at least 5.
+        seconds: a row that would take longer, by what the size before it took, is skipped.
 
     Raises:
         WrongResultError: an operation and the reference disagree; nothing of it was timed.
     """
+    budget = Budget(seconds)
+    # What torch loads on first use must not count for the first method.
+    check(STEPS[0], Identity(), 1)
     for compressor in compressors:
         for n in sizes:
             for step in STEPS:
-                checked = check(step, compressor, n)
-                yield _row(step, step.workload(compressor, n), repeats) | {"checked_size": checked} | environment()
+                yield _row(step, compressor, n, repeats, budget) | environment()
 
 
-def _row(step: Step, work: Workload, repeats: int | None) -> Row:
+def _row(step: Step, compressor: Compressor, n: int, repeats: int | None, budget: Budget) -> Row:
+    named = {"method": compressor.name, "params": compressor.properties()["params"], "size": n, "op": step.name}
+    reason = budget.refusal(step, compressor, n)
+    if reason is not None:
+        return named | {"skipped": reason}
+    start = time.perf_counter()
+    checked_size = check(step, compressor, n)
+    work = step.workload(compressor, n)
+    checked = time.perf_counter() - start
+    figures = _timed(step, work, repeats)
+    budget.learn(step, compressor, n, checked=checked, once=figures["seconds"])
+    return named | figures | {"checked_size": checked_size}
+
+
+def _timed(step: Step, work: Workload, repeats: int | None) -> Row:
+    restore = _restorer(step, work)
+    # Once before the floor is known: how many bytes a payload has may depend on the data.
+    step.run(work)
     nbytes = step.fewest_bytes(work)
     contestants = {"triad": stopwatch(Triad(nbytes)), "op": stopwatch(lambda: step.run(work))}
     limits = {} if repeats is None else {"least": repeats, "most": repeats}
-    samples = interleave(contestants, prepare=_restorer(step, work), **limits)
+    samples = interleave(contestants, prepare=restore, **limits)
     op, triad = summarise(samples["op"]), summarise(samples["triad"])
     return {
-        "method": work.compressor.name, "params": work.compressor.properties()["params"],
-        "size": work.n, "op": step.name,
         "seconds": op.median, "seconds_low": op.low, "seconds_high": op.high, "bytes_moved": nbytes,
         "triad_seconds": triad.median, "triad_ratio": triad.median / op.median,
-        "wire_bits_per_element": 8 * work.layout.nbytes / work.n, "repeats": op.count,
+        "wire_bits_per_element": 8 * work.sent / work.n,
+        "state_bytes_per_element": catalogue.state_bytes(work.compressor, work.shape, work.state),
+        "repeats": op.count, "samples": samples["op"],
     }  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire import registry
 from gradwire.bench.launch import launch
 from gradwire.bench.progress import Bars
 from gradwire.bench.tasks.digits import ClassifyDigits
@@ -18,27 +17,7 @@ from gradwire.bench.train import Method, Run, train
 from gradwire.errors import GroupError, is_int, require
 from gradwire.version import __version__
 
-__all__ = ["Report", "compare", "method_for"]
-
-MIN_NUMEL = 256
-"""Compresses 18,752 of the 19,026 elements; what is left are biases, norms and the 72 elements of the stem."""
-
-# Measured on 2 workers, 10 epochs, 2 seeds, where dense training reaches 98.6 to 98.9 %. What is not here runs with its
-# own defaults, and all of those reach 98.3 to 99.2 %.
-_PARAMS: dict[str, dict[str, Any]] = {
-    # 0.004 to 0.032 reach 98.6 to 99.4 %; at 0.001 the residuals drain too slowly, and 97 % are left.
-    "twobit": {"threshold": 0.016},
-    # Two workers disagree about half of the elements: with ties "positive" 93 to 95 %, for those votes all count as +1.
-    "signsgd": {"ties": "zero"},
-}
-_LOSS_SCALES = {
-    # Its steps are +1 and -1 whatever the gradient. As in MXNet the loss is summed over the batch of 64, and the mean
-    # taken in front of the optimizer; with the mean loss it does not learn at all (15 %).
-    "onebit": 64.0,
-    # A vote is +1 or -1 too: this makes the steps 1 / 256. From 128 to 512 98.3 to 99.4 % are reached.
-    "signsgd": 256.0,
-    "signum": 256.0,
-}
+__all__ = ["Report", "compare"]
 
 
 @dataclass(frozen=True)
@@ -68,16 +47,6 @@ class Report:
             raise GroupError(f"workers ended with different parameters after {', '.join(self.apart)}")
 
 
-def method_for(name: str) -> Method:
-    """How the demonstration runs a registered compressor.
-
-    Raises:
-        ConfigError: no such compressor.
-    """
-    compressor = registry.build("compressors", name, _PARAMS.get(name))
-    return Method(name, compressor, {"min_numel": MIN_NUMEL}, _LOSS_SCALES.get(name, 1.0))
-
-
 def compare(methods: Sequence[Method], *, workers: int = 2, epochs: int = 10) -> Report:
     """Train with each method in turn and compare.
 
@@ -100,9 +69,9 @@ def compare(methods: Sequence[Method], *, workers: int = 2, epochs: int = 10) ->
 
 def run_all(methods: Sequence[Method], epochs: int) -> list[Run]:
     """On each worker: the runs of all methods; worker 0 shows how far they are."""
-    task = ClassifyDigits()
-    with Bars(task.steps(epochs), shown=dist.get_rank() == 0) as bars:
-        return [train(task, method, epochs, watch=bars.begin(method.label)) for method in methods]
+    steps = ClassifyDigits().steps(epochs)
+    with Bars(steps, shown=dist.get_rank() == 0) as bars:
+        return [train(ClassifyDigits(m.recipe), m, epochs, watch=bars.begin(m.label)) for m in methods]
 
 
 def row(method: Method, runs: Sequence[Run]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class Recipe:
     Args:
         batch: examples of a step over all workers.
         lr: peak learning rate.
-        momentum: in (0, 1).
+        momentum: in [0, 1); 0 is plain SGD, for methods that have a momentum of their own.
         weight_decay: L2 coefficient.
         warmup: steps of linear warm-up.
         drops: fractions of the run at which the learning rate falls by 10.
@@ -37,7 +37,8 @@ class Recipe:
 
     def optimizer(self, params: Iterable[Tensor]) -> SGD:
         """The optimizer at the peak learning rate."""
-        return SGD(params, self.lr, self.momentum, weight_decay=self.weight_decay, nesterov=True)
+        nesterov = self.momentum > 0
+        return SGD(params, self.lr, self.momentum, weight_decay=self.weight_decay, nesterov=nesterov)
 
     def factor(self, step: int, steps: int) -> float:
         """What the peak learning rate is multiplied by in ``step`` of ``steps``; for ``LambdaLR``."""

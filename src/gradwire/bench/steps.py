@@ -6,7 +6,8 @@ A compressor that overrides it must give the same bits.
 Fewest bytes, for n float32 elements and w bytes of payload: the gradient is read once (4n), a residual is read and
 written (8n), an accumulator likewise, a payload crosses once. In a method of several rounds a round must be complete
 before the next can begin, so each one reads the gradient again, and the residual is finished in a pass of its own.
-A payload that names its elements ("indices") touches, when decoded, at most one cache line for each.
+A payload that names its elements ("indices"), or whose size depends on them, touches, when decoded, at most one cache
+line for each. Of a payload of variable size w is what is in use, so these figures hold once it was written.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _encode(work: Workload) -> None:
 
 
 def _encode_bytes(work: Workload) -> int:
-    return 4 * work.n * work.compressor.rounds_needed + work.layout.nbytes
+    return 4 * work.n * work.compressor.rounds_needed + round(work.sent)
 
 
 def _feedback(work: Workload) -> None:
@@ -70,7 +71,7 @@ def _plain_feedback(work: Workload) -> None:
 def _feedback_bytes(work: Workload) -> int:
     rounds = work.compressor.rounds_needed
     later = 0 if rounds == 1 else 4 * (rounds - 1) + 8
-    return (12 + later) * work.n + work.layout.nbytes
+    return (12 + later) * work.n + round(work.sent)
 
 
 def _undo(work: Workload) -> None:
@@ -99,9 +100,7 @@ def _plain_decode_many(work: Workload) -> None:
 
 
 def _decode_bytes(work: Workload) -> int:
-    named = sum(field.count for field in work.layout.fields if field.name == "indices") * work.ranks
-    touched = min(8 * work.n, _LINE_READ_AND_WRITTEN * named) if named else 8 * work.n
-    return touched + work.ranks * work.layout.nbytes
+    return min(8 * work.n, _LINE_READ_AND_WRITTEN * work.touched) + round(work.ranks * work.sent)
 
 
 STEPS = (

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from gradwire.bench.recipe import Recipe
 from gradwire.bench.tasks.base import Task
 from gradwire.compressors.base import Compressor
 from gradwire.integrations.ddp import GradwireState, compress_ddp
@@ -37,12 +38,14 @@ class Method:
         options: for ``compress_ddp``.
         loss_scale: the loss is multiplied by it before backward, and the averaged gradients are divided by it; for
             codes whose steps have a size of their own.
+        recipe: of the optimizer, where the method cannot do with the task's own.
     """
 
     label: str
     compressor: Compressor
     options: Mapping[str, Any] = field(default_factory=dict)
     loss_scale: float = 1.0
+    recipe: Recipe | None = None
 
 
 @dataclass(frozen=True)

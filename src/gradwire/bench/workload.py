@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor
 from gradwire.types import Key, Payload, align
+from gradwire.wire import sent_nbytes
 
 __all__ = ["Workload"]
 
@@ -39,7 +40,8 @@ class Workload:
         self.status = torch.zeros(1, dtype=torch.int32)
         self.state = compressor.init_state(self.shape, self.key)
         rows = torch.full((ranks, align(self.layout.nbytes)), poison, dtype=torch.uint8)
-        self.payloads: Payload = self.layout.views(rows[:, : self.layout.nbytes])
+        self.rows = rows[:, : self.layout.nbytes]
+        self.payloads: Payload = self.layout.views(self.rows)
 
     @property
     def payload(self) -> Payload:
@@ -48,6 +50,28 @@ class Workload:
 
     def of_rank(self, rank: int) -> Payload:
         return tuple(field[rank] for field in self.payloads)
+
+    @property
+    def sent(self) -> float:
+        """Bytes of the first rank's payload that travel: of a variable size, those that it says are in use."""
+        if self.compressor.fixed_size:
+            return self.compressor.traffic(self.shape)
+        return sent_nbytes(self.compressor, self.layout, self.rows[0])
+
+    @property
+    def touched(self) -> int:
+        """Elements that decoding must touch, over all ranks: those that a payload names, else all that are not zero."""
+        named = [field.count for field in self.layout.fields if field.name == "indices"]
+        if named:
+            return sum(named) * self.ranks
+        if self.compressor.fixed_size:
+            return self.n * self.ranks
+        return sum(self._nonzero(rank) for rank in range(self.ranks))
+
+    def _nonzero(self, rank: int) -> int:
+        decoded = torch.zeros(self.shape)
+        self.compressor.add_decoded(self.of_rank(rank), decoded)
+        return int(decoded.count_nonzero())
 
     def fill(self) -> None:
         """Give each rank the payload of a gradient of its own."""

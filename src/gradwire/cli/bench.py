@@ -10,12 +10,13 @@ from typing import Any
 import click
 import torch
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
-from gradwire import registry
 from gradwire.bench import codec, peers
+from gradwire.bench.plot import write_violins
 from gradwire.bench.steps import STEPS
 from gradwire.cli._options import parse_method, parse_size
 from gradwire.cli._output import emit, json_option
@@ -31,45 +32,54 @@ def command() -> None:
 
 
 @command.command("codec")
+@click.option("--all", "every", is_flag=True, help="Every registered compressor, which is also the default.")
 @click.option(
-    "--method",
-    "methods",
-    multiple=True,
-    metavar="METHOD",
-    help="NAME or NAME:PARAMETER=VALUE,...; may be repeated. Default: every compressor.",
+    "--method", "methods", multiple=True, metavar="METHOD", help="NAME or NAME:PARAMETER=VALUE,...; may be repeated."
 )
 @click.option(
-    "--size",
-    "sizes",
-    multiple=True,
-    metavar="N",
+    "--size", "sizes", multiple=True, metavar="N",
     help="Elements, as 16777216 or 2^24; may be repeated. Default: 2^12 to 2^26 in factors of 4.",
-)
+)  # fmt: skip
 @click.option("--repeats", type=click.IntRange(1), help="Rounds of each row. Default: what a second allows.")
+@click.option(
+    "--budget", type=click.FloatRange(0, min_open=True), default=codec.BUDGET, show_default=True, metavar="SECONDS",
+    help="Skip a row that would take longer, by what the size before it took.",
+)  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="Default: as many as torch uses, all cores.")
+@click.option(
+    "--plot", "plot_to", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
+    help="Write violins of the latency of compressing and decompressing to FILE, an HTML page.",
+)  # fmt: skip
+@click.option("--samples", is_flag=True, help="Keep the time of every call in the rows of --json.")
 @click.option("--peer", metavar="NAME", help=f"Compare with another implementation: {', '.join(peers.names())}.")
 @click.option(
-    "--peer-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    "--peer-dir", type=click.Path(path_type=Path, file_okay=False),
     help="The virtual environment of the peer, made if need be. Default: .peers/NAME.",
-)
+)  # fmt: skip
 @json_option
 def codec_command(
+    every: bool,
     methods: tuple[str, ...],
     sizes: tuple[str, ...],
     repeats: int | None,
+    budget: float,
     threads: int | None,
+    plot_to: Path | None,
+    samples: bool,
     peer: str | None,
     peer_dir: Path | None,
     json_to: str | None,
 ) -> None:
     """Time the operations of the compressors beside a triad that moves as many bytes.
 
-    A triad_ratio of 1.0 means: as fast as this machine's memory. Each result is compared with the plain-torch
-    reference, bit for bit, before it is timed.
-    """  # fmt: skip
-    if peer and methods:
-        raise click.UsageError("--method cannot be used with --peer: a peer brings its own method")
+    Triad: 1.0 means as fast as this machine's memory. Bits and state bytes are for each element. Each result is
+    compared with the plain-torch reference, bit for bit, before it is timed. A size that would take too long is
+    skipped, and its row says so.
+    """
+    if peer and (methods or every or plot_to):
+        raise click.UsageError("--method, --all and --plot cannot be used with --peer: a peer brings its own method")
+    if methods and every:
+        raise click.UsageError("--all means every method: leave --method out")
     numbers = [parse_size(text) for text in sizes]
     with _threads(threads):
         if peer:
@@ -78,8 +88,15 @@ def codec_command(
         else:
             chosen = [parse_method(text) for text in methods] or codec.registered()
             numbers = numbers or list(codec.SIZES)
-            rows = _tracked(codec.rows(chosen, numbers, repeats), len(chosen) * len(numbers) * len(STEPS), "codec")
-    emit(rows, json_to, lambda: [_table(rows)])
+            measured = codec.rows(chosen, numbers, repeats, budget)
+            rows = _tracked(measured, len(chosen) * len(numbers) * len(STEPS), "codec")
+    if plot_to is not None:
+        write_violins(rows, plot_to)
+    emit(rows if samples else [_without_samples(row) for row in rows], json_to, lambda: [_table(rows)])
+
+
+def _without_samples(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name != "samples"}
 
 
 @contextmanager
@@ -111,26 +128,33 @@ def _table(rows: list[Row]) -> RenderableType:
     table = Table("method", title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("op", no_wrap=True)
-    for name in ("time", "GB/s", "of triad", "bits/elt", *(["speedup"] if "speedup" in first else [])):
+    figures = "time", "GB/s", "triad", "bits", *(["speedup"] if "speedup" in first else ["state"])
+    for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(_method(row), str(row["size"]), row["op"], *_figures(row))
-    return table
+        shown = ["skipped"] if "skipped" in row else _figures(row)
+        table.add_row(_method(row), str(row["size"]), row["op"], *shown)
+    return Group(table, *_skipped(rows))
+
+
+def _skipped(rows: list[Row]) -> list[RenderableType]:
+    """A line for each method and size that was left out, with the first reason."""
+    reasons: dict[tuple[str, int], str] = {}
+    for row in rows:
+        if "skipped" in row:
+            reasons.setdefault((codec.label(row), row["size"]), f"{row['op']} {row['skipped']}")
+    return [Text(f"skipped: {method}, {size} elements: {reason}") for (method, size), reason in reasons.items()]
 
 
 def _method(row: Row) -> str:
-    """As one would write it after --method; parameters at their defaults are left out."""
-    defaults = registry.build("compressors", row["method"]).properties()["params"]
-    changed = ",".join(f"{name}={value}" for name, value in row["params"].items() if value != defaults[name])
-    label = f"{row['method']}:{changed}" if changed else row["method"]
-    return f"{row['implementation']} {label}" if "implementation" in row else label
+    return f"{row['implementation']} {codec.label(row)}" if "implementation" in row else codec.label(row)
 
 
 def _figures(row: Row) -> list[str]:
     bandwidth = row["bytes_moved"] / row["seconds"] / 1e9
     ratio, bits = row["triad_ratio"], row["wire_bits_per_element"]
-    figures = [_time(row["seconds"]), f"{bandwidth:.1f}", f"{ratio:.2f}", f"{bits:.3f}"]
-    return [*figures, f"{row['speedup']:.1f}x"] if "speedup" in row else figures
+    last = f"{row['speedup']:.1f}x" if "speedup" in row else f"{row['state_bytes_per_element']:.3g}"
+    return [_time(row["seconds"]), f"{bandwidth:.1f}", f"{ratio:.2f}", f"{bits:.3f}", last]
 
 
 def _time(seconds: float) -> str:

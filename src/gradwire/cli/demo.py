@@ -12,7 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gradwire.bench.demo import Report, compare, method_for
+from gradwire.bench.demo import Report, compare
+from gradwire.bench.recommended import recommended
 from gradwire.bench.train import Method
 from gradwire.cli._options import parse_method
 from gradwire.cli._output import emit, json_option
@@ -50,7 +51,7 @@ def command(names: tuple[str, ...], workers: int, epochs: int, json_to: str | No
 
 def named(text: str) -> Method:
     """A method as written: a bare name has the demonstration's parameters, others go on top of the method's own."""
-    method = method_for(text.partition(":")[0])
+    method = recommended(text.partition(":")[0])
     return dataclasses.replace(method, label=text, compressor=parse_method(text)) if ":" in text else method
 
 

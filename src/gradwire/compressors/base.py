@@ -41,7 +41,10 @@ from gradwire import ops, registry
 from gradwire.errors import ConfigError, WireError
 from gradwire.types import Key, Layout, Payload, State
 
-__all__ = ["Compressor", "Feedback", "MultiRound", "as_gradient"]
+__all__ = ["Compressor", "Family", "Feedback", "MultiRound", "as_gradient"]
+
+Family = Literal["cast", "quantisation", "sparsification", "hybrid", "low rank", "wrapper"]
+"""How a method saves bytes: fewer bits for an element, fewer elements, both, thin factors, or another method inside."""
 
 Feedback = Literal["required", "optional", "built-in", "unsafe"]
 """What error feedback means for a method.
@@ -72,6 +75,9 @@ class Compressor(ABC):
 
     reference: ClassVar[str]
     """Authors, title, venue, year."""
+
+    family: ClassVar[Family] = "quantisation"
+    """See ``Family``; the class in the tables."""
 
     summable: ClassVar[bool] = False
     """Payloads may be summed element by element: D(p + q) = D(p) + D(q). All fields then share one float dtype."""
@@ -261,7 +267,8 @@ class Compressor(ABC):
     def properties(self) -> dict[str, Any]:
         """Everything declared, for ``gradwire methods`` and the docs table."""
         return {
-            "name": self.name, "params": {k: v for k, v in self.to_config().items() if k != "name"},
+            "name": self.name, "family": self.family,
+            "params": {k: v for k, v in self.to_config().items() if k != "name"},
             "summable": self.summable, "unbiased": self.unbiased, "contraction": self.contraction,
             "random": self.random, "elementwise": self.elementwise, "fixed_size": self.fixed_size,
             "feedback": self.feedback, "rounds": self.rounds_needed, "alignment": self.alignment,
@@ -280,6 +287,7 @@ class MultiRound(Compressor):
     """For each field "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed in their own
     type, so they need head-room; the field that is reduced first must be float32, for it tells of a NaN."""
 
+    family = "low rank"
     portable = False
 
     @abstractmethod

@@ -1,0 +1,102 @@
+"""``gradwire check``: does what compression promises hold on this machine?"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+
+from gradwire import registry
+from gradwire.bench import convergence
+from gradwire.bench.convergence import BASELINE, TOLERANCE, Row
+from gradwire.bench.recommended import recommended
+from gradwire.bench.train import Method
+from gradwire.cli._options import parse_method
+from gradwire.cli._output import emit, json_option
+
+__all__ = ["command"]
+
+_BETWEEN = re.compile(r"(<!-- convergence -->\n)(.*?)(<!-- end of convergence -->)", re.DOTALL)
+
+
+@click.group("check")
+def command() -> None:
+    """Check on this machine what compression promises."""
+
+
+@command.command("convergence")
+@click.option(
+    "--method", "methods", multiple=True, metavar="METHOD",
+    help="NAME with its recommended settings, or NAME:PARAMETER=VALUE,...; may be repeated. Default: every one.",
+)  # fmt: skip
+@click.option("--workers", multiple=True, type=click.IntRange(2, 64), help="May be repeated. Default: 2 and 4.")
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each method.")
+@click.option("--epochs", default=10, show_default=True, type=click.IntRange(1), help="Passes over the data.")
+@click.option(
+    "--markdown", "markdown_to", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
+    help="Write the table to FILE; in a page that has the markers of the table, between them.",
+)  # fmt: skip
+@json_option
+@click.pass_context
+def convergence_command(
+    ctx: click.Context,
+    methods: tuple[str, ...],
+    workers: tuple[int, ...],
+    seeds: int,
+    epochs: int,
+    markdown_to: Path | None,
+    json_to: str | None,
+) -> None:
+    """Train the digits with every method, on real workers, and compare with uncompressed training.
+
+    A method must end within 2 points of the uncompressed accuracy, mean of the seeds; one that is known to miss it is
+    shown with the reason. Ends with exit code 1 where another misses it, or workers end with different parameters.
+    """
+    chosen = [_named(text) for text in methods or registry.names("compressors")]
+    rows = _told(convergence.rows(chosen, workers or (2, 4), seeds, epochs))
+    emit([row.as_dict() for row in rows], json_to, lambda: [_table(rows)])
+    if markdown_to is not None:
+        _write(markdown_to, convergence.markdown(rows))
+    if any(row.failed for row in rows):
+        ctx.exit(1)
+
+
+def _named(text: str) -> Method:
+    """A bare name has the recommended settings; parameters that are written go on top of the method's own."""
+    method = recommended(text.partition(":")[0])
+    return dataclasses.replace(method, label=text, compressor=parse_method(text)) if ":" in text else method
+
+
+def _told(rows: Iterable[Row]) -> list[Row]:
+    """All rows; each is reported on standard error when it is there, for a run takes minutes."""
+    done: list[Row] = []
+    for row in rows:
+        done.append(row)
+        click.echo(f"{row.method}, {row.workers} workers: {row.accuracy:.1%}, {row.verdict}", err=True)
+    return done
+
+
+def _table(rows: list[Row]) -> RenderableType:
+    seeds = len(rows[0].accuracies)
+    title = f"digits, {rows[0].epochs} epochs, mean of {seeds} seeds; goal: {TOLERANCE:g} points below {BASELINE!r}"
+    table = Table("method", title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for name in ("workers", "accuracy", "points", "bytes/step", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
+    for row in rows:
+        figures = f"{row.accuracy:.1%}", f"{row.points:+.1f}", f"{row.bytes_per_step:,.0f}", f"{row.ratio:.1f}x"
+        table.add_row(row.method, str(row.workers), *figures, row.verdict)
+    return table
+
+
+def _write(path: Path, table: str) -> None:
+    page = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = _BETWEEN.search(page)
+    text = page[: found.end(1)] + table + page[found.start(3) :] if found else table
+    path.write_text(text, encoding="utf-8")
