@@ -8,6 +8,7 @@ from gradwire.comm._part import Piece, Unit
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.twobit import TwoBit
 from gradwire.keeper import Keeper
+from gradwire.memory.ef21 import EF21
 from gradwire.memory.residual import Residual
 
 CPU = torch.device("cpu")
@@ -45,8 +46,8 @@ def test_a_retired_shard_returns_its_share_of_the_mean() -> None:
 
 def test_a_retired_shard_of_estimates_is_taken_out_of_them() -> None:
     keeper = Keeper(4, CPU, 0)
-    whole = unit(("a", 32), ("b", 32))
-    local = keeper.keep(whole, ("local", "mean"))["local"]
+    whole = Unit((("a", 32), ("b", 32)), (64,), 0, TwoBit(), EF21())
+    local = keeper.keep(whole)["local"]
     local.fill_(1.0)
     piece = Piece(whole, whole.memory, (32,), lo=0, start=16)
     keeper.server(piece, ("residual",))["residual"].copy_(torch.arange(32.0))

@@ -52,7 +52,7 @@ def unpack(message: Tensor, ranges: Sequence[tuple[int, int]]) -> tuple[Tensor, 
     counts = head[1:].tolist()
     if min(counts) < 0 or edge + 8 * sum(counts) != message.numel():
         raise WireError(f"a message of {message.numel()} bytes cannot have lists of {counts} entries")
-    values, index = message[edge:].view(2, 4 * sum(counts)).unbind(0)
+    values, index = message[edge:].tensor_split([4 * sum(counts)])
     parts = zip(
         torch.split(index.view(torch.int32), counts), torch.split(values.view(torch.float32), counts), strict=True
     )

@@ -58,7 +58,10 @@ class SummedSession(Session):
         layouts = self.part.packing.layouts
         counts = [sum(field.count for field in layout.fields) for layout in layouts]
         self.sums = torch.zeros(sum(counts), dtype=dtype, device=site.device)
-        self.payloads: list[Payload] = [(view,) for view in torch.split(self.sums, counts)]
+        self.payloads: list[Payload] = [
+            tuple(torch.split(view, [field.count for field in layout.fields]))
+            for view, layout in zip(torch.split(self.sums, counts), layouts, strict=True)
+        ]
         self.status = torch.zeros(1, dtype=torch.int32, device=site.device)
 
     def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:

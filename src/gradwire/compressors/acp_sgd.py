@@ -60,6 +60,7 @@ class ACPSGD(Alternating):
     min_compression: float = 2.0
 
     name = "acp_sgd"
+    family = "low rank"
     reference = "L. Zhang, L. Zhang, S. Shi, X. Chu, B. Li, ACP-SGD, ICDCS 2023"
 
     def __post_init__(self) -> None:

@@ -62,6 +62,7 @@ class AdaptiveSparse(Compressor):
     eps: float = 1.0
 
     name = "adaptive_sparse"
+    family = "sparsification"
     reference = "J. Wangni, J. Wang, J. Liu, T. Zhang, Gradient Sparsification, NeurIPS 2018"
     unbiased = True
     random = True

@@ -54,6 +54,7 @@ class AdaptiveThreshold(Compressor):
     joint: bool = False
 
     name = "adaptive_threshold"
+    family = "hybrid"
     reference = "N. Dryden, T. Moon, S. A. Jacobs, B. Van Essen, MLHPC 2016"
     fixed_size = False
 

@@ -59,6 +59,7 @@ class Atomo(Compressor):
     min_compression: float = 2.0
 
     name = "atomo"
+    family = "low rank"
     reference = "H. Wang, S. Sievert, S. Liu, Z. Charles, D. Papailiopoulos, S. Wright, ATOMO, NeurIPS 2018"
     unbiased = True
     random = True

@@ -28,6 +28,7 @@ class BF16(Cast):
     """
 
     name = "bf16"
+    family = "cast"
     reference = "D. Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019"
     dtype = torch.bfloat16
 

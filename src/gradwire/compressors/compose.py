@@ -56,6 +56,7 @@ class Compose(Compressor):
     inner: Compressor = registry.build("compressors", "qsgd")  # noqa: RUF009
 
     name = "compose"
+    family = "hybrid"
     reference = "D. Basu, D. Data, C. Karakus, S. Diggavi, Qsparse-local-SGD, NeurIPS 2019"
 
     def __post_init__(self) -> None:

@@ -63,6 +63,7 @@ class DeMo(Compressor):
     sign: bool = True
 
     name = "demo"
+    family = "sparsification"
     reference = "B. Peng, J. Quesnelle, D. P. Kingma, DeMo, arXiv:2411.19870, 2024"
     portable = False
 

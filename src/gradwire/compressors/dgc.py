@@ -41,5 +41,6 @@ class DGC(ExactTopK):
     ratio: float = 0.001
 
     name = "dgc"
+    family = "sparsification"
     reference = "Y. Lin, S. Han, H. Mao, Y. Wang, W. J. Dally, Deep Gradient Compression, ICLR 2018"
     memory = "dgc"

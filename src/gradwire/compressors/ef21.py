@@ -44,6 +44,7 @@ class EF21(Compressor):
     inner: Compressor = field(default_factory=lambda: registry.build("compressors", "topk"))
 
     name = "ef21"
+    family = "wrapper"
     reference = "P. Richtarik, I. Sokolov, I. Fatkhullin, EF21, NeurIPS 2021"
     memory = "ef21"
 

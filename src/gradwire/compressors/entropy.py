@@ -58,6 +58,7 @@ class Entropy(Compressor):
     coder: Literal["rans", "huffman", "elias"] = "rans"
 
     name = "entropy"
+    family = "wrapper"
     reference = "J. Duda, 2013; R. R. Gajjala et al., DistributedML 2020; P. Elias, 1975"
     fixed_size = False
 

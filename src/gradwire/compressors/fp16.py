@@ -31,5 +31,6 @@ class FP16(Cast):
     """
 
     name = "fp16"
+    family = "cast"
     reference = "A. Sergeev, M. Del Balso, Horovod, 2018 (Compression.fp16)"
     dtype = torch.float16

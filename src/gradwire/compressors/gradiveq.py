@@ -66,6 +66,7 @@ class GradiVeQ(MultiRound):
     min_compression: float = 2.0
 
     name = "gradiveq"
+    family = "low rank"
     reference = "M. Yu et al., GradiVeQ, NeurIPS 2018"
     reductions = ("mean", "mean", "sum")
 

@@ -60,6 +60,7 @@ class GradZip(Alternating):
     min_compression: float = 2.0
 
     name = "gradzip"
+    family = "low rank"
     reference = "M. Cho, V. Muthusamy, B. Nemanich, R. Puri, GradZip, NeurIPS Workshop on Systems for ML 2019"
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ class Identity(Compressor):
     """
 
     name = "none"
+    family = "cast"
     reference = "uncompressed data-parallel training"
     summable = True
     unbiased = True

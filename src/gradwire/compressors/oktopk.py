@@ -37,4 +37,5 @@ class OkTopk(ExactTopK):
     ratio: float = 0.01
 
     name = "oktopk"
+    family = "sparsification"
     reference = "S. Li, T. Hoefler, Near-Optimal Sparse Allreduce, PPoPP 2022"

@@ -64,6 +64,7 @@ class PowerSGD(MultiRound):
     error: Literal["global", "local"] = "global"
 
     name = "powersgd"
+    family = "low rank"
     reference = "T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, NeurIPS 2019"
 
     def __post_init__(self) -> None:

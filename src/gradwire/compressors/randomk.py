@@ -58,6 +58,7 @@ class RandomK(Sparsifier):
     run: int = 1
 
     name = "randomk"
+    family = "sparsification"
     reference = "S. U. Stich, J.-B. Cordonnier, M. Jaggi, Sparsified SGD with Memory, NeurIPS 2018"
     summable = True
     random = True

@@ -59,6 +59,7 @@ class SIDCo(Compressor):
     period: int = 5
 
     name = "sidco"
+    family = "sparsification"
     reference = "A. M. Abdelmoniem, A. Elzanaty, M.-S. Alouini, M. Canini, SIDCo, MLSys 2021"
     fixed_size = False
 

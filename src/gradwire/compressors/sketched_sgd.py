@@ -66,6 +66,7 @@ class SketchedSGD(MultiRound):
     candidates: int = 4
 
     name = "sketched_sgd"
+    family = "sparsification"
     reference = "N. Ivkin, D. Rothchild, E. Ullah, V. Braverman, I. Stoica, R. Arora, Sketched-SGD, NeurIPS 2019"
     rounds_needed = 2
     reductions = ("mean",) * 5

@@ -49,6 +49,7 @@ class Strom(Compressor):
     coding: Literal["gaps", "words"] = "gaps"
 
     name = "strom"
+    family = "hybrid"
     reference = "N. Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, INTERSPEECH 2015"
     elementwise = True
     fixed_size = False

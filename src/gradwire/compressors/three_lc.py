@@ -56,6 +56,7 @@ class ThreeLC(Compressor):
     block: int = 4096
 
     name = "three_lc"
+    family = "hybrid"
     reference = "H. Lim, D. G. Andersen, M. Kaminsky, 3LC, MLSys 2019"
     fixed_size = False
 

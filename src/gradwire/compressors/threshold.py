@@ -49,6 +49,7 @@ class Threshold(Compressor):
     v: float = 0.01
 
     name = "threshold"
+    family = "sparsification"
     reference = "A. Dutta et al., On the Discrepancy between Theory and Practice of Compressed Communication, AAAI 2020"
     elementwise = True
     fixed_size = False

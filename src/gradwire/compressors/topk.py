@@ -56,6 +56,7 @@ class TopK(Sparsifier):
     indices: Literal["block", "raw", "rice", "bitmap", "auto"] = "block"
 
     name = "topk"
+    family = "sparsification"
     reference = "A. F. Aji, K. Heafield, EMNLP 2017; S. U. Stich, J.-B. Cordonnier, M. Jaggi, NeurIPS 2018"
 
     def __post_init__(self) -> None:

@@ -46,6 +46,7 @@ class Variance(Compressor):
     """
 
     name = "variance"
+    family = "sparsification"
     reference = "Y. Tsuzuku, H. Imachi, T. Akiba, Variance-based Gradient Compression, ICLR 2018 workshop"
     fixed_size = False
     memory = "variance"

@@ -1,0 +1,99 @@
+// Arguments of: codes of eight bits, powers of two, and tagged floats.
+#pragma once
+
+#include <cstdint>
+
+#include "args/common.h"
+
+namespace gradwire {
+
+// The largest magnitude, as bits without the sign, joins what is at `out`.
+struct Largest {
+  const float* x;
+  std::uint32_t* out;
+};
+
+struct LargestSum {
+  const float *grad, *residual;
+  std::uint32_t* out;
+};
+
+enum class Codebook : int { linear, dynamic, e4m3, e5m2 };
+
+// `book` holds the 256 values of the codes, and what the encoder of "dynamic" needs. A block of 0 is the whole tensor,
+// whose scale is there already.
+struct Eightbit {
+  float* scales;
+  std::uint8_t* codes;
+  const float* book;
+  Codebook kind;
+  std::int64_t block;
+};
+
+struct EightbitEncode : Eightbit {
+  const float* x;
+};
+
+struct EightbitEncodeFeedback : Feedback, Eightbit {};
+
+struct EightbitAddDecoded {
+  Rows scales;
+  Rows codes;
+  float* out;
+  const float* book;
+  Codebook kind;
+  std::int64_t block;
+  float scale;
+};
+
+struct Natural {
+  std::uint8_t* bases;
+  std::uint8_t* codes;
+  bool random;
+  std::int64_t block;
+  std::uint64_t key, step;
+};
+
+struct NaturalEncode : Natural {
+  const float* x;
+};
+
+struct NaturalEncodeFeedback : Feedback, Natural {};
+
+struct NaturalAddDecoded {
+  Rows bases;
+  Rows codes;
+  float* out;
+  std::int64_t block;
+  float scale;
+};
+
+// One range of a tagged stream; see gradwire/ops/_inceptionn.py. `bytes` receives how many its codes take.
+struct InceptionnTags {
+  const float* x;
+  std::uint8_t* tags;
+  int bound;
+  std::int64_t* bytes;
+};
+
+// The codes of a range begin at `codes` and end before `end`.
+struct InceptionnCodes {
+  const float* x;
+  std::uint8_t *codes, *end;
+  int bound;
+};
+
+struct InceptionnSizes {
+  const std::uint8_t* tags;
+  std::int64_t* bytes;
+};
+
+// Without tags every code is a float32. `end` is that of the stream, not of the range.
+struct InceptionnAddDecoded {
+  const std::uint8_t *tags, *codes, *end;
+  float* out;
+  int bound;
+  float scale;
+};
+
+}  // namespace gradwire

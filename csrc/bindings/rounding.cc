@@ -1,0 +1,184 @@
+// Random rounding, ternary runs, and rotations.
+#include <cstring>
+
+#include "bindings/common.h"
+
+namespace gradwire::bindings {
+
+namespace {
+
+void philox(Address out, Size key, Size step, Size offset, Size n, int threads) {
+  run(&KernelTable::philox,
+      {pointer<std::uint32_t>(out, n), std::uint64_t(key), std::uint64_t(step), std::uint64_t(offset)}, n, 128,
+      threads);
+}
+
+// Where blocks are large, a decoder's ranges and those of a known norm end inside of them.
+constexpr Size kRoundRange = 2048;
+
+void check_qsgd(int bits, Size block) {
+  if (bits < 2 || bits > 8) throw std::invalid_argument("bits must be from 2 to 8");
+  if (block < 16 || block % 16 != 0) throw std::invalid_argument("block must be a multiple of 16");
+}
+
+Qsgd qsgd(Address norms, Address codes, int bits, Size block, bool l2, Size key, Size step, double shrink, int levels,
+          bool powers, Size n) {
+  check_qsgd(bits, block);
+  return {pointer<float>(norms, n), pointer<std::uint8_t>(codes, n), bits, block, l2, std::uint64_t(key),
+          std::uint64_t(step), float(levels), powers, float(shrink)};
+}
+
+void qsgd_encode(Address x, Address norms, Address codes, int bits, Size block, bool l2, Size key, Size step,
+                 int levels, bool powers, Size n, int threads) {
+  run(&KernelTable::qsgd_encode,
+      {qsgd(norms, codes, bits, block, l2, key, step, 1.0, levels, powers, n), pointer<const float>(x, n)}, n, block,
+      threads);
+}
+
+void qsgd_encode_feedback(Address grad, Address residual, Address norms, Address codes, int bits, Size block, bool l2,
+                          Size key, Size step, Address status, double shrink, int levels, bool powers, Size n,
+                          int threads) {
+  run(&KernelTable::qsgd_encode_feedback,
+      {feedback(grad, residual, status, n), qsgd(norms, codes, bits, block, l2, key, step, shrink, levels, powers, n)},
+      n, block, threads);
+}
+
+void qsgd_add_decoded(Address norms, Size norms_stride, Address codes, Size codes_stride, Size count, Address out,
+                      int bits, Size block, double scale, int levels, bool powers, Size n, int threads) {
+  check_qsgd(bits, block);
+  run(&KernelTable::qsgd_add_decoded,
+      {rows(norms, count, norms_stride, n), rows(codes, count, codes_stride, n), pointer<float>(out, n), bits, block,
+       float(scale), float(levels), powers},
+      n, block < kRoundRange ? block : kRoundRange, threads);
+}
+
+void round_encode(Address x, Address norm, Address codes, int bits, int levels, Size key, Size step, Size n,
+                  int threads) {
+  run(&KernelTable::round_encode,
+      {qsgd(norm, codes, bits, 16, false, key, step, 1.0, levels, false, n), pointer<const float>(x, n)}, n,
+      kRoundRange, threads);
+}
+
+void round_keep(Address residual, Address norm, Address codes, int bits, int levels, double shrink, Size key, Size step,
+                Size n, int threads) {
+  run(&KernelTable::round_keep,
+      {qsgd(norm, codes, bits, 16, false, key, step, shrink, levels, false, n), pointer<float>(residual, n)}, n,
+      kRoundRange, threads);
+}
+
+void moments(Address x, Address table, bool centred, Size n, int threads) {
+  run(&KernelTable::moments, {pointer<const float>(x, n), pointer<float>(table, n), centred}, n, kMomentSegment,
+      threads);
+}
+
+void moments_feedback(Address grad, Address residual, Address table, bool centred, Address status, Size n,
+                      int threads) {
+  run(&KernelTable::moments_feedback, {feedback(grad, residual, status, n), pointer<float>(table, n), centred}, n,
+      kMomentSegment, threads);
+}
+
+ThreeLc three_lc(Address scales, Address lengths, Address stream, Size block, double sparsity, Size n) {
+  if (block < 16) throw std::invalid_argument("block must be at least 16");
+  return {pointer<float>(scales, n), pointer<std::int16_t>(lengths, n), pointer<std::uint8_t>(stream, n), block,
+          float(sparsity)};
+}
+
+// The blocks of a stream side by side, zeros after them. Returns their length.
+Size join_blocks(const ThreeLc& k, Size n) {
+  const Size room = (k.block + 4) / 5, blocks = (n + k.block - 1) / k.block, last = n - k.block * (blocks - 1);
+  Size used = 0;
+  for (Size block = 0; block < blocks; ++block) {
+    std::memmove(k.stream + used, k.stream + block * room, std::size_t(k.lengths[block]));
+    used += k.lengths[block];
+  }
+  if (n > 0) std::memset(k.stream + used, 0, std::size_t((blocks - 1) * room + (last + 4) / 5 - used));
+  return used;
+}
+
+Size three_lc_encode(Address x, Address scales, Address lengths, Address stream, Size block, double sparsity, Size n,
+                     int threads) {
+  const ThreeLcEncode k = {three_lc(scales, lengths, stream, block, sparsity, n), pointer<const float>(x, n)};
+  run(&KernelTable::three_lc_encode, k, n, block, threads);
+  return join_blocks(k, n);
+}
+
+Size three_lc_encode_feedback(Address grad, Address residual, Address scales, Address lengths, Address stream,
+                              Size block, double sparsity, Address status, Size n, int threads) {
+  const ThreeLcEncodeFeedback k = {feedback(grad, residual, status, n),
+                                   three_lc(scales, lengths, stream, block, sparsity, n)};
+  run(&KernelTable::three_lc_encode_feedback, k, n, block, threads);
+  return join_blocks(k, n);
+}
+
+void three_lc_add_decoded(Address scales, Size scales_stride, Address lengths, Size lengths_stride, Address stream,
+                          Size stream_stride, Size ranks, Size bytes, Address out, Size block, double scale, Size n,
+                          int threads) {
+  if (block < 16) throw std::invalid_argument("block must be at least 16");
+  run(&KernelTable::three_lc_add_decoded,
+      {rows(scales, ranks, scales_stride, n), rows(lengths, ranks, lengths_stride, n),
+       rows(stream, ranks, stream_stride, bytes), bytes, pointer<float>(out, n), block, float(scale)},
+      n, block, threads);
+}
+
+// A block is at most as long as the kernels have room for; see kernels/hadamard.h.
+void check_rotation(Size block) {
+  if (block < 16 || block > 16384 || (block & (block - 1)) != 0)
+    throw std::invalid_argument("block must be a power of two from 16 to 16384");
+}
+
+void block_norms(Address x, Address norms, Size block, Size n, int threads) {
+  if (block < 16 || block % 16 != 0) throw std::invalid_argument("block must be a multiple of 16");
+  run(&KernelTable::block_norms, {pointer<const float>(x, n), pointer<float>(norms, n), block}, n, block, threads);
+}
+
+void thc_encode(Address x, Address norms, Address seed, Address codes, Size block, int levels, double clip, Size key,
+                Size step, Size n, int threads) {
+  check_rotation(block);
+  const float factor = 0.5f * float(levels) / float(clip);
+  run(&KernelTable::thc_encode,
+      {pointer<const float>(x, n), pointer<const float>(norms, n), pointer<const std::int64_t>(seed, n),
+       pointer<std::uint8_t>(codes, n), block, float(levels), factor, std::uint64_t(key), std::uint64_t(step)},
+      n, block, threads);
+}
+
+// Beyond 255 the codes of all ranks may have run over, and nothing that is decoded would mean anything.
+void thc_add_decoded(Address norms, Address seed, Address codes, Address ranks, Address out, Size block, int levels,
+                     double clip, double scale, Size n, int threads) {
+  check_rotation(block);
+  const std::int32_t world = n > 0 ? *pointer<const std::int32_t>(ranks, n) : 1;
+  const bool fits = world > 0 && world <= 255 / levels;
+  const float step = fits ? 2.0f / float(levels * world) : __builtin_nanf("");
+  run(&KernelTable::thc_add_decoded,
+      {pointer<const float>(norms, n), pointer<const std::int64_t>(seed, n), pointer<const std::uint8_t>(codes, n),
+       pointer<float>(out, n), block, step, float(clip), float(scale)},
+      n, block, threads);
+}
+
+}  // namespace
+
+void bind_rounding(nb::module_& m) {
+  kernel(m, "philox", &philox, "out"_a, "key"_a, "step"_a, "offset"_a);
+  kernel(m, "qsgd_encode", &qsgd_encode, "x"_a, "norms"_a, "codes"_a, "bits"_a, "block"_a, "l2"_a, "key"_a, "step"_a,
+         "levels"_a, "powers"_a);
+  kernel(m, "qsgd_encode_feedback", &qsgd_encode_feedback, "grad"_a, "residual"_a, "norms"_a, "codes"_a, "bits"_a,
+         "block"_a, "l2"_a, "key"_a, "step"_a, "status"_a, "shrink"_a, "levels"_a, "powers"_a);
+  kernel(m, "qsgd_add_decoded", &qsgd_add_decoded, "norms"_a, "norms_stride"_a, "codes"_a, "codes_stride"_a, "count"_a,
+         "out"_a, "bits"_a, "block"_a, "scale"_a, "levels"_a, "powers"_a);
+  kernel(m, "round_encode", &round_encode, "x"_a, "norm"_a, "codes"_a, "bits"_a, "levels"_a, "key"_a, "step"_a);
+  kernel(m, "round_keep", &round_keep, "residual"_a, "norm"_a, "codes"_a, "bits"_a, "levels"_a, "shrink"_a, "key"_a,
+         "step"_a);
+  kernel(m, "moments", &moments, "x"_a, "table"_a, "centred"_a);
+  kernel(m, "moments_feedback", &moments_feedback, "grad"_a, "residual"_a, "table"_a, "centred"_a, "status"_a);
+  kernel(m, "block_norms", &block_norms, "x"_a, "norms"_a, "block"_a);
+  kernel(m, "thc_encode", &thc_encode, "x"_a, "norms"_a, "seed"_a, "codes"_a, "block"_a, "levels"_a, "clip"_a, "key"_a,
+         "step"_a);
+  kernel(m, "thc_add_decoded", &thc_add_decoded, "norms"_a, "seed"_a, "codes"_a, "ranks"_a, "out"_a, "block"_a,
+         "levels"_a, "clip"_a, "scale"_a);
+  kernel(m, "three_lc_encode", &three_lc_encode, "x"_a, "scales"_a, "lengths"_a, "stream"_a, "block"_a, "sparsity"_a);
+  kernel(m, "three_lc_encode_feedback", &three_lc_encode_feedback, "grad"_a, "residual"_a, "scales"_a, "lengths"_a,
+         "stream"_a, "block"_a, "sparsity"_a, "status"_a);
+  kernel(m, "three_lc_add_decoded", &three_lc_add_decoded, "scales"_a, "scales_stride"_a, "lengths"_a,
+         "lengths_stride"_a, "stream"_a, "stream_stride"_a, "ranks"_a, "bytes"_a, "out"_a, "block"_a, "scale"_a);
+}
+
+}  // namespace gradwire::bindings
