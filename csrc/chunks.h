@@ -17,6 +17,14 @@ inline int team(std::int64_t n, int threads) {
   return n < kSerialBelow || in_forked_child() ? 1 : std::max(1, int(std::min<std::int64_t>(threads, chunk_count(n))));
 }
 
+// For a table that codes nothing.
+inline void refuse(const EntropyEncode& e) { std::fill(e.sizes, e.sizes + chunk_count(e.n), -1); }
+
+inline void refuse(const EntropyDecode& d) {
+  *d.status = 1;
+  std::fill(d.symbols, d.symbols + d.n, std::uint8_t{0});
+}
+
 // `code(symbols, count, buffer)` returns how many bytes it wrote; a buffer of `most` bytes is always enough.
 template <class Code>
 void encode_chunks(const EntropyEncode& e, std::int64_t most, int threads, const Code& code) {
@@ -33,20 +41,11 @@ void encode_chunks(const EntropyEncode& e, std::int64_t most, int threads, const
     });
     for (int i = 0; i < now; ++i) {
       const std::int64_t size = e.sizes[first + i];
-      if (end + size > e.room) {
-        std::fill(e.sizes, e.sizes + chunks, -1);
-        return;
-      }
+      if (end + size > e.room) return refuse(e);
       std::memcpy(e.out + end, buffers.data() + i * most, std::size_t(size));
       end += size;
     }
   }
-}
-
-// For a table that no encoder writes.
-inline void refuse(const EntropyDecode& d) {
-  *d.status = 1;
-  std::fill(d.symbols, d.symbols + d.n, std::uint8_t{0});
 }
 
 // `decode(bytes, size, symbols, count)` returns whether the bytes are what an encoder writes.

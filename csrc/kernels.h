@@ -78,6 +78,33 @@ struct ThreeLcAddDecoded {
   float scale;
 };
 
+struct BlockNorms {
+  const float* x;
+  float* norms;
+  std::int64_t block;
+};
+
+// `codes` are a byte for each coordinate; the last block is padded to a power of two.
+struct ThcEncode {
+  const float* x;
+  const float* norms;
+  const std::int64_t* seed;  // of the signs: key and step
+  std::uint8_t* codes;
+  std::int64_t block;
+  float levels, factor;  // factor: levels / (2 clip)
+  std::uint64_t key, step;
+};
+
+struct ThcAddDecoded {
+  const float* norms;
+  const std::int64_t* seed;
+  const std::uint8_t* codes;
+  float* out;
+  std::int64_t block;
+  float step;  // 2 / (levels * ranks)
+  float clip, scale;
+};
+
 struct TwobitEncode {
   const float* x;
   std::uint8_t* codes;
@@ -294,6 +321,34 @@ struct NaturalAddDecoded {
   float scale;
 };
 
+// One range of a tagged stream; see gradwire/ops/_inceptionn.py. `bytes` receives how many its codes take.
+struct InceptionnTags {
+  const float* x;
+  std::uint8_t* tags;
+  int bound;
+  std::int64_t* bytes;
+};
+
+// The codes of a range begin at `codes` and end before `end`.
+struct InceptionnCodes {
+  const float* x;
+  std::uint8_t *codes, *end;
+  int bound;
+};
+
+struct InceptionnSizes {
+  const std::uint8_t* tags;
+  std::int64_t* bytes;
+};
+
+// Without tags every code is a float32. `end` is that of the stream, not of the range.
+struct InceptionnAddDecoded {
+  const std::uint8_t *tags, *codes, *end;
+  float* out;
+  int bound;
+  float scale;
+};
+
 // How many magnitudes are above a bracket and inside it.
 struct Tally {
   std::int64_t above, inside;
@@ -339,6 +394,24 @@ struct SparseAddDecoded {
   float scale;
 };
 
+// A count sketch: `rows` times `columns` counters, columns a multiple of 16. Ranges are those of the kernel's comment.
+struct SketchAdd {
+  const float* x;
+  float* table;
+  int rows;
+  std::int64_t columns;
+  std::uint64_t key, step;
+  std::int64_t n;
+};
+
+struct SketchEstimate {
+  const float* table;
+  float* out;
+  int rows;
+  std::int64_t columns;
+  std::uint64_t key, step;
+};
+
 // What exceeds a threshold in a range of whole segments.
 struct ThresholdScan : Feedback {  // without feedback grad and residual are null
   const float* x;                  // with feedback the residual
@@ -352,6 +425,7 @@ struct ThresholdScan : Feedback {  // without feedback grad and residual are nul
 // One line per kernel: the name of the function in csrc/kernels/<name>.h and the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
   X(accumulate, Feedback)                            \
+  X(block_norms, BlockNorms)                         \
   X(cast_add_decoded, CastAddDecoded)                \
   X(cast_encode, CastEncode)                         \
   X(moments, Moments)                                \
@@ -361,6 +435,10 @@ struct ThresholdScan : Feedback {  // without feedback grad and residual are nul
   X(eightbit_add_decoded, EightbitAddDecoded)        \
   X(eightbit_encode, EightbitEncode)                 \
   X(eightbit_encode_feedback, EightbitEncodeFeedback)\
+  X(inceptionn_add_decoded, InceptionnAddDecoded)    \
+  X(inceptionn_codes, InceptionnCodes)               \
+  X(inceptionn_sizes, InceptionnSizes)               \
+  X(inceptionn_tags, InceptionnTags)                 \
   X(largest, Largest)                                \
   X(largest_sum, LargestSum)                         \
   X(natural_add_decoded, NaturalAddDecoded)          \
@@ -384,8 +462,12 @@ struct ThresholdScan : Feedback {  // without feedback grad and residual are nul
   X(sign_encode_feedback, SignEncodeFeedback)        \
   X(sign_vote, SignVote)                             \
   X(signum_encode, SignumEncode)                     \
+  X(sketch_add, SketchAdd)                           \
+  X(sketch_estimate, SketchEstimate)                 \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(swap, Swap)                                      \
+  X(thc_add_decoded, ThcAddDecoded)                  \
+  X(thc_encode, ThcEncode)                           \
   X(three_lc_add_decoded, ThreeLcAddDecoded)         \
   X(three_lc_encode, ThreeLcEncode)                  \
   X(three_lc_encode_feedback, ThreeLcEncodeFeedback) \

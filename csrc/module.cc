@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "places.h"
 #include "ternary.h"
 #include "entropy.h"
 #include "threshold.h"
+#include "inceptionn.h"
 #include "topk.h"
 
 namespace nb = nanobind;
@@ -436,6 +438,81 @@ void threshold_add_decoded_(Address streams, Size count, Size stride, Size lengt
                         threads);
 }
 
+void check_bound(int bound) {
+  if (bound < 1 || bound > 15) throw std::invalid_argument("bound must be from 1 to 15");
+}
+
+void inceptionn_encode_(Address x, Address used, Address stream, int bound, Size n, int threads) {
+  check_bound(bound);
+  inceptionn_encode(
+      {pointer<const float>(x, n), pointer<std::int32_t>(used, 1), pointer<std::uint8_t>(stream, n), bound, n},
+      threads);
+}
+
+void inceptionn_add_decoded_(Address stream, Size bytes, Address out, int bound, double scale, Size n, int threads) {
+  check_bound(bound);
+  inceptionn_add_decoded(
+      {pointer<const std::uint8_t>(stream, bytes), bytes, pointer<float>(out, n), bound, float(scale), n}, threads);
+}
+
+// A block is at most as long as the kernels have room for; see kernels/hadamard.h.
+void check_rotation(Size block) {
+  if (block < 16 || block > 16384 || (block & (block - 1)) != 0)
+    throw std::invalid_argument("block must be a power of two from 16 to 16384");
+}
+
+void block_norms(Address x, Address norms, Size block, Size n, int threads) {
+  if (block < 16 || block % 16 != 0) throw std::invalid_argument("block must be a multiple of 16");
+  run(&KernelTable::block_norms, {pointer<const float>(x, n), pointer<float>(norms, n), block}, n, block, threads);
+}
+
+void thc_encode(Address x, Address norms, Address seed, Address codes, Size block, int levels, double clip, Size key,
+                Size step, Size n, int threads) {
+  check_rotation(block);
+  const float factor = 0.5f * float(levels) / float(clip);
+  run(&KernelTable::thc_encode,
+      {pointer<const float>(x, n), pointer<const float>(norms, n), pointer<const std::int64_t>(seed, n),
+       pointer<std::uint8_t>(codes, n), block, float(levels), factor, std::uint64_t(key), std::uint64_t(step)},
+      n, block, threads);
+}
+
+// Beyond 255 the codes of all ranks may have run over, and nothing that is decoded would mean anything.
+void thc_add_decoded(Address norms, Address seed, Address codes, Address ranks, Address out, Size block, int levels,
+                     double clip, double scale, Size n, int threads) {
+  check_rotation(block);
+  const std::int32_t world = n > 0 ? *pointer<const std::int32_t>(ranks, n) : 1;
+  const bool fits = world > 0 && world <= 255 / levels;
+  const float step = fits ? 2.0f / float(levels * world) : __builtin_nanf("");
+  run(&KernelTable::thc_add_decoded,
+      {pointer<const float>(norms, n), pointer<const std::int64_t>(seed, n), pointer<const std::uint8_t>(codes, n),
+       pointer<float>(out, n), block, step, float(clip), float(scale)},
+      n, block, threads);
+}
+
+Places places(Address indices, Address counts, Size k, Size n) {
+  if (k < 0 || k > n) throw std::invalid_argument("k must be from 0 to n");
+  return {pointer<std::uint16_t>(indices, k), pointer<std::int32_t>(counts, n), k, n};
+}
+
+template <auto Function, class Byte>
+void convert_places(Address indices, Address counts, Address stream, Size k, Size n) {
+  Function(places(indices, counts, k, n), pointer<Byte>(stream, k));
+}
+
+Choice choice(Size seed, Size k, Size run, Size n) {
+  if (run < 1 || k < 0 || k > (n + run - 1) / run) throw std::invalid_argument("there are not as many units");
+  return {std::uint32_t(seed), k, run, n};
+}
+
+void randomk_encode_(Address x, Address values, Size seed, Size k, Size run, bool scaled, double scale, Size n) {
+  randomk_encode({choice(seed, k, run, n), pointer<const float>(x, n), pointer<float>(values, k), float(scale), scaled});
+}
+
+void randomk_add_decoded_(Address values, Address out, Size seed, Size k, Size run, double scale, Size n) {
+  randomk_add_decoded(
+      {choice(seed, k, run, n), pointer<const std::uint8_t>(values, k), pointer<float>(out, n), float(scale)});
+}
+
 void check_k(Size k, Size n) {
   if (k < 0 || k > n) throw std::invalid_argument("k must be from 0 to n");
 }
@@ -458,6 +535,27 @@ void topk_encode_feedback(Address grad, Address residual, Address values, Addres
   topk({feedback(grad, residual, status, n), pointer<const float>(residual, n), pointer<float>(values, k),
         pointer<std::uint16_t>(indices, k), pointer<std::int32_t>(counts, n), k, n},
        threads);
+}
+
+void check_sketch(int rows, Size columns, Size n) {
+  if (rows < 1 || rows > 7) throw std::invalid_argument("rows must be from 1 to 7");
+  if (columns % 16 != 0 || columns < 0 || (n > 0 && columns == 0))
+    throw std::invalid_argument("columns must be a multiple of 16");
+}
+
+void sketch_add(Address x, Address table, int rows, Size columns, Size key, Size step, Size n, int threads) {
+  check_sketch(rows, columns, n);
+  const Size span = (n + 255) / 256 * 256;
+  run(&KernelTable::sketch_add,
+      {pointer<const float>(x, n), pointer<float>(table, n), rows, columns, std::uint64_t(key), std::uint64_t(step), n},
+      rows * span, span > 0 ? span : 16, threads);
+}
+
+void sketch_estimate(Address table, Address out, int rows, Size columns, Size key, Size step, Size n, int threads) {
+  check_sketch(rows, columns, n);
+  run(&KernelTable::sketch_estimate,
+      {pointer<const float>(table, n), pointer<float>(out, n), rows, columns, std::uint64_t(key), std::uint64_t(step)},
+      n, 256, threads);
 }
 
 void sparse_add_decoded(Address values, Size values_stride, Address indices, Size indices_stride, Address counts,
@@ -520,6 +618,16 @@ NB_MODULE(_kernels, m) {
         nb::call_guard<nb::gil_scoped_release>());
   kernel("ternary_add_decoded", &ternary_add_decoded_, "streams"_a, "count"_a, "stride"_a, "length"_a, "out"_a,
          "threshold"_a, "scale"_a);
+  const auto serial = [&m](const char* name, auto function, const auto&... arguments) {
+    m.def(name, function, arguments..., "n"_a, nb::call_guard<nb::gil_scoped_release>());
+  };
+  serial("rice_encode", &convert_places<rice_encode, std::uint8_t>, "indices"_a, "counts"_a, "stream"_a, "k"_a);
+  serial("rice_decode", &convert_places<rice_decode, const std::uint8_t>, "indices"_a, "counts"_a, "stream"_a, "k"_a);
+  serial("bitmap_encode", &convert_places<bitmap_encode, std::uint8_t>, "indices"_a, "counts"_a, "bitmap"_a, "k"_a);
+  serial("bitmap_decode", &convert_places<bitmap_decode, const std::uint8_t>, "indices"_a, "counts"_a, "bitmap"_a,
+         "k"_a);
+  serial("randomk_encode", &randomk_encode_, "x"_a, "values"_a, "seed"_a, "k"_a, "run"_a, "scaled"_a, "scale"_a);
+  serial("randomk_add_decoded", &randomk_add_decoded_, "values"_a, "out"_a, "seed"_a, "k"_a, "run"_a, "scale"_a);
   kernel("threshold_encode", &threshold_encode_, "x"_a, "used"_a, "stream"_a, "threshold"_a);
   kernel("threshold_encode_feedback", &threshold_encode_feedback, "grad"_a, "residual"_a, "used"_a, "stream"_a,
          "threshold"_a, "status"_a);
@@ -561,6 +669,11 @@ NB_MODULE(_kernels, m) {
          "step"_a);
   kernel("moments", &moments, "x"_a, "table"_a, "centred"_a);
   kernel("moments_feedback", &moments_feedback, "grad"_a, "residual"_a, "table"_a, "centred"_a, "status"_a);
+  kernel("block_norms", &block_norms, "x"_a, "norms"_a, "block"_a);
+  kernel("thc_encode", &thc_encode, "x"_a, "norms"_a, "seed"_a, "codes"_a, "block"_a, "levels"_a, "clip"_a, "key"_a,
+         "step"_a);
+  kernel("thc_add_decoded", &thc_add_decoded, "norms"_a, "seed"_a, "codes"_a, "ranks"_a, "out"_a, "block"_a,
+         "levels"_a, "clip"_a, "scale"_a);
   kernel("three_lc_encode", &three_lc_encode, "x"_a, "scales"_a, "lengths"_a, "stream"_a, "block"_a, "sparsity"_a);
   kernel("three_lc_encode_feedback", &three_lc_encode_feedback, "grad"_a, "residual"_a, "scales"_a, "lengths"_a,
          "stream"_a, "block"_a, "sparsity"_a, "status"_a);
@@ -571,6 +684,8 @@ NB_MODULE(_kernels, m) {
          "kind"_a, "block"_a, "status"_a);
   kernel("eightbit_add_decoded", &eightbit_add_decoded, "scales"_a, "scales_stride"_a, "codes"_a, "codes_stride"_a,
          "count"_a, "out"_a, "book"_a, "kind"_a, "block"_a, "scale"_a);
+  kernel("inceptionn_encode", &inceptionn_encode_, "x"_a, "used"_a, "stream"_a, "bound"_a);
+  kernel("inceptionn_add_decoded", &inceptionn_add_decoded_, "stream"_a, "bytes"_a, "out"_a, "bound"_a, "scale"_a);
   kernel("natural_encode", &natural_encode, "x"_a, "bases"_a, "codes"_a, "random"_a, "block"_a, "key"_a, "step"_a);
   kernel("natural_encode_feedback", &natural_encode_feedback, "grad"_a, "residual"_a, "bases"_a, "codes"_a, "random"_a,
          "block"_a, "key"_a, "step"_a, "status"_a);
@@ -579,6 +694,8 @@ NB_MODULE(_kernels, m) {
   kernel("topk_encode", &topk_encode, "x"_a, "values"_a, "indices"_a, "counts"_a, "k"_a);
   kernel("topk_encode_feedback", &topk_encode_feedback, "grad"_a, "residual"_a, "values"_a, "indices"_a, "counts"_a,
          "status"_a, "k"_a);
+  kernel("sketch_add", &sketch_add, "x"_a, "table"_a, "rows"_a, "columns"_a, "key"_a, "step"_a);
+  kernel("sketch_estimate", &sketch_estimate, "table"_a, "out"_a, "rows"_a, "columns"_a, "key"_a, "step"_a);
   kernel("sparse_add_decoded", &sparse_add_decoded, "values"_a, "values_stride"_a, "indices"_a, "indices_stride"_a,
          "counts"_a, "counts_stride"_a, "ranks"_a, "k"_a, "out"_a, "scale"_a);
   kernel("rans_encode", &entropy_encode<rans_encode>, "symbols"_a, "table"_a, "sizes"_a, "out"_a, "room"_a);

@@ -6,6 +6,7 @@ namespace gradwire {
 namespace {
 
 constexpr int kLongest = 17;
+constexpr int kLooked = 11;  // bits that are looked up at once; longer codes are read bit by bit
 constexpr std::int64_t kMost = (kChunk * kLongest + 7) / 8;
 
 struct Codes {
@@ -13,7 +14,8 @@ struct Codes {
   int length[kSymbols];
   std::uint32_t first[kLongest + 2];  // code of each length
   int count[kLongest + 2], place[kLongest + 2];
-  std::uint8_t order[kSymbols];  // symbols by code
+  std::uint8_t order[kSymbols];         // symbols by code
+  std::uint16_t looked[1 << kLooked];   // length and symbol, or 0
 };
 
 // False where there are more codes than their lengths allow.
@@ -55,18 +57,42 @@ std::int64_t encode(const Codes& c, const std::uint8_t* symbols, std::int64_t n,
   return at - out;
 }
 
+void fill_lookup(Codes& c) {
+  std::fill(c.looked, c.looked + (1 << kLooked), std::uint16_t{0});
+  for (int i = 0; i < kSymbols; ++i) {
+    const int length = c.length[i], spare = kLooked - length;
+    if (length == 0 || spare < 0) continue;
+    std::uint16_t* const first = c.looked + (c.code[i] << spare);
+    std::fill(first, first + (1 << spare), std::uint16_t(length << 8 | i));
+  }
+}
+
+// The next symbol, or -1 where the bits end too early or are no code.
+int read(const Codes& c, const std::uint8_t* bytes, std::int64_t end, std::int64_t& bit) {
+  std::uint32_t code = 0;
+  for (int length = 1; length <= kLongest && bit < end; ++length, ++bit) {
+    code = code << 1 | (bytes[bit >> 3] >> (7 - (bit & 7)) & 1);
+    const std::uint32_t from_first = code - c.first[length];
+    if (from_first < std::uint32_t(c.count[length])) return ++bit, c.order[c.place[length] + int(from_first)];
+  }
+  return -1;
+}
+
 bool decode(const Codes& c, const std::uint8_t* bytes, std::int64_t size, std::uint8_t* symbols, std::int64_t n) {
   std::int64_t bit = 0;
   const std::int64_t end = 8 * size;
   for (std::int64_t i = 0; i < n; ++i) {
-    std::uint32_t code = 0;
-    int length = 0, symbol = -1;
-    while (symbol < 0 && length < kLongest && bit < end) {
-      code = code << 1 | (bytes[bit >> 3] >> (7 - (bit & 7)) & 1);
-      ++bit, ++length;
-      if (code - c.first[length] < std::uint32_t(c.count[length]))
-        symbol = c.order[c.place[length] + int(code - c.first[length])];
+    if (end - bit >= 24) {
+      const std::uint8_t* const at = bytes + (bit >> 3);
+      const std::uint32_t window = std::uint32_t(at[0]) << 16 | std::uint32_t(at[1]) << 8 | at[2];
+      const std::uint16_t found = c.looked[window >> (24 - kLooked - (bit & 7)) & ((1 << kLooked) - 1)];
+      if (found != 0) {
+        symbols[i] = std::uint8_t(found);
+        bit += found >> 8;
+        continue;
+      }
     }
+    const int symbol = read(c, bytes, end, bit);
     if (symbol < 0) {
       std::fill(symbols + i, symbols + n, std::uint8_t(0));
       return false;
@@ -80,7 +106,7 @@ bool decode(const Codes& c, const std::uint8_t* bytes, std::int64_t size, std::u
 
 void prefix_encode(const EntropyEncode& e, int threads) {
   Codes c;
-  fill(e.table, c);
+  if (!fill(e.table, c)) return refuse(e);
   encode_chunks(e, kMost, threads, [&](const std::uint8_t* symbols, std::int64_t n, std::uint8_t* out) {
     return encode(c, symbols, n, out);
   });
@@ -89,6 +115,7 @@ void prefix_encode(const EntropyEncode& e, int threads) {
 void prefix_decode(const EntropyDecode& d, int threads) {
   Codes c;
   if (!fill(d.table, c)) return refuse(d);
+  fill_lookup(c);
   decode_chunks(d, threads, [&](const std::uint8_t* bytes, std::int64_t size, std::uint8_t* symbols, std::int64_t n) {
     return decode(c, bytes, size, symbols, n);
   });

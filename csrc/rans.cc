@@ -1,5 +1,5 @@
 // After J. Duda, "Asymmetric numeral systems", arXiv:1311.2540, 2013.
-#include <vector>
+#include <array>
 
 #include "chunks.h"
 
@@ -14,69 +14,82 @@ constexpr std::uint32_t kLow = 1u << 16;  // a state between two symbols is at l
 constexpr std::int64_t kHead = 4 * kStates;
 constexpr std::int64_t kMost = kHead + 2 * kChunk;
 
-struct Slot {
-  std::uint16_t frequency, offset;
-  std::uint8_t symbol;
+// What the encoder needs of a symbol: x div f is x * inverse >> 44, exactly, for every x below 2^20 f.
+struct Step {
+  std::uint64_t inverse;
+  std::uint32_t last, gap, start;  // the largest x that gives up no word; 4096 - f
 };
 
-struct Starts {
-  std::uint32_t frequency[kSymbols], start[kSymbols];
-};
+// What the decoder needs of x mod 4096: f - 1, the distance from the symbol's start, the symbol: 12, 12 and 8 bits.
+using Slots = std::array<std::uint32_t, kTotal>;
 
-// False where the frequencies do not sum to 4096; what they claim beyond that does not exist.
-bool fill(const std::int32_t* table, Starts& s) {
-  std::int64_t sum = 0;
+bool sums_up(const std::int32_t* table) {
+  std::uint32_t sum = 0;
   for (int i = 0; i < kSymbols; ++i) {
-    s.start[i] = std::uint32_t(sum);
-    const std::int64_t frequency = std::clamp<std::int64_t>(table[i], 0, kTotal - sum);
-    s.frequency[i] = std::uint32_t(frequency);
-    sum += frequency;
+    if (table[i] < 0 || std::uint32_t(table[i]) > kTotal - sum) return false;
+    sum += std::uint32_t(table[i]);
   }
   return sum == kTotal;
 }
 
-std::int64_t encode(const Starts& s, const std::uint8_t* symbols, std::int64_t n, std::uint8_t* out) {
-  std::uint32_t states[kStates];
-  std::fill(states, states + kStates, kLow);
-  std::vector<std::uint16_t> words(static_cast<std::size_t>(n));
-  std::int64_t first = n;
-  for (std::int64_t i = n - 1; i >= 0; --i) {
-    std::uint32_t& x = states[i % kStates];
-    const std::uint32_t frequency = s.frequency[symbols[i]];
-    if (frequency == 0) continue;
-    if (std::uint64_t(x) >= std::uint64_t(frequency) << (32 - kBits)) {
-      words[std::size_t(--first)] = std::uint16_t(x);
-      x >>= 16;
-    }
-    x = (x / frequency << kBits) + x % frequency + s.start[symbols[i]];
-  }
-  std::memcpy(out, states, kHead);
-  const std::int64_t count = n - first;
-  if (count) std::memcpy(out + kHead, words.data() + first, std::size_t(2 * count));
-  return kHead + 2 * count;
+void put(const Step& s, std::uint32_t& x, std::uint16_t*& first) {
+  const bool full = x > s.last;
+  first[-1] = std::uint16_t(x);
+  first -= full;
+  x = full ? x >> 16 : x;
+  x += std::uint32_t(x * s.inverse >> 44) * s.gap + s.start;
 }
 
-bool decode(const Slot* slots, const std::uint8_t* bytes, std::int64_t size, std::uint8_t* symbols, std::int64_t n) {
-  std::uint32_t states[kStates] = {};
-  std::memcpy(states, bytes, std::size_t(std::min(size, kHead)));
+std::int64_t encode(const Step* steps, const std::uint8_t* symbols, std::int64_t n, std::uint8_t* out) {
+  std::array<std::uint32_t, kStates> states;
+  states.fill(kLow);
+  std::array<std::uint16_t, kChunk + 1> words;
+  std::uint16_t* const end = words.data() + words.size();
+  std::uint16_t* first = end;
+  std::int64_t i = n;
+  for (; i % kStates != 0; --i) put(steps[symbols[i - 1]], states[std::size_t((i - 1) % kStates)], first);
+  for (; i > 0; i -= kStates)
+    for (int j = kStates - 1; j >= 0; --j) put(steps[symbols[i - kStates + j]], states[std::size_t(j)], first);
+  std::memcpy(out, states.data(), kHead);
+  std::memcpy(out + kHead, first, std::size_t(2 * (end - first)));
+  return kHead + 2 * (end - first);
+}
+
+std::uint8_t take(const Slots& slots, std::uint32_t& x) {
+  const std::uint32_t slot = slots[x & (kTotal - 1)];
+  x = ((slot >> 20) + 1) * (x >> kBits) + (slot >> 8 & (kTotal - 1));
+  return std::uint8_t(slot);
+}
+
+std::uint32_t word_at(const std::uint8_t* at) {
+  std::uint16_t word;
+  std::memcpy(&word, at, 2);
+  return word;
+}
+
+bool decode(const Slots& slots, const std::uint8_t* bytes, std::int64_t size, std::uint8_t* symbols, std::int64_t n) {
+  std::array<std::uint32_t, kStates> states{};
+  std::memcpy(states.data(), bytes, std::size_t(std::min(size, kHead)));
   const std::uint8_t* at = bytes + std::min(size, kHead);
   const std::uint8_t* const end = bytes + size;
   bool good = size >= kHead;
-  for (std::int64_t i = 0; i < n; ++i) {
-    std::uint32_t& x = states[i % kStates];
-    const Slot slot = slots[x & (kTotal - 1)];
-    symbols[i] = slot.symbol;
-    x = slot.frequency * (x >> kBits) + slot.offset;
-    if (x < kLow) {
-      std::uint16_t word = 0;
-      if (end - at >= 2) {
-        std::memcpy(&word, at, 2);
-        at += 2;
-      } else {
-        good = false;
-      }
-      x = x << 16 | word;
+  std::int64_t i = 0;
+  for (; n - i >= kStates && end - at >= 2 * kStates; i += kStates)
+    for (int j = 0; j < kStates; ++j) {
+      std::uint32_t& x = states[std::size_t(j)];
+      symbols[i + j] = take(slots, x);
+      const bool hungry = x < kLow;
+      x = hungry ? x << 16 | word_at(at) : x;
+      at += 2 * hungry;
     }
+  for (; i < n; ++i) {
+    std::uint32_t& x = states[std::size_t(i % kStates)];
+    symbols[i] = take(slots, x);
+    if (x >= kLow) continue;
+    const bool there = end - at >= 2;
+    x = x << 16 | (there ? word_at(at) : 0);
+    at += 2 * there;
+    good = good && there;
   }
   for (const std::uint32_t x : states) good = good && x == kLow;
   return good && at == end;
@@ -85,20 +98,26 @@ bool decode(const Slot* slots, const std::uint8_t* bytes, std::int64_t size, std
 }  // namespace
 
 void rans_encode(const EntropyEncode& e, int threads) {
-  Starts s;
-  fill(e.table, s);
+  if (!sums_up(e.table)) return refuse(e);
+  std::array<Step, kSymbols> steps{};
+  std::uint32_t start = 0;
+  for (std::size_t i = 0; i < kSymbols; ++i) {
+    const auto f = std::uint32_t(e.table[i]);
+    if (f == 0) continue;
+    steps[i] = {(std::uint64_t{1} << 44) / f + 1, std::uint32_t((std::uint64_t{f} << (32 - kBits)) - 1), kTotal - f, start};
+    start += f;
+  }
   encode_chunks(e, kMost, threads, [&](const std::uint8_t* symbols, std::int64_t n, std::uint8_t* out) {
-    return encode(s, symbols, n, out);
+    return encode(steps.data(), symbols, n, out);
   });
 }
 
 void rans_decode(const EntropyDecode& d, int threads) {
-  Starts s;
-  if (!fill(d.table, s)) return refuse(d);
-  Slot slots[kTotal] = {};
-  for (int i = 0; i < kSymbols; ++i)
-    for (std::uint32_t j = 0; j < s.frequency[i]; ++j)
-      slots[s.start[i] + j] = {std::uint16_t(s.frequency[i]), std::uint16_t(j), std::uint8_t(i)};
+  if (!sums_up(d.table)) return refuse(d);
+  Slots slots;
+  std::size_t at = 0;
+  for (std::uint32_t i = 0; i < kSymbols; ++i)
+    for (std::uint32_t j = 0, f = std::uint32_t(d.table[i]); j < f; ++j) slots[at++] = (f - 1) << 20 | j << 8 | i;
   decode_chunks(d, threads, [&](const std::uint8_t* bytes, std::int64_t size, std::uint8_t* symbols, std::int64_t n) {
     return decode(slots, bytes, size, symbols, n);
   });

@@ -35,6 +35,14 @@ GRADWIRE_INLINE F32 select(Mask m, F32 yes, F32 no) {
   return {_mm256_blendv_ps(no.lo, yes.lo, ps_(m.lo)), _mm256_blendv_ps(no.hi, yes.hi, ps_(m.hi))};
 }
 
+template <int kDistance>
+GRADWIRE_INLINE F32 swap_lanes(F32 x) {
+  if constexpr (kDistance == 1) return {_mm256_permute_ps(x.lo, 0xb1), _mm256_permute_ps(x.hi, 0xb1)};
+  if constexpr (kDistance == 2) return {_mm256_permute_ps(x.lo, 0x4e), _mm256_permute_ps(x.hi, 0x4e)};
+  if constexpr (kDistance == 4) return {_mm256_permute2f128_ps(x.lo, x.lo, 1), _mm256_permute2f128_ps(x.hi, x.hi, 1)};
+  if constexpr (kDistance == 8) return {x.hi, x.lo};
+}
+
 GRADWIRE_INLINE std::uint16_t bits(Mask m) {
   return std::uint16_t(_mm256_movemask_ps(ps_(m.lo)) | _mm256_movemask_ps(ps_(m.hi)) << 8);
 }

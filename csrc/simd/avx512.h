@@ -26,6 +26,14 @@ GRADWIRE_INLINE Mask le(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CM
 GRADWIRE_INLINE Mask lt(F32 a, F32 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 GRADWIRE_INLINE F32 select(Mask m, F32 yes, F32 no) { return {_mm512_mask_blend_ps(m.v, no.v, yes.v)}; }
 
+template <int kDistance>
+GRADWIRE_INLINE F32 swap_lanes(F32 x) {
+  if constexpr (kDistance == 1) return {_mm512_permute_ps(x.v, 0xb1)};
+  if constexpr (kDistance == 2) return {_mm512_permute_ps(x.v, 0x4e)};
+  if constexpr (kDistance == 4) return {_mm512_shuffle_f32x4(x.v, x.v, 0xb1)};
+  if constexpr (kDistance == 8) return {_mm512_shuffle_f32x4(x.v, x.v, 0x4e)};
+}
+
 GRADWIRE_INLINE std::uint16_t bits(Mask m) { return m.v; }
 GRADWIRE_INLINE Mask mask_of(std::uint16_t bits) { return {bits}; }
 GRADWIRE_INLINE Mask operator&(Mask a, Mask b) { return {__mmask16(a.v & b.v)}; }

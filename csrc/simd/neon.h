@@ -33,6 +33,13 @@ GRADWIRE_INLINE Mask le(F32 a, F32 b) { return ge(b, a); }
 GRADWIRE_INLINE Mask lt(F32 a, F32 b) { return gt(b, a); }
 GRADWIRE_INLINE F32 select(Mask m, F32 yes, F32 no) { GRADWIRE_LANES_(F32, vbslq_f32(m.v[i], yes.v[i], no.v[i])) }
 
+template <int kDistance>
+GRADWIRE_INLINE F32 swap_lanes(F32 x) {
+  if constexpr (kDistance == 1) { GRADWIRE_LANES_(F32, vrev64q_f32(x.v[i])) }
+  if constexpr (kDistance == 2) { GRADWIRE_LANES_(F32, vextq_f32(x.v[i], x.v[i], 2)) }
+  if constexpr (kDistance >= 4) { GRADWIRE_LANES_(F32, x.v[i ^ (kDistance / 4)]) }
+}
+
 GRADWIRE_INLINE std::uint16_t bits(Mask m) {
   const std::uint32_t place[4] = {1, 2, 4, 8};
   const uint32x4_t one = vld1q_u32(place);

@@ -44,6 +44,9 @@ GRADWIRE_INLINE Mask gt(F32 a, F32 b) { GRADWIRE_PARTS_(Mask, (U32x4)(a.v[i] > b
 GRADWIRE_INLINE Mask le(F32 a, F32 b) { return ge(b, a); }
 GRADWIRE_INLINE Mask lt(F32 a, F32 b) { return gt(b, a); }
 
+template <int kDistance>
+GRADWIRE_INLINE F32 swap_lanes(F32 x) { GRADWIRE_LANES_(F32, float, x.v[(i ^ kDistance) / 4][(i ^ kDistance) % 4]) }
+
 GRADWIRE_INLINE std::uint16_t bits(Mask m) {
   U32x4 r = {};
   for (std::uint32_t i = 0; i < 4; ++i) r |= m.v[i] & (U32x4{1, 2, 4, 8} << splat_(4 * i));

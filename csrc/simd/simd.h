@@ -1,6 +1,7 @@
 // 16 lanes at a time: the vector types of the target being compiled, and what can be written for all of them.
 //
-//   F32   16 float32           + - * / sqrt floor min ge gt le lt select; mul_add_exact where a * b needs no rounding
+//   F32   16 float32           + - * / sqrt floor min ge gt le lt select; mul_add_exact where a * b needs no rounding;
+//                              swap_lanes<d>: lane i from lane i ^ d
 //   U32   16 uint32            + - * & | ^ shl shr sar eq ge gt max_u32 select
 //   U64   8 uint64             xor3 high_half mul_low_halves store_low_halves: what Philox needs
 //   Mask  a truth value a lane, & and_not; bits() and mask_of() convert to and from 16 bits, lane i in bit i

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "inceptionn.h"
 #include "topk.h"
 
 namespace {
@@ -114,6 +115,48 @@ void check_qsgd(const std::string& target, int bits, bool l2, bool powers) {
   });
 }
 
+void check_eightbit(const std::string& target, Codebook kind, std::int64_t block) {
+  std::vector<float> values(272);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = float(i) / 200 - 0.5f;
+  const auto eightbit = [&](Buffers& x) { return Eightbit{x.c.data(), x.bytes.data(), values.data(), kind, block}; };
+  check(target, "eightbit_encode", &KernelTable::eightbit_encode, [&](Buffers& x, std::int64_t) {
+    return EightbitEncode{eightbit(x), x.a.data()};
+  });
+  check(target, "eightbit_encode_feedback", &KernelTable::eightbit_encode_feedback, [&](Buffers& x, std::int64_t) {
+    return EightbitEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, eightbit(x)};
+  });
+  check(target, "eightbit_add_decoded", &KernelTable::eightbit_add_decoded, [&](Buffers& x, std::int64_t n) {
+    return EightbitAddDecoded{x.rows(n), x.rows(n), x.a.data(), values.data(), kind, block, 0.3f};
+  });
+}
+
+void check_natural(const std::string& target, bool random) {
+  const auto natural = [=](Buffers& x, std::int64_t n) {
+    return Natural{x.bytes.data() + Buffers::row_bytes(n), x.bytes.data(), random, 48, 0x9876543210, 3};
+  };
+  check(target, "natural_encode", &KernelTable::natural_encode, [&](Buffers& x, std::int64_t n) {
+    return NaturalEncode{natural(x, n), x.a.data()};
+  });
+  check(target, "natural_encode_feedback", &KernelTable::natural_encode_feedback, [&](Buffers& x, std::int64_t n) {
+    return NaturalEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, natural(x, n)};
+  });
+  check(target, "natural_add_decoded", &KernelTable::natural_add_decoded, [&](Buffers& x, std::int64_t n) {
+    return NaturalAddDecoded{x.rows(n), x.rows(n), x.a.data(), 48, 0.3f};
+  });
+}
+
+void check_inceptionn(const std::string& target, int bound) {
+  compare(target, "inceptionn_encode", [&](Buffers& x, std::int64_t n) {
+    std::vector<std::uint8_t> stream(std::size_t(1 + 4 * n));
+    inceptionn_encode({x.a.data(), x.status.data(), stream.data(), bound, n}, 1);
+    std::memcpy(x.bytes.data(), stream.data(), stream.size());
+  });
+  compare(target, "inceptionn_add_decoded", [&](Buffers& x, std::int64_t n) {
+    x.bytes[0] = std::uint8_t(bound % 2);
+    inceptionn_add_decoded({x.bytes.data(), n, x.a.data(), bound, 0.3f, n}, 1);
+  });
+}
+
 #define CHECK(name, ...) \
   check(target, #name, &KernelTable::name, [](Buffers& x, std::int64_t n) { return static_cast<void>(n), __VA_ARGS__; })
 
@@ -170,7 +213,13 @@ void check_all(const std::string& target) {
   });
   CHECK(sparse_add_decoded, SparseAddDecoded{x.rows(n), x.rows(n), x.rows(n), n, x.a.data(), n, 0.3f});
   for (const std::int64_t divisor : {1, 3, 100}) check_topk(target, divisor);
-  for (int bits = 2; bits <= 8; ++bits) for (const bool powers : {false, true}) check_qsgd(target, bits, bits % 2 != 0, powers);
+  for (int bits = 2; bits <= 8; ++bits)
+    for (const bool powers : {false, true}) check_qsgd(target, bits, bits % 2 != 0, powers);
+  for (const std::int64_t block : {0, 48})
+    for (const Codebook kind : {Codebook::linear, Codebook::dynamic, Codebook::e4m3, Codebook::e5m2})
+      check_eightbit(target, kind, block);
+  for (const bool random : {false, true}) check_natural(target, random);
+  for (const int bound : {1, 10, 15}) check_inceptionn(target, bound);
 #undef CHECK
 }
 

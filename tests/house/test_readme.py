@@ -47,7 +47,7 @@ def test_the_diff_is_all_it_takes(tmp_path: Path) -> None:
     assert re.findall(r"'steps': (\d+)", out) == ["20", "20"]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/ddp.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/ddp.md", "docs/optim.md"])
 def test_complete_examples_run(page: str, tmp_path: Path) -> None:
     complete = [block for block in blocks(page, "python") if "\nimport gradwire\n" in f"\n{block}"]
     assert complete

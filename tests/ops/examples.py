@@ -26,6 +26,23 @@ def _sparse() -> dict[str, Tensor]:
     return {"values": torch.empty(4), "indices": indices, "counts": counts}
 
 
+def _sizes() -> Tensor:
+    return torch.zeros(1, dtype=torch.int32)
+
+
+def _table() -> Tensor:
+    """Symbol 0 is all there is: 4096 parts of 4096."""
+    return torch.tensor([4096] + [0] * 255, dtype=torch.int32)
+
+
+def _encoding() -> dict[str, Tensor]:
+    return {"symbols": _codes(N), "table": _table(), "sizes": _sizes(), "out": _codes(64)}
+
+
+def _decoding() -> dict[str, Tensor]:
+    return {"stream": _codes(32), "sizes": _sizes(), "table": _table(), "symbols": _codes(N), "status": _status()}
+
+
 def _ternary() -> dict[str, Any]:
     used, lengths = torch.empty(1, dtype=torch.int32), torch.empty(2, dtype=torch.int16)
     return {
@@ -46,6 +63,7 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
     "accumulate": lambda: {"grad": _float(), "residual": _float(), "status": _status()},
     "bitmap_decode": lambda: {"bitmap": _codes(4), **_places(), "n": N},
     "bitmap_encode": lambda: {**_places(), "bitmap": _codes(4), "n": N},
+    "block_norms": lambda: {"x": _float(), "norms": torch.empty(2), "block": 16},
     "cast_add_decoded": lambda: {"payloads": torch.ones(RANKS, N).half(), "out": _float(), "scale": 0.5},
     "cast_encode": lambda: {"x": _float(), "out": torch.empty(N, dtype=torch.bfloat16), "scale": 0.5},
     "moments": lambda: {"x": _float(), "table": torch.empty(4), "centred": True},
@@ -81,6 +99,13 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "kind": "e4m3",
         "block": 16,
         "status": _status(),
+    },
+    "inceptionn_add_decoded": lambda: {"stream": _codes(1 + 4 * N), "out": _float(), "bound": 10, "scale": 0.5},
+    "inceptionn_encode": lambda: {
+        "x": _float(),
+        "used": _status(),
+        "stream": _codes(1 + 4 * N),
+        "bound": 10,
     },
     "natural_add_decoded": lambda: {
         "bases": _codes(RANKS, 2),
@@ -126,6 +151,8 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "step": torch.ones(1),
     },
     "philox": lambda: {"out": torch.empty(N, dtype=torch.int32), "key": 1, "step": 2, "offset": 0},
+    "prefix_decode": _decoding,
+    "prefix_encode": _encoding,
     "qsgd_add_decoded": lambda: {
         "norms": torch.ones(RANKS, 2),
         "codes": _codes(RANKS, N // 2),
@@ -156,6 +183,10 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "step": 2,
         "status": _status(),
     },
+    "sketch_add": lambda: {"x": _float(), "table": torch.zeros(3 * N), "rows": 3, "key": 1, "step": 2},
+    "sketch_estimate": lambda: {"table": torch.zeros(3 * N), "out": _float(), "rows": 3, "key": 1, "step": 2},
+    "rans_decode": _decoding,
+    "rans_encode": _encoding,
     "round_encode": lambda: {
         "x": _float(),
         "norm": torch.ones(1),
@@ -236,6 +267,27 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "status": _status(),
     },
     "swap": lambda: {"a": _float(), "b": _float()},
+    "thc_add_decoded": lambda: {
+        "norms": torch.ones(2),
+        "seed": torch.tensor([1, 2]),
+        "codes": torch.ones(9, dtype=torch.int32),
+        "out": _float(),
+        "block": 16,
+        "levels": 15,
+        "clip": 2.0,
+        "scale": 0.5,
+    },
+    "thc_encode": lambda: {
+        "x": _float(),
+        "norms": torch.ones(2),
+        "seed": torch.tensor([1, 2]),
+        "codes": torch.empty(9, dtype=torch.int32),
+        "block": 16,
+        "levels": 15,
+        "clip": 2.0,
+        "key": 1,
+        "step": 2,
+    },
     "three_lc_add_decoded": lambda: {
         "scales": torch.ones(RANKS, 2),
         "lengths": torch.ones(RANKS, 2, dtype=torch.int16),

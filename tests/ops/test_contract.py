@@ -32,6 +32,8 @@ FREE = {
     ("nonfinite", "x"),
     ("philox", "out"),
     ("sign_vote", "mean"),
+    ("sketch_add", "x"),
+    ("sketch_estimate", "out"),
     ("sparse_add_decoded", "out"),
     ("three_lc_add_decoded", "stream"),
     ("bitmap_decode", "indices"),
@@ -46,7 +48,17 @@ FREE = {
     ("threshold_add_decoded", "out"),
     ("threshold_add_decoded", "streams"),
     ("topk_encode", "x"),
+    ("prefix_encode", "symbols"),
+    ("prefix_encode", "out"),
+    ("prefix_decode", "symbols"),
+    ("prefix_decode", "stream"),
+    ("rans_encode", "symbols"),
+    ("rans_encode", "out"),
+    ("rans_decode", "symbols"),
+    ("rans_decode", "stream"),
 }
+FREE = {("nonfinite", "x"), ("philox", "out"), ("sparse_add_decoded", "out"), ("topk_encode", "x")}
+FREE |= {("inceptionn_add_decoded", "stream"), ("inceptionn_add_decoded", "out")}
 
 WRONG = {
     "dtype": lambda x: x.to(torch.float64),

@@ -25,15 +25,15 @@ from tests.optim.jobs import (
     train_dense,
 )
 
-FOUR_BITS = {"compressor": "qsgd", "bits": 4, "memory": "residual", "min_numel": 0, "every": 10, "lr": 0.7}
+FOUR_BITS = {"compressor": "qsgd", "bits": 4, "memory": "residual", "min_numel": 0, "every": 10, "momentum": 0.5}
 
 
-def test_it_learns_nearly_like_its_inner_optimizer_with_a_hundredth_of_the_bytes() -> None:
+def test_it_learns_nearly_like_its_inner_optimizer_with_a_fraction_of_the_bytes() -> None:
     results = run_ranks(2, train, "diloco", 160, FOUR_BITS)
     dense = run_ranks(2, train_dense, adamw, 160)[0]["loss"]
     assert results[0]["digests"] == results[1]["digests"]
     assert len(set(results[0]["digests"])) == 16
-    assert results[0]["loss"] < dense + 0.15 < loss_of(model_of()) - 1.0
+    assert results[0]["loss"] < dense + 0.1 < loss_of(model_of()) - 1.0
     parameters_bytes = 4 * sum(param.numel() for param in model_of().parameters())
     assert results[0]["metrics"]["bytes_sent"] < 160 * parameters_bytes / 70
 
@@ -41,7 +41,7 @@ def test_it_learns_nearly_like_its_inner_optimizer_with_a_hundredth_of_the_bytes
 def _outer(rank: int) -> bool:
     """Without compression the outer step is that of torch, over the mean of the ways."""
     model, alone = model_of(), model_of()
-    optimizer = make("diloco", model, {"compressor": "none", "every": 3, "lr": 0.7, "momentum": 0.9})
+    optimizer = make("diloco", model, {"compressor": "none", "every": 3})
     shadow = [param.detach().clone() for param in model.parameters()]
     outer = torch.optim.SGD(shadow, lr=0.7, momentum=0.9, nesterov=True)
     inner = torch.optim.AdamW(alone.parameters(), lr=3e-3)

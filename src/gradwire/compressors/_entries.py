@@ -98,17 +98,16 @@ def pack_bits(bits: Tensor) -> Tensor:
     >>> pack_bits(torch.tensor([True, False, False, True, False, False, False, False, True])).tolist()
     [9, 1]
     """
-    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -bits.numel() % 8)).view(-1, 8)
-    return (padded << _shifts(bits.device)).sum(1, dtype=torch.uint8)
+    whole = torch.zeros(-(-bits.numel() // 8), dtype=torch.int64, device=bits.device)
+    whole.view(torch.uint8)[: bits.numel()] = bits
+    # Each factor of 2^(56 - 7 i) brings the bit of byte i to place 56 + i.
+    return (whole.mul_(0x0102040810204080) >> 56).to(torch.uint8)
 
 
 def unpack_bits(packed: Tensor, count: int) -> Tensor:
     """The first ``count`` bools of ``packed``."""
-    return (packed.unsqueeze(1) >> _shifts(packed.device)).bitwise_and_(1).view(-1)[:count].bool()
-
-
-def _shifts(device: torch.device) -> Tensor:
-    return torch.arange(8, dtype=torch.uint8, device=device)
+    spread = packed.long().mul_(0x0101010101010101).bitwise_and_(0x8040201008040201 - (1 << 64))
+    return spread.view(torch.uint8)[:count] != 0
 
 
 def places(index: Tensor, counts: Tensor) -> Tensor:

@@ -42,15 +42,18 @@ def moments(parts: Iterable[Tensor], distribution: str) -> Moments:
     """Sums in float64 over parts of magnitudes >= 0; zeros do not count."""
     sums = Moments(0, 0.0, 0.0, 0.0, 0.0)
     for y in parts:
-        wide = y.double() if distribution == "gp" else y
         sums = Moments(
-            sums.size + int(y.count_nonzero()),
+            sums.size + int((y > 0).count_nonzero()),
             sums.total + float(y.sum(dtype=torch.float64)),
-            sums.squares + (float(wide.square().sum()) if distribution == "gp" else 0.0),
-            sums.logs + (float(y[y > 0].double().log().sum()) if distribution == "gamma" else 0.0),
+            sums.squares + (float(y.double().square_().sum()) if distribution == "gp" else 0.0),
+            sums.logs + (_sum_of_logs(y) if distribution == "gamma" else 0.0),
             _larger(sums.largest, float(y.amax()) if y.numel() else 0.0),
         )
     return sums
+
+
+def _sum_of_logs(y: Tensor) -> float:
+    return float(torch.where(y > 0, y, 1.0).log_().sum(dtype=torch.float64))
 
 
 def _larger(a: float, b: float) -> float:
@@ -101,15 +104,9 @@ def threshold(x: Tensor, ratio: float, distribution: str, stages: int) -> float:
 
 def _stages(x: Tensor, of: Moments, share: float, distribution: str, stages: int) -> float:
     later = "gp" if distribution == "gamma" else distribution
-    left = min(stages, 1 + int(math.log(share) / math.log(STAGE_RATIO)))
-    parts, eta = [piece for _, piece in pieces(x)], 0.0
-    while True:
-        last = left == 1 or of.size < _FEW
-        eta += fit(of, share if last else STAGE_RATIO, distribution)
-        if last:
-            return eta
-        parts = [magnitudes[magnitudes > eta] for magnitudes in map(torch.abs, parts)]
-        of = moments((y.double() - eta for y in parts), later)
-        if of.size == 0:
-            return eta
+    left, eta = min(stages, 1 + int(math.log(share) / math.log(STAGE_RATIO))), 0.0
+    while left > 1 and of.size >= _FEW:
+        eta += fit(of, STAGE_RATIO, distribution)
+        of = moments((piece.abs().sub_(eta).clamp_(min=0.0) for _, piece in pieces(x)), later)
         distribution, share, left = later, share / STAGE_RATIO, left - 1
+    return eta + fit(of, share, distribution) if of.size else eta

@@ -101,7 +101,7 @@ class AdaptiveSparse(Compressor):
         used, step, sizes, counts, stream = payload
         flat = x.view(-1)
         s = self._step(flat)
-        above, below = _split(flat, s)[:2] if math.isfinite(s) else (flat.numel(), 0)
+        above, below = _count(flat, s) if math.isfinite(s) else (flat.numel(), 0)
         step.fill_(s)
         if _nbytes(above, below) >= 4 * flat.numel():
             sizes.fill_(-1)
@@ -137,12 +137,12 @@ class AdaptiveSparse(Compressor):
         return s
 
     def _closed(self, flat: Tensor) -> float:
-        split = _split(flat, math.inf)
+        split = _split(flat, math.inf, squares=True)
         budget, above = self.eps * split.squares, -1
         # An element that is above s stays there: moving it out of the sums only lowers s.
         while split.above > above and split.total > 0 and math.isfinite(budget):
             s, above = (budget + split.squares) / split.total, split.above
-            split = _split(flat, s)
+            split = _split(flat, s, squares=True)
         return s if above >= 0 else split.total
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
@@ -177,25 +177,33 @@ class AdaptiveSparse(Compressor):
 
 
 class _Split(NamedTuple):
-    """How many elements reach s, how many others are not zero, and of those the sums of |x| and of x^2."""
+    """How many elements reach s, and of the others the sums of |x| and, for "closed", of x^2."""
 
     above: int
-    below: int
     total: float
     squares: float
 
 
-def _split(flat: Tensor, s: float) -> _Split:
-    above, nonzero, total, squares = 0, 0, 0.0, 0.0
+def _split(flat: Tensor, s: float, *, squares: bool = False) -> _Split:
+    above, total, square = 0, 0.0, 0.0
     for _, piece in _entries.pieces(flat):
         magnitudes = piece.abs()
         reach = magnitudes >= s
         above += int(reach.count_nonzero())
-        nonzero += int(magnitudes.count_nonzero())
-        rest = magnitudes.masked_fill_(reach, 0.0).double()
-        total += float(rest.sum())
-        squares += float(rest.dot(rest))
-    return _Split(above, nonzero - above, total, squares)
+        rest = magnitudes.masked_fill_(reach, 0.0)
+        total += float(rest.sum(dtype=torch.float64))
+        if squares:
+            square += float(rest.double().square_().sum())
+    return _Split(above, total, square)
+
+
+def _count(flat: Tensor, s: float) -> tuple[int, int]:
+    """How many elements reach s, and how many of the others are not zero."""
+    above, nonzero = 0, 0
+    for _, piece in _entries.pieces(flat):
+        above += int((piece.abs() >= s).count_nonzero())
+        nonzero += int((piece != 0).count_nonzero())
+    return above, nonzero - above
 
 
 def _kept(piece: Tensor, s: float, stream: int, step: int, begin: int) -> Tensor:

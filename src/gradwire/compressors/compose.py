@@ -52,7 +52,7 @@ class Compose(Compressor):
         and Local Computations", NeurIPS 2019.
     """
 
-    outer: Compressor = registry.build("compressors", "topk")  # noqa: RUF009
+    outer: Compressor = registry.build("compressors", "topk", {"ratio": 0.1})  # noqa: RUF009
     inner: Compressor = registry.build("compressors", "qsgd")  # noqa: RUF009
 
     name = "compose"

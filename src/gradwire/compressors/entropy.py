@@ -44,7 +44,7 @@ class Entropy(Compressor):
         >>> x[::64] = 1.0
         >>> buffer = code.compress(x)
         >>> buffer[:4].view(torch.int32).item(), code.layout((4096,)).nbytes
-        (209, 1029)
+        (105, 1029)
         >>> torch.equal(code.decompress(buffer, (4096,)), x / 2)
         True
 

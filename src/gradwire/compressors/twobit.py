@@ -94,9 +94,12 @@ class TwoBit(Compressor):
             shrink(codes, payload, grad.numel())
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
+        self._add(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale)
+
+    def _add(self, payloads: Payload, out: Tensor, scale: float) -> None:
         if self.fixed_size:
             ops.twobit_add_decoded(payloads[0], out.view(-1), self.threshold, scale)
         else:

@@ -74,15 +74,15 @@ class Variance(Compressor):
         flat = x.view(-1)
         top = _largest_exponent(flat)
         # Of what is not finite the largest exponent is 255, and only such elements are sent.
-        least = max(1, top - _DEPTH) if top < _INFINITE else _INFINITE
-        bitmap, codes = _marked(flat, top, least)
-        head.copy_(torch.tensor([top, codes.numel()], dtype=torch.int32))
-        if _as_words(codes.numel(), flat.numel()):
-            nothing = torch.empty(0, dtype=torch.int64, device=x.device)
-            index = torch.cat([nothing, *(begin + local for begin, local in _unmarked(bitmap, flat))])
-            _entries.fill(used, stream, codes.int() << _INDEX_BITS | index.int())
+        least = _least(max(1, top - _DEPTH) if top < _INFINITE else _INFINITE)
+        index = _entries.find(flat, lambda _, piece: _reaches(piece, least), _most_words(flat.numel()))
+        if index is not None:
+            codes = _codes(flat[index], top)
+            _entries.fill(used, stream, codes << _INDEX_BITS | index.int())
         else:
+            bitmap, codes = _marked(flat, top, least)
             _entries.fill(used, stream, bitmap, _nibbles(codes))
+        head.copy_(torch.tensor([top, codes.numel()], dtype=torch.int32))
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         used, head, stream = payload
@@ -128,7 +128,23 @@ def _exponents(x: Tensor) -> Tensor:
 
 
 def _largest_exponent(flat: Tensor) -> int:
-    return max((int(_exponents(piece).amax()) for _, piece in _entries.pieces(flat)), default=0)
+    largest = [piece.abs().amax() for _, piece in _entries.pieces(flat)]
+    return int(_exponents(torch.stack(largest)).amax()) if largest else 0
+
+
+def _least(exponent: int) -> float:
+    """The smallest magnitude that is rounded to this biased exponent: 1.5 of the one below."""
+    bits = (exponent << 23) - (0x400000 if exponent < _INFINITE else 0)
+    return float(torch.tensor(bits, dtype=torch.int32).view(torch.float32))
+
+
+def _reaches(x: Tensor, least: float) -> Tensor:
+    """|x| >= least, and NaN."""
+    return (x.abs() < least).logical_not_()
+
+
+def _codes(x: Tensor, top: int) -> Tensor:
+    return (top - _exponents(x)) | (x < 0).int() << 3
 
 
 def _values(codes: Tensor, top: int) -> Tensor:
@@ -142,19 +158,25 @@ def _as_words(k: int, n: int) -> bool:
     return n <= 1 << _INDEX_BITS and 4 * k <= -(-n // 8) + -(-k // 2)
 
 
+def _most_words(n: int) -> int:
+    """The most entries that travel as words."""
+    if n > 1 << _INDEX_BITS:
+        return -1
+    k = -(-n // 8) * 2 // 7
+    return k + 1 if _as_words(k + 1, n) else k
+
+
 def _nbytes(k: int, n: int) -> int:
     return 4 * k if _as_words(k, n) else -(-n // 8) + -(-k // 2)
 
 
-def _marked(flat: Tensor, top: int, least: int) -> tuple[Tensor, Tensor]:
+def _marked(flat: Tensor, top: int, least: float) -> tuple[Tensor, Tensor]:
     """A bit for each element, set where it is sent, and the codes of those that are, uint8."""
     bits, codes = [flat.new_empty(0, dtype=torch.uint8)], [flat.new_empty(0, dtype=torch.uint8)]
     for _, piece in _entries.pieces(flat):
-        exponents = _exponents(piece)
-        mark = exponents >= least
-        sign = (piece < 0).int() << 3
+        mark = _reaches(piece, least)
         bits.append(_entries.pack_bits(mark))
-        codes.append(((top - exponents) | sign)[mark].to(torch.uint8))
+        codes.append(_codes(piece, top).to(torch.uint8)[mark])
     return torch.cat(bits), torch.cat(codes)
 
 

@@ -68,10 +68,11 @@ class VarianceMemory(Memory):
         """Add the squared gradients of this step's samples; what is not finite is left out, as no step can undo it.
 
         Args:
-            variance: the kept float32 tensor, ``keeper.worker["variance"][parameter name]`` of the exchange.
+            variance: the kept float32 tensor, ``keeper.worker["variance"][parameter name]`` of the exchange, which
+                makes it in the first step; without an observation all elements stand out.
             squares: sum over the samples of (gradient / B)^2, as many elements.
         """
-        variance.add_(torch.nan_to_num(squares.view(-1), nan=0.0, posinf=0.0, neginf=0.0))
+        variance.add_(torch.nan_to_num(squares.reshape(-1), nan=0.0, posinf=0.0, neginf=0.0))
 
     def encode(
         self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,

@@ -3,11 +3,14 @@
 from gradwire.ops.accumulate import accumulate
 from gradwire.ops.bitmap_decode import bitmap_decode
 from gradwire.ops.bitmap_encode import bitmap_encode
+from gradwire.ops.block_norms import block_norms
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
 from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
 from gradwire.ops.eightbit_encode import eightbit_encode
 from gradwire.ops.eightbit_encode_feedback import eightbit_encode_feedback
+from gradwire.ops.inceptionn_add_decoded import inceptionn_add_decoded
+from gradwire.ops.inceptionn_encode import inceptionn_encode
 from gradwire.ops.mean_magnitude import mean_magnitude
 from gradwire.ops.moments import moments
 from gradwire.ops.moments_feedback import moments_feedback
@@ -42,12 +45,16 @@ from gradwire.ops.sign_encode import sign_encode
 from gradwire.ops.sign_encode_feedback import sign_encode_feedback
 from gradwire.ops.sign_vote import sign_vote
 from gradwire.ops.signum_encode import signum_encode
+from gradwire.ops.sketch_add import sketch_add
+from gradwire.ops.sketch_estimate import sketch_estimate
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
 from gradwire.ops.strom_encode import strom_encode
 from gradwire.ops.strom_encode_feedback import strom_encode_feedback
 from gradwire.ops.swap import swap
 from gradwire.ops.ternary_add_decoded import ternary_add_decoded
 from gradwire.ops.ternary_encode import ternary_encode
+from gradwire.ops.thc_add_decoded import thc_add_decoded
+from gradwire.ops.thc_encode import thc_encode
 from gradwire.ops.three_lc_add_decoded import three_lc_add_decoded
 from gradwire.ops.three_lc_encode import three_lc_encode
 from gradwire.ops.three_lc_encode_feedback import three_lc_encode_feedback
@@ -67,11 +74,14 @@ __all__ = [
     "accumulate",
     "bitmap_decode",
     "bitmap_encode",
+    "block_norms",
     "cast_add_decoded",
     "cast_encode",
     "eightbit_add_decoded",
     "eightbit_encode",
     "eightbit_encode_feedback",
+    "inceptionn_add_decoded",
+    "inceptionn_encode",
     "kernel_info",
     "mean_magnitude",
     "moments",
@@ -106,12 +116,16 @@ __all__ = [
     "sign_encode_feedback",
     "sign_vote",
     "signum_encode",
+    "sketch_add",
+    "sketch_estimate",
     "sparse_add_decoded",
     "strom_encode",
     "strom_encode_feedback",
     "swap",
     "ternary_add_decoded",
     "ternary_encode",
+    "thc_add_decoded",
+    "thc_encode",
     "three_lc_add_decoded",
     "three_lc_encode",
     "three_lc_encode_feedback",

@@ -5,15 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradwire.errors import require
 from gradwire.ops._checks import check_status, check_vector
 
-__all__ = ["CHUNK", "LONGEST", "SYMBOLS", "canonical", "check_decode", "check_encode", "chunk_count", "cut_stream"]
+__all__ = ["CHUNK", "LONGEST", "SYMBOLS", "TOTAL", "canonical", "check_decode", "check_encode", "chunk_count",
+           "cut_stream", "sums_up"]  # fmt: skip
 
 CHUNK = 32768
 """Symbols that are coded by themselves."""
 
 SYMBOLS = 256
+
+TOTAL = 4096
+"""Sum of the frequencies of rANS."""
 
 LONGEST = 17
 """Bits of a prefix code at most."""
@@ -23,16 +26,15 @@ def chunk_count(n: int) -> int:
     return -(-n // CHUNK)
 
 
-def check_encode(name: str, symbols: Tensor, table: Tensor, sizes: Tensor, out: Tensor) -> None:
+def check_encode(name: str, symbols: Tensor, table: Tensor, sizes: Tensor, out: Tensor, what: str = "out") -> None:
     check_vector(f"{name}.symbols", symbols, torch.uint8, symbols)
     check_vector(f"{name}.table", table, torch.int32, symbols, SYMBOLS)
     check_vector(f"{name}.sizes", sizes, torch.int32, symbols, chunk_count(symbols.numel()))
-    check_vector(f"{name}.out", out, torch.uint8, symbols)
+    check_vector(f"{name}.{what}", out, torch.uint8, symbols)
 
 
 def check_decode(name: str, stream: Tensor, sizes: Tensor, table: Tensor, symbols: Tensor, status: Tensor) -> None:
-    require(status is not None, f"{name}.status", "an int32 tensor", status)
-    check_encode(name, symbols, table, sizes, stream)
+    check_encode(name, symbols, table, sizes, stream, "stream")
     check_status(f"{name}.status", status, symbols)
 
 
@@ -48,6 +50,12 @@ def cut_stream(stream: Tensor, sizes: Tensor, status: Tensor) -> list[Tensor]:
     if end != stream.numel():
         status.fill_(1)
     return parts
+
+
+def sums_up(table: Tensor) -> bool:
+    """Whether these are frequencies: none is negative, and they sum to 4096."""
+    given: list[int] = table.tolist()
+    return sum(given) == TOTAL and min(given) >= 0
 
 
 def canonical(table: Tensor) -> tuple[list[int], list[int]] | None:

@@ -29,6 +29,7 @@ __all__ = [
     "spread",
     "steps_of",
     "top_of",
+    "uniform",
     "unpack_levels",
     "values_of",
     "whole",
@@ -104,20 +105,20 @@ def quantise(x: Tensor, norms: Tensor, top: int, block: int, key: int, step: int
     usable = norms.isfinite() & (norms > 0)
     inverse = torch.full_like(norms, top if grid == "uniform" else 1).div_(norms.masked_fill(~usable, math.inf))
     scaled = (_blocks(x.abs(), block) * inverse.unsqueeze(1)).view(-1)[: x.numel()]
-    uniform = _uniform(x.numel(), key, step, x.device)
-    level = scaled.add_(uniform).floor_() if grid == "uniform" else _power(scaled, uniform, top)
+    shifts = uniform(x.numel(), key, step, x.device)
+    level = scaled.add_(shifts).floor_() if grid == "uniform" else _power(scaled, shifts, top)
     level = level.clamp_(max=top).masked_fill_(~spread(usable, x.numel(), block), 0.0).to(torch.int8)
     return torch.where(x < 0, -level, level)
 
 
-def _power(share: Tensor, uniform: Tensor, top: int) -> Tensor:
+def _power(share: Tensor, shifts: Tensor, top: int) -> Tensor:
     """The level of a share of the norm, rounded at random between its neighbours."""
     scaled = share * 2.0 ** (top - 1)
     word = scaled.view(torch.int32)
     large = word >= 0x3F800000
     fraction = torch.where(large, (word & 0x7FFFFF | 0x3F800000).view(torch.float32) - 1.0, scaled)
     below = torch.where(large, (word >> 23) - 126, 0)
-    return below + (fraction + uniform >= 1.0)
+    return below + (fraction + shifts >= 1.0)
 
 
 def pack_levels(q: Tensor, bits: int, codes: Tensor) -> None:
@@ -163,7 +164,7 @@ def _length(blocks: Tensor) -> Tensor:
     return length.masked_fill_(length.isnan(), math.nan)
 
 
-def _uniform(n: int, key: int, step: int, device: torch.device) -> Tensor:
+def uniform(n: int, key: int, step: int, device: torch.device) -> Tensor:
     """16 bits of Philox for each element, as the middles of 2**16 parts of (0, 1)."""
     words = philox_words(0, -(-n // 8), key, step, device)
     halves = torch.stack((words & 0xFFFF, words >> 16), dim=2).view(-1)[:n]

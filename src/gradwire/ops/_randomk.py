@@ -43,7 +43,7 @@ def choose(seed: Tensor, n: int, k: int, run: int) -> tuple[Tensor, Tensor]:
         k: strata.
         run: elements of a unit.
     """
-    words = philox_words(0, -(-k // 4), seed, 0, seed.device).view(-1)[:k]  # type: ignore[arg-type]
+    words = philox_words(0, -(-k // 4), seed, 0, seed.device).view(-1)[:k]
     edges = torch.arange(k + 1, device=seed.device) * -(-n // run) // max(k, 1)
     sizes = edges.diff()
     return (edges[:-1] + (words * sizes >> 32)) * run, sizes

@@ -7,6 +7,7 @@ from gradwire.ops._bits import unpack_bits
 from gradwire.ops._checks import check_vector
 from gradwire.ops._topk import check_places, write_places
 from gradwire.ops.base import operation
+from gradwire.ops.native import kernels
 
 __all__ = ["bitmap_decode"]
 
@@ -35,3 +36,8 @@ def bitmap_decode(bitmap: Tensor, indices: Tensor, counts: Tensor, n: int) -> No
     ([1, 4], [2])
     """
     write_places(unpack_bits(bitmap, n).nonzero().view(-1)[: indices.numel()], indices, counts)
+
+
+@bitmap_decode.kernel("CPU")
+def _cpu(bitmap: Tensor, indices: Tensor, counts: Tensor, n: int) -> None:
+    kernels.bitmap_decode(indices.data_ptr(), counts.data_ptr(), bitmap.data_ptr(), indices.numel(), n)

@@ -7,6 +7,7 @@ from gradwire.ops._bits import pack_bits
 from gradwire.ops._checks import check_vector
 from gradwire.ops._topk import check_places, read_places
 from gradwire.ops.base import operation
+from gradwire.ops.native import kernels
 
 __all__ = ["bitmap_encode"]
 
@@ -38,3 +39,8 @@ def bitmap_encode(indices: Tensor, counts: Tensor, bitmap: Tensor, n: int) -> No
     bits = torch.zeros(n, dtype=torch.bool, device=indices.device)
     bits[read_places(indices, counts)] = True
     pack_bits(bits, bitmap)
+
+
+@bitmap_encode.kernel("CPU")
+def _cpu(indices: Tensor, counts: Tensor, bitmap: Tensor, n: int) -> None:
+    kernels.bitmap_encode(indices.data_ptr(), counts.data_ptr(), bitmap.data_ptr(), indices.numel(), n)

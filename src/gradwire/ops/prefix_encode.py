@@ -24,7 +24,8 @@ def prefix_encode(symbols: Tensor, table: Tensor, sizes: Tensor, out: Tensor) ->
     Args:
         symbols: uint8, n elements.
         table: int32, 256 lengths of codes that a prefix code can have, 1 to 17 for each symbol that occurs.
-        sizes: int32, ceil(n / 32768): bytes of each chunk; all -1 where ``out`` is too small.
+        sizes: int32, ceil(n / 32768): bytes of each chunk; all -1 where ``out`` is too small, or the table
+            cannot be used.
         out: uint8; what is beyond the sum of the sizes is of no meaning.
 
     Raises:

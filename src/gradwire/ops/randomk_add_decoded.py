@@ -7,6 +7,7 @@ from gradwire.errors import is_int, require
 from gradwire.ops._checks import check_rows, check_vector, float32
 from gradwire.ops._randomk import HEADER, choose, read_seed
 from gradwire.ops.base import operation
+from gradwire.ops.native import kernels
 
 __all__ = ["randomk_add_decoded"]
 
@@ -50,3 +51,10 @@ def randomk_add_decoded(values: Tensor, header: Tensor, out: Tensor, run: int, s
         where = (first.unsqueeze(1) + torch.arange(run, device=out.device)).view(-1)
         inside = where < out.numel()
         out.index_add_(0, where[inside], (row * float32(scale))[inside])
+
+
+@randomk_add_decoded.kernel("CPU")
+def _cpu(values: Tensor, header: Tensor, out: Tensor, run: int, scale: float) -> None:
+    for row, head in zip(values, header, strict=True):
+        seed = int(read_seed(head))
+        kernels.randomk_add_decoded(row.data_ptr(), out.data_ptr(), seed, row.numel() // run, run, scale, out.numel())

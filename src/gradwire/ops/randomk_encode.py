@@ -7,6 +7,7 @@ from gradwire.errors import is_int, require
 from gradwire.ops._checks import check_vector, float32
 from gradwire.ops._randomk import HEADER, choose, write_seed
 from gradwire.ops.base import operation
+from gradwire.ops.native import kernels
 
 __all__ = ["randomk_encode"]
 
@@ -65,3 +66,9 @@ def randomk_encode(x: Tensor, values: Tensor, header: Tensor, seed: int, run: in
     if scaled:
         found *= sizes.unsqueeze(1).float()
     values.view(-1, run).copy_(torch.where(inside, found, 0.0))
+
+
+@randomk_encode.kernel("CPU")
+def _cpu(x: Tensor, values: Tensor, header: Tensor, seed: int, run: int, scaled: bool, scale: float) -> None:
+    write_seed(seed, header)
+    kernels.randomk_encode(x.data_ptr(), values.data_ptr(), seed, values.numel() // run, run, scaled, scale, x.numel())

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from gradwire.ops._entropy import CHUNK, check_decode, cut_stream
+from gradwire.ops._entropy import CHUNK, TOTAL, check_decode, cut_stream, sums_up
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 
 __all__ = ["rans_decode"]
 
-_STATES, _LOW, _TOTAL = 8, 1 << 16, 4096
+_STATES, _LOW = 8, 1 << 16
 
 
 def _check(stream: Tensor, sizes: Tensor, table: Tensor, symbols: Tensor, status: Tensor) -> None:
@@ -47,14 +47,13 @@ def rans_decode(stream: Tensor, sizes: Tensor, table: Tensor, symbols: Tensor, s
 
     Source: as ``rans_encode``.
     """
-    clipped = [max(0, frequency) for frequency in table.tolist()]
-    if sum(clipped) != _TOTAL or min(table.tolist()) < 0:
+    if not sums_up(table):
         status.fill_(1)
         symbols.zero_()
         return
     frequency = table.to(torch.int64)
     symbol_of = torch.arange(256, device=table.device).repeat_interleave(frequency)
-    offset_of = torch.arange(_TOTAL, device=table.device) - (frequency.cumsum(0) - frequency)[symbol_of]
+    offset_of = torch.arange(TOTAL, device=table.device) - (frequency.cumsum(0) - frequency)[symbol_of]
     for i, part in enumerate(cut_stream(stream, sizes, status)):
         _decode_chunk(part, frequency, symbol_of, offset_of, symbols[i * CHUNK : (i + 1) * CHUNK], status)
 
@@ -71,7 +70,7 @@ def _decode_chunk(
     for first in range(0, symbols.numel(), _STATES):
         count = min(_STATES, symbols.numel() - first)
         now = x[:count]
-        slot = now & (_TOTAL - 1)
+        slot = now & (TOTAL - 1)
         symbols[first : first + count] = symbol_of[slot]
         now = (frequency[symbol_of[slot]] * (now >> 12) + offset_of[slot]) & 0xFFFFFFFF
         hungry = now < _LOW

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.ops._entropy import CHUNK, check_encode, chunk_count
+from gradwire.ops._entropy import CHUNK, check_encode, chunk_count, sums_up
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 
@@ -27,7 +27,8 @@ def rans_encode(symbols: Tensor, table: Tensor, sizes: Tensor, out: Tensor) -> N
     Args:
         symbols: uint8, n elements.
         table: int32, 256 frequencies that sum to 4096, > 0 for each symbol that occurs.
-        sizes: int32, ceil(n / 32768): bytes of each chunk; all -1 where ``out`` is too small.
+        sizes: int32, ceil(n / 32768): bytes of each chunk; all -1 where ``out`` is too small, or the table
+            cannot be used.
         out: uint8; what is beyond the sum of the sizes is of no meaning.
 
     Raises:
@@ -43,7 +44,8 @@ def rans_encode(symbols: Tensor, table: Tensor, sizes: Tensor, out: Tensor) -> N
     rate of arithmetic coding", arXiv:1311.2540, 2013.
     """
     n, chunks = symbols.numel(), chunk_count(symbols.numel())
-    if n == 0:
+    if n == 0 or not sums_up(table):
+        sizes.fill_(-1)
         return
     frequency = table.to(torch.int64)
     start = frequency.cumsum(0) - frequency

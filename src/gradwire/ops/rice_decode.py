@@ -7,6 +7,7 @@ from gradwire.ops._checks import check_vector
 from gradwire.ops._rice import read_rice, rice_bytes, rice_shift
 from gradwire.ops._topk import check_places, write_places
 from gradwire.ops.base import operation
+from gradwire.ops.native import kernels
 
 __all__ = ["rice_decode"]
 
@@ -42,3 +43,8 @@ def rice_decode(stream: Tensor, indices: Tensor, counts: Tensor, n: int) -> None
     k = indices.numel()
     middle = rice_bytes(n, k)[0]
     write_places(read_rice(stream[:middle], stream[middle:], k, rice_shift(n, k), n), indices, counts)
+
+
+@rice_decode.kernel("CPU")
+def _cpu(stream: Tensor, indices: Tensor, counts: Tensor, n: int) -> None:
+    kernels.rice_decode(indices.data_ptr(), counts.data_ptr(), stream.data_ptr(), indices.numel(), n)

@@ -7,6 +7,7 @@ from gradwire.ops._checks import check_vector
 from gradwire.ops._rice import rice_bytes, rice_shift, write_rice
 from gradwire.ops._topk import check_places, read_places
 from gradwire.ops.base import operation
+from gradwire.ops.native import kernels
 
 __all__ = ["rice_encode"]
 
@@ -42,3 +43,8 @@ def rice_encode(indices: Tensor, counts: Tensor, stream: Tensor, n: int) -> None
     k = indices.numel()
     middle = rice_bytes(n, k)[0]
     write_rice(read_places(indices, counts), rice_shift(n, k), stream[:middle], stream[middle:])
+
+
+@rice_encode.kernel("CPU")
+def _cpu(indices: Tensor, counts: Tensor, stream: Tensor, n: int) -> None:
+    kernels.rice_encode(indices.data_ptr(), counts.data_ptr(), stream.data_ptr(), indices.numel(), n)

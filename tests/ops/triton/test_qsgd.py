@@ -46,6 +46,25 @@ def test_add_decoded(on, n, bits, block):
         check(Case(qsgd_add_decoded, payload, {"out": gradient(n, 6)}, arguments, pitch=3), on, n % 3)
 
 
+@pytest.mark.parametrize("n", [1, 33, 1000])
+def test_fewer_levels_and_a_smaller_decoded_value(on, n):
+    form = _settings(4, 48) | {"levels": 5}
+    check(Case(qsgd_encode, {"x": gradient(n, 1)}, _payload(n, 4, 48), form), on)
+    outputs = {"grad": gradient(n, 2), "residual": gradient(n, 3)} | _payload(n, 4, 48)
+    check(Case(qsgd_encode_feedback, {}, outputs, form | {"shrink": 0.3}), on)
+    payload = {"norms": gradient(2 * -(-n // 48), 4).abs().view(2, -1), "codes": random_bytes((2, -(-n // 2)), 5)}
+    arguments = {"bits": 4, "block": 48, "scale": -1 / 3, "levels": 5}
+    check(Case(qsgd_add_decoded, payload, {"out": gradient(n, 6)}, arguments), on)
+
+
+def test_powers_run_the_reference(on):
+    x, form = gradient(1000, 8), _settings(4, 48) | {"grid": "powers"}
+    check(Case(qsgd_encode, {"x": x}, _payload(1000, 4, 48), form), on)
+    payload = {"norms": gradient(21, 4).abs().view(1, -1), "codes": random_bytes((1, 500), 5)}
+    arguments = {"bits": 4, "block": 48, "scale": -1 / 3, "grid": "powers"}
+    check(Case(qsgd_add_decoded, payload, {"out": x}, arguments), on)
+
+
 @pytest.mark.parametrize("magnitude", [2.0**-121, 2.0**-120, 1e-45, 3.4e38])
 def test_norms_at_the_edges(on, magnitude):
     x = {"x": gradient(64, 7).clamp(-1, 1) * magnitude}

@@ -57,9 +57,9 @@ def norm_of(magnitude: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def step_of(norm: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+def step_of(norm: tl.tensor, TOP: tl.constexpr) -> tl.tensor:
     """The distance of two neighbouring levels in each block."""
-    return tl.div_rn(norm, _top(norm, BITS))
+    return tl.div_rn(norm, _top(norm, TOP))
 
 
 @triton.jit
@@ -72,13 +72,14 @@ def encode(
     key: tl.tensor,
     step: tl.tensor,
     BITS: tl.constexpr,
+    TOP: tl.constexpr,
 ) -> tl.tensor:
     """Round a tile to its levels and write their codes; the levels are returned, as int32."""
     usable = (norm > 0.0) & (norm < float("inf"))
-    inverse = tl.where(usable, tl.div_rn(_top(norm, BITS), norm), 0.0)
+    inverse = tl.where(usable, tl.div_rn(_top(norm, TOP), norm), 0.0)
     shifted = tl.abs(x) * inverse[:, None, None] + _uniform(group, key, step)
     # Nothing is negative here, so the conversion to an integer is the floor.
-    level = tl.minimum(shifted, (1 << (BITS - 1)) - 1.0).to(tl.int32)
+    level = tl.minimum(shifted, TOP * 1.0).to(tl.int32)
     q = tl.where(usable[:, None, None], tl.where(x < 0.0, -level, level), 0)
     _store(q, group, codes, size, BITS)
     return q
@@ -123,6 +124,6 @@ def _uniform(group: tl.tensor, key: tl.tensor, step: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _top(norm: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+def _top(norm: tl.tensor, TOP: tl.constexpr) -> tl.tensor:
     """The highest level, once for each block."""
-    return tl.full(norm.shape, (1 << (BITS - 1)) - 1, tl.float32)
+    return tl.full(norm.shape, TOP, tl.float32)

@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.ops import qsgd_encode as operation
+from gradwire.ops._qsgd import top_of
 from gradwire.ops.triton._launch import launch
 from gradwire.ops.triton._qsgd import blocks, elements, encode, groups, largest, norm_of, tile
 
@@ -28,6 +29,7 @@ def _kernel(
     key: tl.int64,
     step: tl.int64,
     BITS: tl.constexpr,
+    TOP: tl.constexpr,
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -41,17 +43,29 @@ def _kernel(
     norm = norm_of(magnitude)
     tl.store(norms + block, norm, mask=block < count)
     # The first part, all of it where blocks are short, is still in registers.
-    encode(values, group, norm, codes, size, key, step, BITS)
+    encode(values, group, norm, codes, size, key, step, BITS, TOP)
     for start in range(SPAN, GROUPS, SPAN):
         group = groups(block, start, GROUPS, SPAN)
-        encode(_load(x, group, n), group, norm, codes, size, key, step, BITS)
+        encode(_load(x, group, n), group, norm, codes, size, key, step, BITS, TOP)
 
 
-def qsgd_encode(x: Tensor, norms: Tensor, codes: Tensor, bits: int, block: int, norm: str, key: int, step: int) -> None:
-    """As the operation; norm "l2" runs its reference, on the GPU."""
-    if norm == "l2":
-        operation.reference(x, norms, codes, bits, block, norm, key, step)
+def qsgd_encode(
+    x: Tensor,
+    norms: Tensor,
+    codes: Tensor,
+    bits: int,
+    block: int,
+    norm: str,
+    key: int,
+    step: int,
+    levels: int = 0,
+    grid: str = "uniform",
+) -> None:
+    """As the operation; norm "l2" and the grid "powers" run its reference, on the GPU."""
+    if norm == "l2" or grid == "powers":
+        operation.reference(x, norms, codes, bits, block, norm, key, step, levels, grid)
         return
     n, count, size, part = x.numel(), norms.numel(), codes.numel(), tile(block)
-    grid = (triton.cdiv(count, part["ROWS"]),)
-    launch(_kernel, grid, x, norms, codes, n, count, size, key, step, BITS=bits, **part)
+    form = {"BITS": bits, "TOP": top_of(bits, levels), **part}
+    programs = (triton.cdiv(count, part["ROWS"]),)
+    launch(_kernel, programs, x, norms, codes, n, count, size, key, step, **form)

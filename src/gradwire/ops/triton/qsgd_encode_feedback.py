@@ -5,6 +5,8 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.ops import qsgd_encode_feedback as operation
+from gradwire.ops._checks import float32
+from gradwire.ops._qsgd import top_of
 from gradwire.ops.triton._launch import launch
 from gradwire.ops.triton._qsgd import blocks, elements, encode, groups, largest, norm_of, step_of, tile
 from gradwire.ops.triton._status import flag_nonfinite
@@ -48,7 +50,9 @@ def _kernel(
     size: tl.tensor,
     key: tl.int64,
     step: tl.int64,
+    shrink: tl.float32,
     BITS: tl.constexpr,
+    TOP: tl.constexpr,
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -64,14 +68,14 @@ def _kernel(
     tl.store(norms + block, norm, mask=block < count)
     if status is not None:
         flag_nonfinite(norm, status)
-    distance = step_of(norm, BITS)[:, None, None]
+    distance = (step_of(norm, TOP) * shrink)[:, None, None]
     # The first part, all of it where blocks are short, is still in registers.
-    q = encode(x, group, norm, codes, size, key, step, BITS)
+    q = encode(x, group, norm, codes, size, key, step, BITS, TOP)
     _store(grad, residual, group, n, old, x - distance * q.to(tl.float32), status is not None)
     for start in range(SPAN, GROUPS, SPAN):
         group = groups(block, start, GROUPS, SPAN)
         old, x = _load(grad, residual, group, n)
-        q = encode(x, group, norm, codes, size, key, step, BITS)
+        q = encode(x, group, norm, codes, size, key, step, BITS, TOP)
         _store(grad, residual, group, n, old, x - distance * q.to(tl.float32), status is not None)
 
 
@@ -86,12 +90,16 @@ def qsgd_encode_feedback(
     key: int,
     step: int,
     status: Tensor | None = None,
+    shrink: float = 1.0,
+    levels: int = 0,
+    grid: str = "uniform",
 ) -> None:
-    """As the operation; norm "l2" runs its reference, on the GPU."""
-    if norm == "l2":
-        operation.reference(grad, residual, norms, codes, bits, block, norm, key, step, status)
+    """As the operation; norm "l2" and the grid "powers" run its reference, on the GPU."""
+    tensors = grad, residual, norms, codes
+    if norm == "l2" or grid == "powers":
+        operation.reference(*tensors, bits, block, norm, key, step, status, shrink, levels, grid)
         return
     n, count, size, part = grad.numel(), norms.numel(), codes.numel(), tile(block)
-    grid = (triton.cdiv(count, part["ROWS"]),)
-    tensors = grad, residual, norms, codes, status
-    launch(_kernel, grid, *tensors, n, count, size, key, step, BITS=bits, **part)
+    form = {"BITS": bits, "TOP": top_of(bits, levels), **part}
+    programs = (triton.cdiv(count, part["ROWS"]),)
+    launch(_kernel, programs, *tensors, status, n, count, size, key, step, float32(shrink), **form)

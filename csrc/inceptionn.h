@@ -1,0 +1,29 @@
+// INCEPTIONN's tagged streams: where each element's code lies depends on all before it, so a first pass counts bytes.
+#pragma once
+
+#include "kernels.h"
+
+namespace gradwire {
+
+struct Inceptionn {
+  const float* x;
+  std::int32_t* used;
+  std::uint8_t* stream;  // 1 + 4 n bytes
+  int bound;
+  std::int64_t n;
+};
+
+void inceptionn_encode(const Inceptionn& t, int threads);
+
+struct InceptionnDecoded {
+  const std::uint8_t* stream;
+  std::int64_t bytes;
+  float* out;
+  int bound;
+  float scale;
+  std::int64_t n;
+};
+
+void inceptionn_add_decoded(const InceptionnDecoded& t, int threads);
+
+}  // namespace gradwire

@@ -1,0 +1,200 @@
+"""The largest frequencies of each tile of the gradient, and the sign of what comes of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import Compressor, Feedback
+from gradwire.errors import WireError, is_float32, is_int, require
+from gradwire.types import Field, Key, Layout, Payload, State
+
+__all__ = ["DeMo"]
+
+_BATCH = 1 << 16
+"""Elements transformed at once, or one tile if that is more: few enough for a cache."""
+
+
+@dataclass(frozen=True)
+class DeMo(Compressor):
+    """Transform tiles of the gradient to frequencies, send the k largest of each, and step along the sign of the mean.
+
+    A matrix is cut into tiles of c x c, less at the right and the lower edge; D is the orthonormal DCT-II:
+
+        Y = D_a X D_b^T for a tile of a x b;  C(X) = D_a^T top_k(Y) D_b,  k = max(1, ceil(ratio a b))
+        |C(x) - x|^2 <= (1 - ratio) |x|^2 for every x, as for top-k, because D is orthonormal
+
+    The optimizer gets sign(mean C(x)), so its learning rate is that of sign descent; with ``sign=False`` the mean.
+
+    With memory residual(beta=0.999) this is DeMo: the residual is its decoupled momentum, D = beta D + g and
+    D = D - C(D). With the default residual it forgets nothing. Smooth gradients need far fewer frequencies than
+    elements; white noise needs as many. The authors divide each frequency by the number of ranks that sent it; here it
+    is the mean over all ranks, as of every other method. Their learning rate is inside D; the sign makes it no matter.
+
+    A tensor is a matrix of ``shape[0]`` rows, a vector is one row. Ranks decode identical bits if they run the same
+    build of torch on the same kind of device.
+
+    Args:
+        ratio: in (0, 1], of frequencies that are sent; 1/128 is the paper's 32 of 64 x 64.
+        chunk: c, 2 to 256. Larger: longer waves, and 4 c operations an element.
+        sign: whether the optimizer gets the sign.
+
+    Raises:
+        ConfigError: a parameter is outside its range.
+
+    Example:
+        >>> code = DeMo(ratio=0.01, chunk=16)
+        >>> wave = torch.cos(torch.pi * 3 * (torch.arange(16) + 0.5) / 16).expand(16, 16).contiguous()
+        >>> torch.allclose(code.decompress(code.compress(wave), wave.shape), wave, atol=1e-5)
+        True
+
+    Source:
+        B. Peng, J. Quesnelle, D. P. Kingma, "DeMo: Decoupled Momentum Optimization", arXiv:2411.19870, 2024.
+    """
+
+    ratio: float = 0.0078125
+    chunk: int = 64
+    sign: bool = True
+
+    name = "demo"
+    reference = "B. Peng, J. Quesnelle, D. P. Kingma, DeMo, arXiv:2411.19870, 2024"
+    portable = False
+
+    def __post_init__(self) -> None:
+        require(is_float32(self.ratio) and 0 < self.ratio <= 1, "DeMo.ratio", "in (0, 1]", self.ratio)
+        require(is_int(self.chunk, 2, 256), "DeMo.chunk", "an integer in [2, 256]", self.chunk)
+        require(isinstance(self.sign, bool), "DeMo.sign", "True or False", self.sign)
+
+    @property
+    def feedback(self) -> Feedback:
+        return "required"
+
+    @property
+    def contraction(self) -> bool:
+        return True
+
+    def delta(self, n: int) -> float:
+        return min(1.0, self.ratio) if n else 1.0
+
+    @property
+    def alignment(self) -> int:
+        return 0
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        """The k values of each tile, then their places in it; whole tiles first, each kind row by row."""
+        count = sum(kind.tiles * kind.k for kind in self._kinds(shape))
+        return Layout((Field("values", torch.float32, count), Field("places", torch.int16, count)))
+
+    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        matrix = x.view(_rows(x.shape), -1) if x.numel() else x
+        for kind, values, places in self._fields(x.shape, payload):
+            rows, columns = _cosines(kind.a, x.device), _cosines(kind.b, x.device)
+            for tiles, first in _batches(matrix, kind):
+                spectrum = (rows @ (tiles.reshape(-1, kind.b) @ columns.mT).view(-1, kind.a, kind.b)).flatten(1)
+                # A NaN among the magnitudes counts as the largest.
+                found = spectrum.abs().topk(kind.k, dim=1, sorted=False).indices.sort(dim=1).values
+                part = slice(first, first + found.shape[0])
+                torch.gather(spectrum, 1, found, out=values[part])
+                places[part] = found - ((found >> 15) << 16)
+
+    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        matrix = out.view(_rows(out.shape), -1) if out.numel() else out
+        for kind, values, places in self._fields(out.shape, payload):
+            rows, columns = _cosines(kind.a, out.device), _cosines(kind.b, out.device)
+            for tiles, first in _batches(matrix, kind):
+                part = slice(first, first + tiles.shape[0] * tiles.shape[1])
+                where = places[part].long() & 0xFFFF
+                left = rows[where // kind.b] * values[part].unsqueeze(-1)
+                waves = left.mT @ columns[where % kind.b]
+                tiles.add_(waves.view(tiles.shape), alpha=scale)
+
+    def settle(self, mean: Tensor) -> None:
+        if self.sign:
+            mean.sign_()
+
+    def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
+        """Refuse places outside their tile.
+
+        Raises:
+            WireError: a place is not below the number of elements of its tile.
+        """
+        for kind, _, places in self._fields(shape, payload):
+            if bool(((places.int() & 0xFFFF) >= kind.a * kind.b).any()):
+                raise WireError(f"demo places must stay below {kind.a * kind.b}, the elements of their tile")
+
+    def _kinds(self, shape: Sequence[int]) -> list[_Kind]:
+        """The whole tiles, those cut at the right edge, at the lower edge, and at both."""
+        n, m, c = math.prod(shape), _rows(shape), self.chunk
+        if n == 0:
+            return []
+        downs, acrosses = _cuts(m, c), _cuts(n // m, c)
+        return [
+            _Kind(top, left, down, across, a, b, max(1, math.ceil(round(self.ratio * a * b, 6))))
+            for top, down, a in downs
+            for left, across, b in acrosses
+        ]
+
+    def _fields(self, shape: Sequence[int], payload: Payload) -> Iterator[tuple[_Kind, Tensor, Tensor]]:
+        """Each kind of tile with its part of the payload, (tiles, k)."""
+        first = 0
+        for kind in self._kinds(shape):
+            last = first + kind.tiles * kind.k
+            values, places = (field[first:last].view(-1, kind.k) for field in payload)
+            yield kind, values, places
+            first = last
+
+
+class _Kind(NamedTuple):
+    """Tiles of one size: ``down`` times ``across`` of a x b, from (``top``, ``left``) on, k sent of each."""
+
+    top: int
+    left: int
+    down: int
+    across: int
+    a: int
+    b: int
+    k: int
+
+    @property
+    def tiles(self) -> int:
+        return self.down * self.across
+
+
+def _rows(shape: Sequence[int]) -> int:
+    return shape[0] if len(shape) > 1 else 1
+
+
+def _cuts(size: int, chunk: int) -> list[tuple[int, int, int]]:
+    """(start, count, length) of the whole chunks and of the rest, where there are any.
+
+    >>> _cuts(200, 64), _cuts(10, 64)
+    ([(0, 3, 64), (192, 1, 8)], [(0, 1, 10)])
+    """
+    whole, rest = divmod(size, chunk)
+    return [cut for cut in ((0, whole, chunk), (whole * chunk, 1, rest)) if cut[1] * cut[2]]
+
+
+def _batches(matrix: Tensor, kind: _Kind) -> Iterator[tuple[Tensor, int]]:
+    """Views of (p, q, a, b), a few tiles each, with the number of the first."""
+    region = matrix[kind.top :, kind.left :][: kind.down * kind.a, : kind.across * kind.b]
+    tiles = region.view(kind.down, kind.a, kind.across, kind.b).transpose(1, 2)
+    many = max(1, _BATCH // (kind.a * kind.b))
+    lines, wide = max(1, many // kind.across), min(many, kind.across)
+    for i in range(0, kind.down, lines):
+        for j in range(0, kind.across, wide):
+            yield tiles[i : i + lines, j : j + wide], i * kind.across + j
+
+
+@cache
+def _cosines(size: int, device: torch.device) -> Tensor:
+    """The orthonormal DCT-II: row f is the wave of f half periods."""
+    place = torch.arange(size, dtype=torch.float64)
+    waves = torch.cos(math.pi / size * place.unsqueeze(1) * (place + 0.5)) * math.sqrt(2 / size)
+    waves[0] *= math.sqrt(0.5)
+    return waves.float().to(device)

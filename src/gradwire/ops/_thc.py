@@ -1,0 +1,71 @@
+"""THC: blocks under a random rotation, rounded at random to a grid that all ranks share.
+
+A block of B elements becomes y = H D x: D flips signs at random, H is the Hadamard matrix of +1 and -1, a sum or a
+difference of pairs at distance B / 2, then B / 4, ..., 1. The coordinates y / sqrt(B) of any x are nearly normal, with
+the variance |x|^2 / B. The last block is padded with zeros to a power of two, at least 16.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import is_float32, is_int, require
+from gradwire.ops._checks import check_vector, float32
+from gradwire.ops._philox import philox_words
+
+__all__ = ["check_grid", "coordinates", "flip", "hadamard", "inverse_root", "parts"]
+
+LONGEST = 16384
+
+
+def check_grid(
+    op: str, x: Tensor, norms: Tensor, codes: Tensor, seed: Tensor, block: int, levels: int, clip: float
+) -> None:
+    power = is_int(block, 16, LONGEST) and block & (block - 1) == 0
+    require(power, f"{op}.block", f"a power of two from 16 to {LONGEST}", block)
+    require(is_int(levels, 1, 255), f"{op}.levels", "an integer from 1 to 255", levels)
+    require(is_float32(clip) and clip > 0, f"{op}.clip", "a finite number > 0", clip)
+    n = x.numel()
+    check_vector(f"{op}.norms", norms, torch.float32, x, -(-n // block))
+    check_vector(f"{op}.codes", codes, torch.int32, x, coordinates(n, block) // 4 + min(n, 1))
+    check_vector(f"{op}.seed", seed, torch.int64, x, 2 * min(n, 1))
+
+
+def coordinates(n: int, block: int) -> int:
+    """How many coordinates ``n`` elements have, the padding of the last block included."""
+    return n // block * block + (_padded(n % block) if n % block else 0)
+
+
+def parts(x: Tensor, block: int) -> list[tuple[slice, int]]:
+    """Which blocks there are: the full ones, and the last if it is shorter; with the size of each."""
+    full, rest = divmod(x.numel(), block)
+    found = [(slice(0, full), block)] if full else []
+    return [*found, (slice(full, full + 1), _padded(rest))] if rest else found
+
+
+def hadamard(blocks: Tensor) -> Tensor:
+    """H y of each row."""
+    rows, size = blocks.shape
+    half = size // 2
+    while half:
+        a, b = blocks.view(rows, -1, 2, half).unbind(2)
+        blocks = torch.stack((a + b, a - b), 2).view(rows, size)
+        half //= 2
+    return blocks
+
+
+def flip(x: Tensor, seed: Tensor) -> Tensor:
+    """D x: element i changes its sign if bit i % 32 of word i // 32 of the stream is set."""
+    words = philox_words(0, -(-x.numel() // 128), seed[0], seed[1], x.device).view(-1, 1)
+    negative = (words >> torch.arange(32, device=x.device) & 1).view(-1)[: x.numel()]
+    return torch.where(negative.bool(), -x, x)
+
+
+def inverse_root(size: int) -> float:
+    """1 / sqrt(size), as float32 gives it."""
+    return float32(1 / float32(math.sqrt(size)))
+
+
+def _padded(count: int) -> int:
+    return max(16, 1 << (count - 1).bit_length())

@@ -1,0 +1,71 @@
+"""Tagged streams: every target against the reference, the form that is the tensor itself, bytes that are missing."""
+
+import pytest
+import torch
+
+from gradwire.errors import ConfigError
+from gradwire.ops import inceptionn_add_decoded, inceptionn_encode
+from gradwire.ops._inceptionn import capacity
+from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
+
+bounds = pytest.mark.parametrize("bound", [1, 6, 10, 15])
+
+
+def outputs(n):
+    return {"used": ((1,), torch.int32), "stream": ((capacity(n),), torch.uint8)}
+
+
+def streams(n, bound):
+    for scale in (1e-3, 0.3, 1e3):
+        used, stream = torch.empty(1, dtype=torch.int32), torch.empty(capacity(n), dtype=torch.uint8)
+        inceptionn_encode(gradient(n, 3, finite=False) * scale, used, stream, bound)
+        yield stream
+        yield stream[: int(used)]
+
+
+@sweep
+@bounds
+def test_encode(n, target, threads, offset, bound):
+    for scale in (1e-3, 0.3, 1e3):
+        x = gradient(n, 1, finite=False) * scale
+        check_against_reference(
+            Case(inceptionn_encode, {"x": x}, outputs(n), {"bound": bound}), target, threads, offset
+        )
+
+
+@sweep
+@bounds
+def test_add_decoded(n, target, threads, offset, bound):
+    for stream in streams(n, bound):
+        arguments = {"bound": bound, "scale": -1 / 3}
+        case = Case(inceptionn_add_decoded, {"stream": stream}, {"out": gradient(n, 6)}, arguments)
+        check_against_reference(case, target, threads, offset)
+
+
+@sweep
+def test_any_bytes_decode_alike(n, target, threads, offset):
+    for form in (0, 1, 200):
+        for length in (0, 1, n // 8, n // 2, 3 * n):
+            stream = random_bytes((length,), 7)
+            stream[:1] = form
+            arguments = {"bound": 10, "scale": 1.0}
+            case = Case(inceptionn_add_decoded, {"stream": stream}, {"out": gradient(n, 6)}, arguments)
+            check_against_reference(case, target, threads, offset)
+
+
+def test_threads_agree():
+    x = gradient(200_000, 7)
+    results = []
+    for threads in (1, 2):
+        used, stream = torch.empty(1, dtype=torch.int32), torch.empty(capacity(200_000), dtype=torch.uint8)
+        with torch_threads(threads):
+            inceptionn_encode(x, used, stream, 10)
+        results.append(stream)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("bad", [0, 16, -1])
+def test_a_wrong_bound_is_named(bad):
+    used, stream = torch.empty(1, dtype=torch.int32), torch.empty(17, dtype=torch.uint8)
+    with pytest.raises(ConfigError, match=f"^inceptionn_encode.bound must be an integer from 1 to 15, got {bad}$"):
+        inceptionn_encode(torch.ones(4), used, stream, bad)
