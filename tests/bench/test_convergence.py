@@ -49,11 +49,12 @@ def test_the_table_of_the_docs() -> None:
     four = dataclasses.replace(GOOD, workers=4, accuracies=(0.5,), reason="because")
     dense = [dataclasses.replace(GOOD, method="none", workers=workers, accuracies=(0.99,)) for workers in (2, 4)]
     lines = markdown([dense[0], dataclasses.replace(GOOD, reason="because"), dense[1], four]).splitlines()
-    assert lines[0] == "| method | 2 workers | bytes a step | 4 workers | bytes a step | verdict | settings |"
-    assert lines[2] == "| [`none`](#none) | 99.0% | 1,234 | 99.0% | 1,234 | reached | defaults |"
+    assert lines[:2] == ["10 epochs, 2 seeds:", ""]
+    assert lines[2] == "| method | 2 workers | bytes a step | 4 workers | bytes a step | verdict | settings |"
+    assert lines[4] == "| [`none`](#none) | 99.0% | 1,234 | 99.0% | 1,234 | reached | defaults |"
     shown = "98.0% (-1.0) | 1,234 | 50.0% (-49.0) | 1,234 | reached; FAILED | because |"
-    assert lines[3] == f"| [`topk`](#topk) | {shown}"
-    assert len({line.count("|") for line in lines}) == 1
+    assert lines[5] == f"| [`topk`](#topk) | {shown}"
+    assert len({line.count("|") for line in lines[2:]}) == 1
 
 
 def test_every_registered_method_has_settings_that_work() -> None:

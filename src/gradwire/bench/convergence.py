@@ -159,11 +159,13 @@ def _plain(value: Any) -> Any:
 
 
 def markdown(found: Sequence[Row]) -> str:
-    """The table of the docs: one line for each method, two columns for each number of workers."""
+    """The table of the docs: what was run, one line for each method, two columns for each number of workers."""
+    seeds = max(len(row.accuracies) for row in found)
+    ran = f"{found[0].epochs} epochs, {seeds} {'seed' if seeds == 1 else 'seeds'}:"
     worlds = list(dict.fromkeys(row.workers for row in found))
     cells = {(row.method, row.workers): row for row in found}
     heads = "".join(f" {world} workers | bytes a step |" for world in worlds)
-    lines = [f"| method |{heads} verdict | settings |", f"|---|{'---|---|' * len(worlds)}---|---|"]
+    lines = [ran, "", f"| method |{heads} verdict | settings |", f"|---|{'---|---|' * len(worlds)}---|---|"]
     for method in dict.fromkeys(row.method for row in found):
         mine = [cells[method, world] for world in worlds if (method, world) in cells]
         figures = "".join(f" {_figures(row)} |" for row in mine)
