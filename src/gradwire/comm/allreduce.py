@@ -58,7 +58,10 @@ class SummedSession(Session):
         layouts = self.part.packing.layouts
         counts = [sum(field.count for field in layout.fields) for layout in layouts]
         self.sums = torch.zeros(sum(counts), dtype=dtype, device=site.device)
-        self.payloads: list[Payload] = [(view,) for view in torch.split(self.sums, counts)]
+        runs = zip(torch.split(self.sums, counts), layouts, strict=True)
+        self.payloads: list[Payload] = [
+            torch.split(run, [field.count for field in layout.fields]) for run, layout in runs
+        ]
         self.status = torch.zeros(1, dtype=torch.int32, device=site.device)
 
     def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
