@@ -65,6 +65,11 @@ RECOMMENDED: dict[str, Setup] = {
         "taken in front of the optimizer; with the mean loss it does not learn at all (15 %)",
         loss_scale=64.0,
     ),
+    "randomk": Setup("5 %: chosen blindly, 1 % ends 4 points lower", params={"ratio": 0.05}),
+    "sketched_sgd": Setup(
+        "small tensors: 0.1 % of them is an element or two and ends 5 points lower, and wide sketches do not pay",
+        params={"ratio": 0.02, "rows": 3, "width": 6},
+    ),
     "signsgd": Setup(
         "a vote is +1 or -1: divided by 256 it is a step of the right size; of 2 workers' votes half are ties",
         params={"ties": "zero"},
