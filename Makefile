@@ -10,10 +10,11 @@ PIP := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format tables test-neon build clean
+.PHONY: help demo convergence test lint format tables test-neon build clean
 
 help:
 	@echo 'make demo      train with 2 local workers, dense and with 2-bit gradients, and compare (DEMO="--compressor topk")'
+	@echo 'make convergence  train every method on 2 and 4 workers, and write the table of docs/methods.md (hours on 2 cores)'
 	@echo 'make test      lint, type check and run the whole suite (PYTEST="-k ddp")'
 	@echo 'make lint      ruff, mypy, pre-commit configuration'
 	@echo 'make format    let ruff mend what it can'
@@ -24,6 +25,9 @@ help:
 
 demo: .venv/.bench
 	$(BIN)/gradwire demo $(DEMO)
+
+convergence: .venv/.bench
+	$(BIN)/gradwire check convergence --json convergence.json --markdown docs/methods.md
 
 test: lint
 	$(BIN)/pytest --doctest-modules src tests $(PYTEST)

@@ -47,7 +47,7 @@ def test_rows_cover_every_operation_and_their_figures_fit_together():
     assert [(row["size"], row["op"]) for row in rows] == [(n, name) for n in (N, 1000) for name in STEP]
     for row in rows:
         assert row["method"] == "twobit"
-        assert row["params"] == {"threshold": 0.25}
+        assert row["params"] == TwoBit(0.25).properties()["params"]
         assert 0 < row["seconds_low"] <= row["seconds"] <= row["seconds_high"]
         assert math.isclose(row["triad_ratio"], row["triad_seconds"] / row["seconds"])
         assert row["wire_bits_per_element"] == 8 * TwoBit().layout((row["size"],)).nbytes / row["size"]

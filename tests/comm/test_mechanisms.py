@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.exchange import Exchange, default_memory, default_strategy
@@ -51,6 +52,17 @@ def test_a_maximum_and_sums_of_integers():
         error = (result["outputs"][0][FIRST] - torch.stack(xs).mean(0)).abs().amax()
         assert float(error) <= 0.51 * scale / 1000
         assert torch.equal(result["outputs"][1], results[0]["outputs"][1])
+
+
+def test_a_summed_payload_may_have_several_fields():
+    code = RandomK(ratio=0.1)
+    assert len(code.layout((40, 33)).fields) > 1
+    mean = torch.stack(gradients(0)).mean(0)
+    for result in run_ranks(WORLD, run_method, code, "residual", None, 1):
+        output = result["outputs"][0][FIRST]
+        sent = output != 0
+        assert sent.sum() == code.slots(40 * 33)
+        torch.testing.assert_close(output[sent], mean[sent])
 
 
 def test_an_infinity_passes_a_maximum():

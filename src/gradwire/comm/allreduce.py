@@ -58,9 +58,9 @@ class SummedSession(Session):
         layouts = self.part.packing.layouts
         counts = [sum(field.count for field in layout.fields) for layout in layouts]
         self.sums = torch.zeros(sum(counts), dtype=dtype, device=site.device)
+        runs = zip(torch.split(self.sums, counts), layouts, strict=True)
         self.payloads: list[Payload] = [
-            tuple(torch.split(view, [field.count for field in layout.fields]))
-            for view, layout in zip(torch.split(self.sums, counts), layouts, strict=True)
+            torch.split(run, [field.count for field in layout.fields]) for run, layout in runs
         ]
         self.status = torch.zeros(1, dtype=torch.int32, device=site.device)
 

@@ -287,7 +287,7 @@ class MultiRound(Compressor):
     """For each field "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed in their own
     type, so they need head-room; the field that is reduced first must be float32, for it tells of a NaN."""
 
-    family = "low rank"
+    family: ClassVar[Family] = "low rank"
     portable = False
 
     @abstractmethod

@@ -18,6 +18,7 @@ from gradwire.types import Field, Key, Layout, Payload, State
 __all__ = ["SIDCo"]
 
 _FORGIVEN = math.log(1.2)
+_WORST = 1e300
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class SIDCo(Compressor):
         """``stages`` is M; ``history`` the steps and the sum of achieved / target since it moved, |ln| of the mean
         before that, and where the last move went.
         """
-        history = torch.tensor([0.0, 0.0, math.inf, 0.0], dtype=torch.float64, device=device)
+        history = torch.tensor([0.0, 0.0, _WORST, 0.0], dtype=torch.float64, device=device)
         return {"stages": torch.tensor([self.most_stages], dtype=torch.int32, device=device), "history": history}
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:

@@ -1,0 +1,84 @@
+"""The check of convergence: what a row says, and what really trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from gradwire import registry
+from gradwire.bench.convergence import Row, markdown, rows
+from gradwire.bench.recipe import Recipe
+from gradwire.bench.recommended import MIN_NUMEL, RECOMMENDED, recommended
+from gradwire.bench.train import Method
+from gradwire.compressors.bf16 import BF16
+
+GOOD = Row("topk", {}, 2, 10, (0.97, 0.99), 0.99, 1234.5, 33.0, identical=True, reason="", misses="")
+
+
+def test_within_two_points_of_the_mean_is_reached() -> None:
+    assert GOOD.accuracy == pytest.approx(0.98)
+    assert GOOD.points == pytest.approx(-1.0)
+    assert (GOOD.reached, GOOD.failed, GOOD.verdict) == (True, False, "reached")
+    edge = dataclasses.replace(GOOD, accuracies=(0.97, 0.97))
+    assert edge.reached
+    assert not dataclasses.replace(edge, accuracies=(0.97, 0.969)).reached
+
+
+@pytest.mark.parametrize(
+    ("change", "failed", "verdict"),
+    [
+        ({"accuracies": (0.5,)}, True, "FAILED"),
+        ({"accuracies": (0.5,), "misses": "too coarse"}, False, "known to miss: too coarse"),
+        ({"misses": "too coarse"}, False, "reached"),
+        ({"identical": False}, True, "FAILED: the workers' parameters differ"),
+        ({"identical": False, "misses": "too coarse"}, True, "FAILED: the workers' parameters differ"),
+        ({"accuracies": (), "error": "worker 1 died", "misses": "too coarse"}, True, "FAILED: worker 1 died"),
+        ({"ratio": 1.0}, True, "FAILED: nothing was compressed"),
+        ({"ratio": 1.0, "method": "none"}, False, "reached"),
+    ],
+)
+def test_the_verdict(change: dict[str, object], failed: bool, verdict: str) -> None:
+    row = dataclasses.replace(GOOD, **change)
+    assert (row.failed, row.verdict) == (failed, verdict)
+    assert json.loads(json.dumps(row.as_dict()))["failed"] is failed
+
+
+def test_the_table_of_the_docs() -> None:
+    four = dataclasses.replace(GOOD, workers=4, accuracies=(0.5,), reason="because")
+    dense = [dataclasses.replace(GOOD, method="none", workers=workers, accuracies=(0.99,)) for workers in (2, 4)]
+    lines = markdown([dense[0], dataclasses.replace(GOOD, reason="because"), dense[1], four]).splitlines()
+    assert lines[:2] == ["10 epochs, 2 seeds:", ""]
+    assert lines[2] == "| method | 2 workers | bytes a step | 4 workers | bytes a step | verdict | settings |"
+    assert lines[4] == "| [`none`](#none) | 99.0% | 1,234 | 99.0% | 1,234 | reached | defaults |"
+    shown = "98.0% (-1.0) | 1,234 | 50.0% (-49.0) | 1,234 | reached; FAILED | because |"
+    assert lines[5] == f"| [`topk`](#topk) | {shown}"
+    assert len({line.count("|") for line in lines[2:]}) == 1
+
+
+def test_every_registered_method_has_settings_that_work() -> None:
+    assert set(RECOMMENDED) <= set(registry.names("compressors"))
+    for name in registry.names("compressors"):
+        method = recommended(name)
+        assert (method.label, method.compressor.name) == (name, name)
+        assert method.options["min_numel"] == MIN_NUMEL
+    for name, setup in RECOMMENDED.items():
+        assert setup.reason, name
+    assert recommended("dgc").recipe == Recipe(momentum=0.0)
+
+
+@pytest.mark.timeout(300)
+def test_methods_train_beside_the_baseline_and_an_error_is_a_row() -> None:
+    wrong = Method("wrong", BF16(), {"min_numel": -1})
+    dense, same, failed = rows([recommended("none"), recommended("bf16"), wrong], [2], seeds=2, epochs=1)
+    assert (dense.method, same.method, failed.method) == ("none", "bf16", "wrong")
+    assert len(dense.accuracies) == len(same.accuracies) == 2
+    assert dense.accuracies[0] != dense.accuracies[1]
+    assert min(dense.accuracies + same.accuracies) > 0.3
+    assert dense.baseline == same.baseline == dense.accuracy
+    assert same.identical
+    assert same.ratio == pytest.approx(dense.bytes_per_step / same.bytes_per_step)
+    assert same.ratio > 1.9
+    assert "min_numel" in failed.error
+    assert failed.failed

@@ -1,0 +1,52 @@
+import json
+
+import pytest
+
+
+@pytest.mark.timeout(300)
+def test_a_method_that_misses_the_goal_ends_with_exit_code_1_and_is_in_the_tables(gradwire, tmp_path):
+    page, figures = tmp_path / "methods.md", tmp_path / "figures.json"
+    page.write_text("before\n<!-- convergence -->\nold\n<!-- end of convergence -->\nafter\n")
+    # A threshold that nothing ever passes: only biases and norms learn.
+    done = gradwire(
+        "check", "convergence", "--method", "bf16", "--method", "twobit:threshold=1e6", "--workers", "2",
+        "--seeds", "1", "--epochs", "2", "--json", str(figures), "--markdown", str(page),
+    )  # fmt: skip
+    rows = {row["method"]: row for row in json.loads(figures.read_text())}
+    assert list(rows) == ["none", "bf16", "twobit:threshold=1e6"]
+    assert rows["twobit:threshold=1e6"]["failed"]
+    assert rows["none"]["reached"]
+    assert done.exit_code == 1
+    assert "twobit:threshold=1e6, 2 workers: " in done.stderr
+    assert "FAILED" in done.stdout
+    text = page.read_text()
+    assert text.startswith("before\n<!-- convergence -->\n2 epochs, 1 seed:\n\n| method | 2 workers |")
+    assert text.endswith("|\n<!-- end of convergence -->\nafter\n")
+    assert "\nold\n" not in text
+
+
+@pytest.mark.timeout(300)
+def test_all_that_reach_it_end_with_exit_code_0(gradwire, tmp_path):
+    table = tmp_path / "table.md"
+    arguments = ["--method", "none", "--workers", "2", "--seeds", "1", "--epochs", "1"]
+    done = gradwire("check", "convergence", *arguments, "--json", "-", "--markdown", str(table))
+    assert done.exit_code == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert row["reached"]
+    assert row["bytes_per_step"] == 4 * 19026
+    assert "\n| method |" in table.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--method", "towbit"), "unknown compressor 'towbit': did you mean 'twobit'?"),
+        (("--workers", "1"), "1 is not in the range"),
+        (("--seeds", "0"), "0 is not in the range x>=1"),
+        (("--markdown", ".", "--method", "none"), "is a directory"),
+    ],
+)
+def test_bad_input_is_one_clear_line(gradwire, arguments, message):
+    done = gradwire("check", "convergence", *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr

@@ -1,0 +1,82 @@
+"""Error feedback where it is allowed: the residual stays bounded; where it diverges it is refused, unless forced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradwire import registry
+from gradwire.compressors.base import Compressor
+from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.randomk import RandomK
+from gradwire.compressors.terngrad import TernGrad
+from gradwire.errors import ConfigError
+from gradwire.exchange import Exchange, default_memory
+from gradwire.memory.residual import Residual
+from gradwire.types import Key
+
+N, STEPS, BOUND = 4096, 100, 40.0
+COMPRESSORS: list[Compressor] = [registry.build("compressors", name) for name in registry.names("compressors")]
+BOUNDED = [each for each in COMPRESSORS if each.feedback != "unsafe"]
+UNSAFE = [each for each in COMPRESSORS if each.feedback == "unsafe"]
+
+
+def residual_rms(compressor: Compressor, steps: int = STEPS, size: float = 1.0) -> float:
+    """Of one worker's residual after ``steps`` gradients of independent normal elements."""
+    generator, shape = torch.Generator().manual_seed(11), (64, N // 64)
+    residual, status = torch.zeros(shape), torch.zeros(1, dtype=torch.int32)
+    layout, state = compressor.layout(shape), compressor.init_state(shape, Key())
+    payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
+    for step in range(1, steps + 1):
+        grad = size * torch.randn(shape, generator=generator)
+        Residual().encode(compressor, grad, {"residual": residual}, payload, state, Key(step=step), status)
+    return float(residual.square().mean().sqrt())
+
+
+def unit(compressor: Compressor) -> float:
+    """The size of gradients that suits a method: its own threshold, where it has one in the gradient's unit."""
+    given = compressor.to_config()
+    return float(next((given[name] for name in ("threshold", "v") if isinstance(given.get(name), float)), 1.0))
+
+
+@pytest.mark.parametrize("compressor", BOUNDED, ids=lambda each: each.name)
+def test_the_residual_stays_bounded(compressor: Compressor) -> None:
+    if default_memory(compressor) not in ("none", "residual"):
+        pytest.skip(f"is defined with memory {compressor.memory!r}, which has its own tests")
+    size = unit(compressor)
+    assert residual_rms(compressor, size=size) < BOUND * size
+
+
+@pytest.mark.parametrize("compressor", [RandomK(ratio=0.01, scaled=True), QSGD(bits=2, block=4096, norm="l2")], ids=str)
+def test_what_is_called_unsafe_diverges(compressor: Compressor) -> None:
+    assert compressor.feedback == "unsafe"
+    assert residual_rms(compressor) > 1e3 * BOUND
+
+
+def test_the_scaled_variant_is_bounded_and_allowed() -> None:
+    scaled = QSGD(bits=2, block=4096, norm="l2", scaled=True)
+    assert scaled.feedback != "unsafe"
+    assert residual_rms(scaled) < BOUND
+    Exchange(scaled, memory="residual")
+
+
+def test_what_the_reference_lists_is_refused_through_the_registry() -> None:
+    """Scaled random-k, QSGD with few levels, TernGrad."""
+    for each in (RandomK(scaled=True), QSGD(bits=2, block=4096, norm="l2"), TernGrad()):
+        with pytest.raises(ConfigError, match="would grow without bound"):
+            Exchange(each, memory="residual")
+
+
+@pytest.mark.parametrize("compressor", UNSAFE, ids=lambda each: each.name)
+def test_feedback_that_diverges_is_refused_with_an_explanation_unless_forced(compressor: Compressor) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Exchange(compressor, memory="residual")
+    assert repr(compressor) in str(refused.value) or repr(compressor.name) in str(refused.value)
+    assert "force=True" in str(refused.value)
+    assert Exchange(compressor, memory="residual", force=True).memory_for(compressor) == Residual()
+    Exchange(compressor)
+
+
+def test_there_are_methods_of_both_kinds() -> None:
+    assert {"terngrad", "adaptive_sparse", "atomo"} <= {each.name for each in UNSAFE}
+    assert {"topk", "powersgd", "twobit", "qsgd"} <= {each.name for each in BOUNDED}
