@@ -22,11 +22,16 @@ OPS = {name: op for name in gradwire.ops.__all__ if isinstance(op := getattr(gra
 
 
 LEFT_TO_TORCH = {
-    "selections": {"topk_encode", "topk_encode_feedback"},
-    "sums in a fixed order": {"block_norms", "moments", "moments_feedback"},
+    "passes over the residual that no kernel does yet": {"accumulate", "strom_encode", "strom_encode_feedback"},
+    "selections": {"randomk_add_decoded", "randomk_encode", "topk_encode", "topk_encode_feedback"},
+    "places": {
+        "bitmap_decode", "bitmap_encode", "threshold_add_decoded", "threshold_encode", "threshold_encode_feedback",
+    },
+    "sums in a fixed order": {"block_norms", "moments", "moments_feedback", "sketch_add", "sketch_estimate"},
     "bytes whose place depends on those before": {
-        "three_lc_add_decoded", "three_lc_encode", "three_lc_encode_feedback", "inceptionn_add_decoded",
-        "inceptionn_encode",
+        "inceptionn_add_decoded", "inceptionn_encode", "prefix_decode", "prefix_encode", "rans_decode", "rans_encode",
+        "rice_decode", "rice_encode", "ternary_add_decoded", "ternary_encode", "three_lc_add_decoded",
+        "three_lc_encode", "three_lc_encode_feedback",
     },
     "rotations": {"thc_add_decoded", "thc_encode"},
 }  # fmt: skip
