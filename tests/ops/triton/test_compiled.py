@@ -16,6 +16,7 @@ INEXACT = re.compile(r"\b(?:fma|mad)\.\w*\.?f32|\S+\.ftz\b|\S+\.approx\b|div\.fu
 # What is compiled apart from the examples. Nothing runs, so sizes need not fit.
 WIDE, LONG, UNWATCHED = {"bits": 8}, {"bits": 3, "block": 65536}, {"status": None}
 VARIANTS = {
+    "accumulate": [UNWATCHED],
     "cast_add_decoded": [{"payloads": torch.ones(RANKS, N, dtype=torch.bfloat16)}],
     "cast_encode": [{"out": torch.empty(N, dtype=torch.float16)}],
     "mean_magnitude": [{"residual": None}],
@@ -26,9 +27,11 @@ VARIANTS = {
     "qsgd_add_decoded": [WIDE, LONG],
     "qsgd_encode": [WIDE, LONG],
     "qsgd_encode_feedback": [WIDE, LONG, UNWATCHED],
+    "randomk_encode": [{"scaled": False}, {"run": 1}],
     "scaled_sign_encode_feedback": [UNWATCHED, {"block": 2048}],
     "sign_encode_feedback": [UNWATCHED],
     "signum_encode": [UNWATCHED],
+    "strom_encode_feedback": [UNWATCHED],
     "two_means_encode_feedback": [UNWATCHED, {"block": 2048}],
     "twobit_encode_feedback": [UNWATCHED],
 }

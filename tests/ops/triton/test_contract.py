@@ -22,8 +22,7 @@ OPS = {name: op for name in gradwire.ops.__all__ if isinstance(op := getattr(gra
 
 
 LEFT_TO_TORCH = {
-    "passes over the residual that no kernel does yet": {"accumulate", "strom_encode", "strom_encode_feedback"},
-    "selections": {"randomk_add_decoded", "randomk_encode", "topk_encode", "topk_encode_feedback"},
+    "selections": {"topk_encode", "topk_encode_feedback"},
     "places": {
         "bitmap_decode", "bitmap_encode", "threshold_add_decoded", "threshold_encode", "threshold_encode_feedback",
     },

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["flag_nonfinite"]
+__all__ = ["compensate", "flag_nonfinite"]
 
 _EXPONENT = tl.constexpr(0x7F800000)
 
@@ -13,3 +13,15 @@ def flag_nonfinite(x: tl.tensor, status: tl.tensor) -> None:
     """Set bit 0 of ``status`` where one of ``x`` is infinite or not a number: its exponent is all ones."""
     largest = tl.max(x.to(tl.int32, bitcast=True) & _EXPONENT)
     tl.atomic_or(status, 1, mask=largest == _EXPONENT, sem="relaxed")
+
+
+@triton.jit
+def compensate(grad: tl.tensor, residual: tl.tensor, status: tl.tensor, i: tl.tensor, n: tl.tensor) -> tl.tensor:
+    """The sums at ``i``, 0 from n on; with a status the old residual goes to ``grad``."""
+    inside = i < n
+    old = tl.load(residual + i, mask=inside, other=0.0)
+    x = old + tl.load(grad + i, mask=inside, other=0.0)
+    if status is not None:
+        tl.store(grad + i, old, mask=inside)
+        flag_nonfinite(x, status)
+    return x
