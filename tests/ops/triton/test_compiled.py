@@ -32,6 +32,7 @@ VARIANTS = {
     "sign_encode_feedback": [UNWATCHED],
     "signum_encode": [UNWATCHED],
     "strom_encode_feedback": [UNWATCHED],
+    "threshold_encode_feedback": [UNWATCHED],
     "two_means_encode_feedback": [UNWATCHED, {"block": 2048}],
     "twobit_encode_feedback": [UNWATCHED],
 }

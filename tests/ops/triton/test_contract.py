@@ -22,10 +22,6 @@ OPS = {name: op for name in gradwire.ops.__all__ if isinstance(op := getattr(gra
 
 
 LEFT_TO_TORCH = {
-    "selections": {"topk_encode", "topk_encode_feedback"},
-    "places": {
-        "bitmap_decode", "bitmap_encode", "threshold_add_decoded", "threshold_encode", "threshold_encode_feedback",
-    },
     "sums in a fixed order": {"block_norms", "moments", "moments_feedback", "sketch_add", "sketch_estimate"},
     "bytes whose place depends on those before": {
         "inceptionn_add_decoded", "inceptionn_encode", "prefix_decode", "prefix_encode", "rans_decode", "rans_encode",

@@ -5,11 +5,11 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.ops._checks import float32
+from gradwire.ops.triton._compact import read_ends
 from gradwire.ops.triton._launch import launch
+from gradwire.ops.triton._sparse import BLOCK, PARTS, span
 
 __all__ = ["sparse_add_decoded"]
-
-_PARTS, _BLOCK = 4, 512  # a segment holds 655 values at a ratio of 0.01: 4 programs of 512 share it
 
 
 @triton.jit
@@ -24,8 +24,7 @@ def _kernel(
     BLOCK: tl.constexpr,
 ) -> None:
     segment = tl.program_id(0)
-    begin = tl.load(ends + segment - 1, mask=segment > 0, other=0)
-    end = tl.load(ends + segment)
+    begin, end = span(ends, segment)
     for start in range(begin + tl.program_id(1) * BLOCK, end, PARTS * BLOCK):
         j = start + tl.arange(0, BLOCK)
         low = tl.load(indices + j, mask=j < end, other=0).to(tl.int32) & 0xFFFF
@@ -40,7 +39,6 @@ def sparse_add_decoded(values: Tensor, indices: Tensor, counts: Tensor, out: Ten
 
     One launch for each rank keeps their order. Atomic additions would not do: a GPU flushes subnormals in them.
     """
-    grid, n, factor = (counts.size(1), _PARTS), out.numel(), float32(scale)
-    ends = counts.long().clamp_(min=0).cumsum(1).clamp_(max=values.size(1))
-    for rank in zip(values, indices, ends, strict=True):
-        launch(_kernel, grid, out, *rank, n, factor, PARTS=_PARTS, BLOCK=_BLOCK)
+    grid, n, factor = (counts.size(1), PARTS), out.numel(), float32(scale)
+    for *rank, each in zip(values, indices, counts, strict=True):
+        launch(_kernel, grid, out, *rank, read_ends(each, values.size(1)), n, factor, PARTS=PARTS, BLOCK=BLOCK)
