@@ -8,13 +8,13 @@ import json
 import pytest
 
 from gradwire import registry
-from gradwire.bench.convergence import Row, markdown, rows
+from gradwire.bench.convergence import Row, kept_in, markdown, rows
 from gradwire.bench.recipe import Recipe
 from gradwire.bench.recommended import MIN_NUMEL, RECOMMENDED, recommended
 from gradwire.bench.train import Method
 from gradwire.compressors.bf16 import BF16
 
-GOOD = Row("topk", {}, 2, 10, (0.97, 0.99), 0.99, 1234.5, 33.0, identical=True, reason="", misses="")
+GOOD = Row("topk", {}, 2, 10, (0.97, 0.99), 0.99, 1234.5, 33.0, 75_008, identical=True, reason="", misses="")
 
 
 def test_within_two_points_of_the_mean_is_reached() -> None:
@@ -55,6 +55,13 @@ def test_the_table_of_the_docs() -> None:
     shown = "98.0% (-1.0) | 1,234 | 50.0% (-49.0) | 1,234 | reached; FAILED | because |"
     assert lines[5] == f"| [`topk`](#topk) | {shown}"
     assert len({line.count("|") for line in lines[2:]}) == 1
+
+
+def test_a_residual_of_another_width_is_a_method_of_its_own() -> None:
+    wide, narrow = kept_in(recommended("twobit"), ["float32", "bfloat16"])
+    assert wide == recommended("twobit")
+    assert narrow.options == {**wide.options, "residual_dtype": "bfloat16"}
+    assert kept_in(recommended("qsgd"), ["float32", "bfloat16"]) == [recommended("qsgd")]
 
 
 def test_every_registered_method_has_settings_that_work() -> None:

@@ -10,19 +10,23 @@ def test_a_method_that_misses_the_goal_ends_with_exit_code_1_and_is_in_the_table
     # A threshold that nothing ever passes: only biases and norms learn.
     done = gradwire(
         "check", "convergence", "--method", "bf16", "--method", "twobit:threshold=1e6", "--workers", "2",
-        "--seeds", "1", "--epochs", "2", "--json", str(figures), "--markdown", str(page),
+        "--residual-dtype", "bfloat16", "--seeds", "1", "--epochs", "2", "--json", str(figures),
+        "--markdown", str(page),
     )  # fmt: skip
     rows = {row["method"]: row for row in json.loads(figures.read_text())}
-    assert list(rows) == ["none", "bf16", "twobit:threshold=1e6"]
-    assert rows["twobit:threshold=1e6"]["failed"]
+    silent = "twobit:threshold=1e6 bfloat16"
+    assert list(rows) == ["none", "bf16", silent]
+    assert rows[silent]["failed"]
+    assert [row["state_bytes"] for row in rows.values()] == [0, 0, 2 * 18752]
     assert rows["none"]["reached"]
     assert done.exit_code == 1
-    assert "twobit:threshold=1e6, 2 workers: " in done.stderr
+    assert f"{silent}, 2 workers: " in done.stderr
     assert "FAILED" in done.stdout
     text = page.read_text()
     assert text.startswith("before\n<!-- convergence -->\n2 epochs, 1 seed:\n\n| method | 2 workers |")
     assert text.endswith("|\n<!-- end of convergence -->\nafter\n")
     assert "\nold\n" not in text
+    assert f"| [`{silent}`](#twobit) |" in text
 
 
 @pytest.mark.timeout(300)
@@ -43,6 +47,7 @@ def test_all_that_reach_it_end_with_exit_code_0(gradwire, tmp_path):
         (("--method", "towbit"), "unknown compressor 'towbit': did you mean 'twobit'?"),
         (("--workers", "1"), "1 is not in the range"),
         (("--seeds", "0"), "0 is not in the range x>=1"),
+        (("--residual-dtype", "float16"), "'float16' is not one of 'float32', 'bfloat16'"),
         (("--markdown", ".", "--method", "none"), "is a directory"),
     ],
 )

@@ -17,8 +17,9 @@ from gradwire.bench.recommended import RECOMMENDED, Setup, recommended
 from gradwire.bench.tasks.digits import ClassifyDigits
 from gradwire.bench.train import Method, Run, train
 from gradwire.errors import GradwireError
+from gradwire.exchange import default_memory
 
-__all__ = ["BASELINE", "TOLERANCE", "Row", "markdown", "rows"]
+__all__ = ["BASELINE", "TOLERANCE", "Row", "kept_in", "markdown", "rows"]
 
 BASELINE = "none"
 TOLERANCE = 2.0
@@ -38,6 +39,7 @@ class Row:
         baseline: mean accuracy of the uncompressed runs.
         bytes_per_step: that a worker hands to the collectives, mean over the seeds.
         ratio: the bytes of a dense exchange over these.
+        state_bytes: that a worker keeps from step to step: memories, and the method's own state.
         identical: all workers ended each run with the same bits.
         reason: for the settings.
         misses: why the method is known to miss the goal, else empty.
@@ -52,10 +54,16 @@ class Row:
     baseline: float
     bytes_per_step: float
     ratio: float
+    state_bytes: int
     identical: bool
     reason: str
     misses: str
     error: str = ""
+
+    @property
+    def anchor(self) -> str:
+        """The method's section in the docs; a label may have parameters behind the name."""
+        return str(self.settings["compressor"]["name"]) if self.settings else self.method
 
     @property
     def accuracy(self) -> float:
@@ -118,6 +126,22 @@ def rows(methods: Sequence[Method], workers: Sequence[int], seeds: int, epochs: 
                 yield _row(method, world, seeds, epochs, dense.accuracy)
 
 
+def kept_in(method: Method, dtypes: Sequence[str]) -> list[Method]:
+    """The method with its residual in each of these widths; once and as it is, if it keeps none.
+
+    >>> [each.label for each in kept_in(recommended("topk"), ["float32", "bfloat16"])]
+    ['topk', 'topk bfloat16']
+    """
+    if default_memory(method.compressor) != "residual":
+        return [method]
+    return [method if dtype == "float32" else _rounded(method, dtype) for dtype in dtypes]
+
+
+def _rounded(method: Method, dtype: str) -> Method:
+    options = {**method.options, "residual_dtype": dtype}
+    return dataclasses.replace(method, label=f"{method.label} {dtype}", options=options)
+
+
 def run_seeds(method: Method, seeds: int, epochs: int) -> list[Run]:
     """On each worker: one run for each seed."""
     return [train(ClassifyDigits(method.recipe), method, epochs, seed=seed) for seed in range(seeds)]
@@ -135,6 +159,7 @@ def _row(method: Method, world: int, seeds: int, epochs: int, baseline: float | 
         method.label, _settings(method), world, epochs, accuracies,
         baseline=sum(accuracies) / count if baseline is None else baseline,
         bytes_per_step=sum(run.bytes_per_step for run in runs) / count, ratio=sum(run.ratio for run in runs) / count,
+        state_bytes=max((run.state_bytes for ranks in results for run in ranks), default=0),
         identical=all(len({run.digest for run in ranks}) == 1 for ranks in zip(*results, strict=True)),
         reason=setup.reason, misses=setup.misses, error=error,
     )  # fmt: skip
@@ -171,7 +196,7 @@ def markdown(found: Sequence[Row]) -> str:
         figures = "".join(f" {_figures(row)} |" for row in mine)
         verdict = "; ".join(dict.fromkeys(row.verdict for row in mine))
         settings = mine[0].reason or "defaults"
-        lines.append(f"| [`{method}`](#{method}) |{figures} {verdict} | {settings} |")
+        lines.append(f"| [`{method}`](#{mine[0].anchor}) |{figures} {verdict} | {settings} |")
     return "\n".join(lines) + "\n"
 
 

@@ -54,12 +54,14 @@ class Run:
 
     ``compute`` is the training thread's CPU time; ``compress``, ``communicate`` and ``decompress`` are the wall time of
     the thread that talks to the network. They overlap, and ``communicate`` includes waiting for the slowest worker.
+    ``state_bytes`` are those of a checkpoint of the exchange: memories, and the methods' own states.
     """
 
     quality: float
     loss: float
     bytes_per_step: float
     ratio: float
+    state_bytes: int
     nonfinite_steps: int
     seconds: dict[str, float]
     digest: str
@@ -88,8 +90,8 @@ def train(task: Task, method: Method, epochs: int, *, seed: int = 0, watch: Watc
     metrics = state.metrics()
     return Run(
         quality=task.quality(model.module), loss=loss, bytes_per_step=metrics["bytes_sent"] / metrics["steps"],
-        ratio=metrics["ratio"], nonfinite_steps=metrics["nonfinite_steps"], seconds=seconds,
-        digest=digest(model.module),
+        ratio=metrics["ratio"], state_bytes=tensor_bytes(state.exchange.state_dict()),
+        nonfinite_steps=metrics["nonfinite_steps"], seconds=seconds, digest=digest(model.module),
     )  # fmt: skip
 
 
@@ -153,6 +155,18 @@ class Clock:
             "decompress": spent["decode"],
         }  # fmt: skip
         return {name: total / self.steps for name, total in totals.items()}
+
+
+def tensor_bytes(saved: Any) -> int:
+    """Of all tensors in nested dicts and lists.
+
+    >>> tensor_bytes({"worker": {"residual": {"weight": torch.zeros(3)}}, "owned": [[0, torch.zeros(2)]], "step": 7})
+    20
+    """
+    if isinstance(saved, Tensor):
+        return saved.nbytes
+    inside = saved.values() if isinstance(saved, Mapping) else saved if isinstance(saved, list | tuple) else ()
+    return sum(tensor_bytes(each) for each in inside)
 
 
 def digest(model: nn.Module) -> str:
