@@ -15,7 +15,7 @@ from gradwire.errors import is_float32, require
 from gradwire.memory.base import Memory
 from gradwire.types import Key, Payload, State
 
-__all__ = ["Residual"]
+__all__ = ["DTYPES", "Residual"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CHUNK = 1 << 16

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.ops._bits import pack_bits, unpack_bits
 from gradwire.ops._topk import SEGMENT, segments, write_places
 
-__all__ = ["capacity", "exceeds", "read_sent", "write_sent"]
+__all__ = ["BITMAP", "BLOCK", "DENSE", "capacity", "exceeds", "read_sent", "write_sent"]
 
 DENSE, BITMAP, BLOCK = 0, 1, 2
 _HEAD = 8

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
+from gradwire.ops.triton._accumulate import add_residual
 from gradwire.ops.triton._topk import write_largest
-from gradwire.ops.triton.accumulate import accumulate
 
 __all__ = ["topk_encode_feedback"]
 
@@ -12,5 +12,5 @@ def topk_encode_feedback(
     grad: Tensor, residual: Tensor, values: Tensor, indices: Tensor, counts: Tensor, status: Tensor | None = None
 ) -> None:
     """As the operation."""
-    accumulate(grad, residual, status)
+    add_residual(grad, residual, status)
     write_largest(residual, values, indices, counts, clear=True)

@@ -1,0 +1,23 @@
+"""The first step of error feedback, for operations that then look at the sum more than once."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.ops.triton._launch import BLOCK, launch
+from gradwire.ops.triton._status import compensate
+from gradwire.ops.triton._tile import elements
+
+__all__ = ["add_residual"]
+
+
+@triton.jit
+def _kernel(grad: tl.tensor, residual: tl.tensor, status: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
+    i = elements(BLOCK)
+    tl.store(residual + i, compensate(grad, residual, status, i, n), mask=i < n)
+
+
+def add_residual(grad: Tensor, residual: Tensor, status: Tensor | None) -> None:
+    """The sum goes to ``residual``; with a status, its old contents go to ``grad``."""
+    n = grad.numel()
+    launch(_kernel, (triton.cdiv(n, BLOCK),), grad, residual, status, n, BLOCK=BLOCK)
