@@ -66,12 +66,11 @@ def test_every_registered_method_is_measured_by_default():
 
 def test_each_round_starts_from_the_same_gradient_and_residual():
     work = Workload(TwoBit(), N)
-    restore = codec._restorer(STEP["encode_feedback_undo"], work)
     fresh = {name: tensor.clone() for name, tensor in work.tensors() if name in ("grad", "residual")}
     STEP["encode_feedback_undo"].run(work)
     assert not torch.equal(work.grad, fresh["grad"])
     assert not torch.equal(work.residual, fresh["residual"])
-    restore()
+    work.restore()
     assert torch.equal(work.grad, fresh["grad"])
     assert torch.equal(work.residual, fresh["residual"])
 

@@ -1,9 +1,12 @@
+import dataclasses
+
 import pytest
 
 from gradwire import registry
-from gradwire.bench import codec
+from gradwire.bench import codec, verify
 from gradwire.bench.steps import STEPS
-from gradwire.bench.verify import WrongResultError, check
+from gradwire.bench.verify import Checks, WrongResultError, check
+from gradwire.compressors.twobit import TwoBit
 
 SIZES = (1, 17, 1000)
 STEP = {step.name: step for step in STEPS}
@@ -62,3 +65,33 @@ def test_a_kernel_that_disagrees_with_its_reference_is_found(broken):
     )
     with pytest.raises(WrongResultError, match="at 1 of 252 places, first at 3"):
         check(STEP["encode"], compressor, 1000)
+
+
+@pytest.mark.parametrize(("patience", "compared", "largest"), [(0.0, [1000], 1000), (1e9, [1000, 1001, 4000], 4000)])
+def test_a_size_above_is_compared_where_the_reference_is_fast_and_what_was_compared_is_not_again(
+    monkeypatch, patience, compared, largest
+):
+    monkeypatch.setattr(verify, "ALWAYS", 1000)
+    monkeypatch.setattr(verify, "PATIENCE", patience)
+    seen = []
+
+    def plain(work):
+        seen.append(work.n)
+        STEP["encode"].plain(work)
+
+    step, checks = dataclasses.replace(STEP["encode"], plain=plain), Checks()
+    assert [checks(step, TwoBit(), n) for n in (1000, 1001, 4000)] == [1000, min(1001, largest), largest]
+    assert seen == compared
+    assert checks(step, TwoBit(), 999) == 999
+
+
+def test_a_decoder_that_writes_into_its_payload_is_found(broken):
+    compressor = broken(
+        "    def add_decoded(self, payload, out, scale=1.0):\n"
+        "        from torch.utils._python_dispatch import _get_current_dispatch_mode\n"
+        "        super().add_decoded(payload, out, scale)\n"
+        "        if _get_current_dispatch_mode() is None:\n"
+        "            payload[0][5] ^= 1\n"
+    )
+    with pytest.raises(WrongResultError, match=r"decode of 1000 elements: payload codes differs .* first at 5"):
+        check(STEP["decode"], compressor, 1000)

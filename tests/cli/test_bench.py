@@ -1,4 +1,8 @@
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -6,6 +10,7 @@ from gradwire import registry
 from gradwire.bench.steps import STEPS
 from gradwire.cli._options import parse_method, parse_size
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 
 COLUMNS = {
@@ -55,7 +60,8 @@ def test_a_real_process(python):
         (("--size", "2^99"), "a size must be in [1, 2^31], as 16777216 or 2^24, got '2^99'"),
         (("--size", "0"), "a size must be in [1, 2^31]"),
         (("--peer", "mxnot"), "unknown peer 'mxnot': did you mean 'mxnet'?"),
-        (("--peer", "mxnet", "--method", "twobit"), "--method, --all and --plot cannot be used with --peer"),
+        (("--peer", "mxnet", "--method", "twobit"), "--method, --all, --plot and --goals cannot be used with"),
+        (("--peer", "mxnet", "--goals"), "--goals cannot be used with --peer"),
         (("--json", "nowhere/rows.json"), "nowhere/rows.json cannot be written: No such file or directory"),
         (("--all", "--method", "twobit"), "--all means every method: leave --method out"),
         (("--plot", "nowhere/page.html", "--method", "towbit"), "unknown compressor 'towbit'"),
@@ -100,6 +106,76 @@ def test_all_methods_at_a_size_and_a_page_of_violins(gradwire, tmp_path):
     assert list(dict.fromkeys(row["method"] for row in json.loads(done.stdout))) == list(names)
     text = page.read_text(encoding="utf-8")
     assert all(f'"name":"{name}"' in text for name in names)
+
+
+def test_the_table_has_nanoseconds_and_is_as_wide_in_a_pipe(gradwire):
+    table = gradwire(*QUICK, "--size", "1000").stdout.splitlines()
+    assert table[1].split() == ["method", "size", "op", "time", "ns", "GB/s", "triad", "bits", "state"]
+    assert {len(text) for text in table[1:]} == {len(table[1])}
+    columns = [text.split() for text in table[3:]]
+    for shown in columns:
+        amount, unit, each = float(shown[3]), shown[4], float(shown[5])
+        assert each == pytest.approx(amount * {"us": 1e3, "ms": 1e6}[unit] / 1000, rel=0.02)
+    assert len(columns) == len(STEPS)
+
+
+def test_goals_are_told_and_change_nothing(gradwire):
+    done = gradwire(*QUICK, "--size", "64", "--size", "1000", "--goals")
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    # So small a tensor never gets near the speed of memory.
+    missed = [text for text in lines if text.startswith("missed: ")]
+    assert len(missed) == len(STEPS)
+    assert all("twobit" in text and "1000 elements" in text and "of the triad, goal 0.60" in text for text in missed)
+    assert lines[-1] == f"goals: 0 of {len(STEPS)} operations reach them"
+
+
+def _started(tmp_path, *more):
+    """A run of many rows, and its standard output, of which a few rows were read."""
+    argv = ["gradwire", "bench", "codec", "--all", "--size", "64", "--repeats", "1", *more]
+    code = f"import sys; sys.argv = {argv}; from gradwire.cli.main import main; main()"
+    command = [sys.executable, "-u", "-c", code]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return process, [process.stdout.readline() for _ in range(3 + 4)]
+
+
+@pytest.mark.timeout(200)
+def test_ctrl_c_ends_the_run_with_what_there_is(tmp_path):
+    figures = tmp_path / "rows.json"
+    process, lines = _started(tmp_path, "--json", str(figures), "--goals")
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=100)
+    assert process.returncode == 130, errors
+    table = [text for text in [*lines[3:], *rest.splitlines()] if not text.startswith(("goals", "missed", "skipped"))]
+    rows = json.loads(figures.read_text())
+    # A row is stored before it is shown.
+    assert 4 <= len(table) <= len(rows) <= len(table) + 1 < len(STEPS) * len(registry.names("compressors"))
+    assert "goals: " in rest.splitlines()[-1]
+
+
+@pytest.mark.timeout(200)
+def test_a_run_that_is_killed_leaves_its_rows(tmp_path):
+    figures = tmp_path / "rows.json"
+    process, lines = _started(tmp_path, "--json", str(figures))
+    process.kill()
+    process.communicate(timeout=100)
+    rows = json.loads(figures.read_text())
+    assert len(rows) >= 4
+    assert [(row["method"], row["op"]) for row in rows[:4]] == [
+        (text.split()[0], text.split()[2]) for text in lines[3:]
+    ]
+
+
+def test_an_interrupted_run_writes_json_to_standard_output_all_the_same(gradwire, monkeypatch):
+    def interrupted(*arguments):
+        yield {"method": "twobit", "params": TwoBit().properties()["params"], "size": 8, "op": "encode", "skipped": "?"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradwire.bench.codec.rows", interrupted)
+    done = gradwire("bench", "codec", "--all", "--json", "-")
+    assert done.exit_code == 130
+    assert [row["op"] for row in json.loads(done.stdout)] == ["encode"]
 
 
 def test_a_skipped_size_is_said_below_the_table(gradwire):

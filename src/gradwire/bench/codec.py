@@ -11,7 +11,7 @@ A size that would take too long or too much memory gives a row too: it has no fi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gradwire import registry
@@ -21,7 +21,7 @@ from gradwire.bench.machine import environment
 from gradwire.bench.statistics import interleave, stopwatch, summarise
 from gradwire.bench.steps import STEPS, Step
 from gradwire.bench.triad import Triad
-from gradwire.bench.verify import check
+from gradwire.bench.verify import Checks
 from gradwire.bench.workload import Workload
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.none import Identity
@@ -63,16 +63,16 @@ def rows(
     Raises:
         WrongResultError: an operation and the reference disagree; nothing of it was timed.
     """
-    budget = Budget(seconds)
+    budget, check = Budget(seconds), Checks()
     # What torch loads on first use must not count for the first method.
     check(STEPS[0], Identity(), 1)
     for compressor in compressors:
         for n in sizes:
             for step in STEPS:
-                yield _row(step, compressor, n, repeats, budget) | environment()
+                yield _row(step, compressor, n, repeats, budget, check) | environment()
 
 
-def _row(step: Step, compressor: Compressor, n: int, repeats: int | None, budget: Budget) -> Row:
+def _row(step: Step, compressor: Compressor, n: int, repeats: int | None, budget: Budget, check: Checks) -> Row:
     named = {"method": compressor.name, "params": compressor.properties()["params"], "size": n, "op": step.name}
     reason = budget.refusal(step, compressor, n)
     if reason is not None:
@@ -87,13 +87,12 @@ def _row(step: Step, compressor: Compressor, n: int, repeats: int | None, budget
 
 
 def _timed(step: Step, work: Workload, repeats: int | None) -> Row:
-    restore = _restorer(step, work)
     # Once before the floor is known: how many bytes a payload has may depend on the data.
     step.run(work)
     nbytes = step.fewest_bytes(work)
     contestants = {"triad": stopwatch(Triad(nbytes)), "op": stopwatch(lambda: step.run(work))}
     limits = {} if repeats is None else {"least": repeats, "most": repeats}
-    samples = interleave(contestants, prepare=restore, **limits)
+    samples = interleave(contestants, prepare=None if step.decodes else work.restore, **limits)
     op, triad = summarise(samples["op"]), summarise(samples["triad"])
     return {
         "seconds": op.median, "seconds_low": op.low, "seconds_high": op.high, "bytes_moved": nbytes,
@@ -102,16 +101,3 @@ def _timed(step: Step, work: Workload, repeats: int | None) -> Row:
         "state_bytes_per_element": catalogue.state_bytes(work.compressor, work.shape, work.state),
         "repeats": op.count, "samples": samples["op"],
     }  # fmt: skip
-
-
-def _restorer(step: Step, work: Workload) -> Callable[[], None] | None:
-    """Gives the gradient and the residual their values back; a decoder has nothing to restore."""
-    if step.decodes:
-        return None
-    fresh = Workload(work.compressor, work.n)
-
-    def restore() -> None:
-        work.grad.copy_(fresh.grad)
-        work.residual.copy_(fresh.residual)
-
-    return restore

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gradwire.bench.workload import Workload
+from gradwire.bench.workload import Workload, filled
 from gradwire.compressors.base import Compressor
 
 __all__ = ["STEPS", "Step"]
@@ -44,12 +44,19 @@ class Step:
     decodes: bool = False
     ranks: int = 1
 
-    def workload(self, compressor: Compressor, n: int, poison: int = 0) -> Workload:
-        """Tensors as ``run`` and ``plain`` expect them."""
-        work = Workload(compressor, n, self.ranks, poison)
-        if self.decodes:
-            work.fill()
-        return work
+    def workload(self, compressor: Compressor, n: int, poison: int = 0, *, own: bool = False) -> Workload:
+        """Tensors as ``run`` and ``plain`` expect them.
+
+        Args:
+            compressor: what is measured.
+            n: elements.
+            poison: as for ``Workload``; of no use to what decodes.
+            own: payloads in memory of its own, where others of these arguments share it.
+        """
+        if not self.decodes:
+            return Workload(compressor, n, self.ranks, poison)
+        rows = filled(compressor, n, self.ranks)
+        return Workload(compressor, n, self.ranks, rows=rows.clone() if own else rows)
 
 
 def _encode(work: Workload) -> None:

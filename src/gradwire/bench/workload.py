@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
-from gradwire.types import Key, Payload, align
+from gradwire.types import Key, Layout, Payload, align
 from gradwire.wire import sent_nbytes
 
-__all__ = ["Workload"]
+__all__ = ["Workload", "filled"]
 
 _RANK_STRIDE = 16
 
 
 class Workload:
-    """A gradient and a residual of normal random values, and room for the payloads of ``ranks`` ranks.
+    """A gradient and a residual of normal random values, and the payloads of ``ranks`` ranks, or room for them.
 
     Two workloads of the same arguments hold the same values.
 
@@ -28,18 +28,21 @@ class Workload:
         n: elements; they form the most nearly square matrix, because some methods need one.
         ranks: payloads that ``fill`` makes.
         poison: the byte that payloads are filled with before anything is written to them.
+        rows: payloads to use in place of new ones, as ``filled`` gives them.
     """
 
-    def __init__(self, compressor: Compressor, n: int, ranks: int = 1, poison: int = 0) -> None:
+    def __init__(
+        self, compressor: Compressor, n: int, ranks: int = 1, poison: int = 0, rows: Tensor | None = None
+    ) -> None:
         self.compressor, self.n, self.ranks, self.key = compressor, n, ranks, Key(seed=1, tensor=7)
         self.shape = _matrix(n)
         self.layout = compressor.layout(self.shape)
-        self.grad = self._gradient(0).clone()
-        self.residual = self._gradient(1).clone().mul_(0.5)
-        self.out = self._gradient(2).clone()
+        self.grad = _gradient(n, 0).clone()
+        self.residual = _gradient(n, 1).mul(0.5)
+        self.out = _gradient(n, 2).clone()
         self.status = torch.zeros(1, dtype=torch.int32)
         self.state = compressor.init_state(self.shape, self.key)
-        rows = torch.full((ranks, align(self.layout.nbytes)), poison, dtype=torch.uint8)
+        rows = _room(self.layout, ranks, poison) if rows is None else rows
         self.rows = rows[:, : self.layout.nbytes]
         self.payloads: Payload = self.layout.views(self.rows)
 
@@ -73,10 +76,10 @@ class Workload:
         self.compressor.add_decoded(self.of_rank(rank), decoded)
         return int(decoded.count_nonzero())
 
-    def fill(self) -> None:
-        """Give each rank the payload of a gradient of its own."""
-        for rank in range(self.ranks):
-            self.compressor.encode(self._gradient(rank).clone(), self.of_rank(rank), self.state, self.key)
+    def restore(self) -> None:
+        """Give the gradient and the residual their values back."""
+        self.grad.copy_(_gradient(self.n, 0))
+        torch.mul(_gradient(self.n, 1), 0.5, out=self.residual)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything an operation may write, by name."""
@@ -85,12 +88,31 @@ class Workload:
         for field, values in zip(self.layout.fields, self.payloads, strict=True):
             yield f"payload {field.name}", values
 
-    def _gradient(self, rank: int) -> Tensor:
-        noise = _noise(self.n + 16 * _RANK_STRIDE)
-        return noise[rank * _RANK_STRIDE :][: self.n].view(self.shape)
-
 
 @lru_cache(maxsize=1)
+def filled(compressor: Compressor, n: int, ranks: int) -> Tensor:
+    """The payloads of gradients, one of its own for each rank: encoding may take much longer than what it is for.
+
+    Everyone who asks for the same payloads gets the same memory; whoever decodes only reads it.
+    """
+    layout, key = compressor.layout(_matrix(n)), Key(seed=1, tensor=7)
+    rows, state = _room(layout, ranks, 0), compressor.init_state(_matrix(n), key)
+    for rank in range(ranks):
+        compressor.encode(_gradient(n, rank).clone(), layout.views(rows[rank, : layout.nbytes]), state, key)
+    return rows
+
+
+def _room(layout: Layout, ranks: int, poison: int) -> Tensor:
+    return torch.full((ranks, align(layout.nbytes)), poison, dtype=torch.uint8)
+
+
+def _gradient(n: int, rank: int) -> Tensor:
+    noise = _noise(n + 16 * _RANK_STRIDE)
+    return noise[rank * _RANK_STRIDE :][:n].view(_matrix(n))
+
+
+# A size is checked at a smaller one first: both are asked for again and again.
+@lru_cache(maxsize=2)
 def _noise(n: int) -> Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(20))
 

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
-from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
-from rich.text import Text
 
 from gradwire.bench import codec, peers
 from gradwire.bench.plot import write_violins
 from gradwire.bench.steps import STEPS
+from gradwire.cli._lines import goal_lines, head, line, skipped_lines
 from gradwire.cli._options import parse_method, parse_size
-from gradwire.cli._output import emit, json_option
+from gradwire.cli._output import json_option
+from gradwire.cli._rows import RowFile
+from gradwire.compressors.base import Compressor
 
 __all__ = ["command"]
 
 Row = dict[str, Any]
+
+_INTERRUPTED = 130
+"""The exit code that a shell gives for Ctrl-C."""
+
+_PEER_WIDTH = 24
+"""Of the names in the table of a peer, which only its rows know."""
 
 
 @click.group("bench")
@@ -50,6 +57,7 @@ def command() -> None:
     "--plot", "plot_to", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
     help="Write violins of the latency of compressing and decompressing to FILE, an HTML page.",
 )  # fmt: skip
+@click.option("--goals", is_flag=True, help="Say at the end which operations miss the goals for their speed.")
 @click.option("--samples", is_flag=True, help="Keep the time of every call in the rows of --json.")
 @click.option("--peer", metavar="NAME", help=f"Compare with another implementation: {', '.join(peers.names())}.")
 @click.option(
@@ -57,7 +65,9 @@ def command() -> None:
     help="The virtual environment of the peer, made if need be. Default: .peers/NAME.",
 )  # fmt: skip
 @json_option
+@click.pass_context
 def codec_command(
+    ctx: click.Context,
     every: bool,
     methods: tuple[str, ...],
     sizes: tuple[str, ...],
@@ -65,6 +75,7 @@ def codec_command(
     budget: float,
     threads: int | None,
     plot_to: Path | None,
+    goals: bool,
     samples: bool,
     peer: str | None,
     peer_dir: Path | None,
@@ -72,31 +83,97 @@ def codec_command(
 ) -> None:
     """Time the operations of the compressors beside a triad that moves as many bytes.
 
-    Triad: 1.0 means as fast as this machine's memory. Bits and state bytes are for each element. Each result is
-    compared with the plain-torch reference, bit for bit, before it is timed. A size that would take too long is
-    skipped, and its row says so.
+    Triad: 1.0 means as fast as this machine's memory. Nanoseconds, bits and state bytes are for each element. Each
+    result is compared with the plain-torch reference, bit for bit, before it is timed. A size that would take too long
+    is skipped, and its row says so. Every row is printed, and is in the file of --json, as soon as it was measured;
+    Ctrl-C ends the run with what there is.
     """
-    if peer and (methods or every or plot_to):
-        raise click.UsageError("--method, --all and --plot cannot be used with --peer: a peer brings its own method")
+    if peer and (methods or every or plot_to or goals):
+        raise click.UsageError(
+            "--method, --all, --plot and --goals cannot be used with --peer: a peer brings its own method"
+        )
     if methods and every:
         raise click.UsageError("--all means every method: leave --method out")
     numbers = [parse_size(text) for text in sizes]
+    if peer:
+        found = peers.find(peer)
+        run = _Run(found.row_count(numbers), _PEER_WIDTH, json_to, samples)
+        measured = found.rows(numbers, repeats, peer_dir)
+    else:
+        chosen = [parse_method(text) for text in methods] or codec.registered()
+        numbers = numbers or list(codec.SIZES)
+        run = _Run(len(chosen) * len(numbers) * len(STEPS), _width(chosen), json_to, samples)
+        measured = codec.rows(chosen, numbers, repeats, budget)
     with _threads(threads):
-        if peer:
-            found = peers.find(peer)
-            rows = _tracked(found.rows(numbers, repeats, peer_dir), found.row_count(numbers), f"beside {peer}")
-        else:
-            chosen = [parse_method(text) for text in methods] or codec.registered()
-            numbers = numbers or list(codec.SIZES)
-            measured = codec.rows(chosen, numbers, repeats, budget)
-            rows = _tracked(measured, len(chosen) * len(numbers) * len(STEPS), "codec")
-    if plot_to is not None:
-        write_violins(rows, plot_to)
-    emit(rows if samples else [_without_samples(row) for row in rows], json_to, lambda: [_table(rows)])
+        complete = run.follow(measured)
+    if plot_to is not None and run.rows:
+        write_violins(run.rows, plot_to)
+    run.finish(goals)
+    if not complete:
+        ctx.exit(_INTERRUPTED)
 
 
-def _without_samples(row: Row) -> Row:
-    return {name: value for name, value in row.items() if name != "samples"}
+class _Run:
+    """Shows and stores rows as they come: in the table or, with ``--json -``, as JSON at the end.
+
+    Args:
+        total: rows that are expected.
+        width: of the longest name of a method.
+        json_to: as given on the command line.
+        samples: whether stored rows keep the time of every call.
+    """
+
+    def __init__(self, total: int, width: int, json_to: str | None, samples: bool) -> None:
+        self.rows: list[Row] = []
+        self._total, self._width, self._samples = total, width, samples
+        self._only_json = json_to == "-"
+        self._path = None if self._only_json or json_to is None else Path(json_to)
+
+    def follow(self, measured: Iterable[Row]) -> bool:
+        """Take all rows; False where Ctrl-C came before the last one."""
+        with _bar(self._total) as bar, RowFile(self._path) if self._path else nullcontext() as file:
+            try:
+                for row in measured:
+                    self.rows.append(row)
+                    if file is not None:
+                        file.add(self._stored(row))
+                    self._show(row, bar)
+            except KeyboardInterrupt:
+                return False
+        return True
+
+    def finish(self, goals: bool) -> None:
+        """What stands below the table, or the JSON in place of it."""
+        if self._only_json:
+            click.echo(json.dumps([self._stored(row) for row in self.rows], indent=2))
+            return
+        for text in skipped_lines(self.rows) + (goal_lines(self.rows) if goals else []):
+            click.echo(text)
+
+    def _stored(self, row: Row) -> Row:
+        return row if self._samples else {name: value for name, value in row.items() if name != "samples"}
+
+    def _show(self, row: Row, bar: Progress) -> None:
+        """The bar and the table may share a terminal, so the bar goes away while a line is written."""
+        bar.stop()
+        if not self._only_json:
+            for text in [*(head(row, self._width) if len(self.rows) == 1 else []), line(row, self._width)]:
+                click.echo(text)
+        bar.update(bar.task_ids[0], completed=len(self.rows), description=f"{row['method']} {row['op']} {row['size']}")
+        bar.start()
+
+
+def _width(chosen: Sequence[Compressor]) -> int:
+    """The longest name that a method of the table has."""
+    return max(len(codec.label({"method": code.name, **code.properties()})) for code in chosen)
+
+
+def _bar(total: int) -> Progress:
+    """On standard error; it moves between two rows and never during one."""
+    console = Console(stderr=True)
+    bar = Progress(console=console, auto_refresh=False, transient=True, disable=not console.is_terminal)
+    bar.add_task("codec", total=total)
+    return bar
 
 
 @contextmanager
@@ -107,60 +184,3 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _tracked(rows: Iterable[Row], total: int, title: str) -> list[Row]:
-    """All rows, with a progress bar on standard error that moves between two rows and never during one."""
-    done: list[Row] = []
-    with Progress(console=Console(stderr=True), auto_refresh=False, transient=True) as progress:
-        task = progress.add_task(title, total=total)
-        for row in rows:
-            done.append(row)
-            progress.update(
-                task, advance=1, description=f"{title}: {row['method']} {row['op']} {row['size']}", refresh=True
-            )
-    return done
-
-
-def _table(rows: list[Row]) -> RenderableType:
-    first = rows[0]
-    title = f"{first['machine']}; {first['threads']} threads; {first['target']}; torch {first['torch']}"
-    table = Table("method", title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("op", no_wrap=True)
-    figures = "time", "GB/s", "triad", "bits", *(["speedup"] if "speedup" in first else ["state"])
-    for name in figures:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        shown = ["skipped"] if "skipped" in row else _figures(row)
-        table.add_row(_method(row), str(row["size"]), row["op"], *shown)
-    return Group(table, *_skipped(rows))
-
-
-def _skipped(rows: list[Row]) -> list[RenderableType]:
-    """A line for each method and size that was left out, with the first reason."""
-    reasons: dict[tuple[str, int], str] = {}
-    for row in rows:
-        if "skipped" in row:
-            reasons.setdefault((codec.label(row), row["size"]), f"{row['op']} {row['skipped']}")
-    return [Text(f"skipped: {method}, {size} elements: {reason}") for (method, size), reason in reasons.items()]
-
-
-def _method(row: Row) -> str:
-    return f"{row['implementation']} {codec.label(row)}" if "implementation" in row else codec.label(row)
-
-
-def _figures(row: Row) -> list[str]:
-    bandwidth = row["bytes_moved"] / row["seconds"] / 1e9
-    ratio, bits = row["triad_ratio"], row["wire_bits_per_element"]
-    last = f"{row['speedup']:.1f}x" if "speedup" in row else f"{row['state_bytes_per_element']:.3g}"
-    return [_time(row["seconds"]), f"{bandwidth:.1f}", f"{ratio:.2f}", f"{bits:.3f}", last]
-
-
-def _time(seconds: float) -> str:
-    """Seconds in the unit that suits them.
-
-    >>> _time(0.0123), _time(0.0000042)
-    ('12.30 ms', '4.2 us')
-    """
-    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"

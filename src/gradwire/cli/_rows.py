@@ -1,0 +1,63 @@
+"""A file of rows that is complete JSON after each of them, so that a run which is killed leaves what it measured."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import textwrap
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["RowFile"]
+
+_END = b"\n]\n"
+
+
+class RowFile:
+    """Writes a JSON array to a file, row by row; what was there before is lost with the first row.
+
+    Each row overwrites the end of the array, in one call of the system, and puts a new end behind itself. Where a file
+    cannot be rewritten, such as a pipe, the end is written when it is closed. The text is that of ``json.dumps`` with
+    an indent of 2.
+
+    Args:
+        path: of a file that can be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: io.FileIO | None = None
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append one row."""
+        first = self._file is None
+        file = self._file = self._file or io.FileIO(self._path, "w")
+        text = ("[\n" if first else ",\n") + textwrap.indent(json.dumps(row, indent=2), "  ")
+        if file.seekable():
+            if not first:
+                file.seek(-len(_END), os.SEEK_END)
+            _write(file, text.encode() + _END)
+        else:
+            _write(file, text.encode())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave an empty array where there was no row, but the file as it was where that was an error."""
+        if self._file is not None:
+            if not self._file.seekable():
+                _write(self._file, _END)
+            self._file.close()
+        elif error is None:
+            self._path.write_text("[]\n", encoding="utf-8")
+
+
+def _write(file: io.FileIO, data: bytes) -> None:
+    """A write may take only a part, of a very large row or a full pipe."""
+    while data:
+        data = data[file.write(data) or 0 :]
