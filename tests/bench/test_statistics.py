@@ -29,6 +29,11 @@ def test_contestants_take_turns_and_the_warm_up_does_not_count():
     assert samples == {"a": expected, "b": expected}
 
 
+def test_who_has_run_before_needs_no_warm_up():
+    recorder = Recorder()
+    assert interleave({"a": recorder.contestant("a")}, least=2, most=2, warm_up=0) == {"a": [1.0, 2.0]}
+
+
 @pytest.mark.parametrize(("seconds", "rounds"), [(0.0, 7), (3600.0, 20)])
 def test_time_ends_the_rounds_but_never_below_the_least(seconds, rounds):
     samples = interleave({"a": lambda: 1.0}, seconds=seconds, least=7, most=20)

@@ -130,10 +130,12 @@ def test_goals_are_told_and_change_nothing(gradwire):
     assert lines[-1] == f"goals: 0 of {len(STEPS)} operations reach them"
 
 
-def _started(tmp_path, *more):
+def _started(*more):
     """A run of many rows, and its standard output, of which a few rows were read."""
     argv = ["gradwire", "bench", "codec", "--all", "--size", "64", "--repeats", "1", *more]
-    code = f"import sys; sys.argv = {argv}; from gradwire.cli.main import main; main()"
+    # What runs the tests may ignore Ctrl-C, and a process inherits that.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"import sys; sys.argv = {argv}; {heard}; from gradwire.cli.main import main; main()"
     command = [sys.executable, "-u", "-c", code]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -143,7 +145,7 @@ def _started(tmp_path, *more):
 @pytest.mark.timeout(200)
 def test_ctrl_c_ends_the_run_with_what_there_is(tmp_path):
     figures = tmp_path / "rows.json"
-    process, lines = _started(tmp_path, "--json", str(figures), "--goals")
+    process, lines = _started("--json", str(figures), "--goals")
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=100)
     assert process.returncode == 130, errors
@@ -157,7 +159,7 @@ def test_ctrl_c_ends_the_run_with_what_there_is(tmp_path):
 @pytest.mark.timeout(200)
 def test_a_run_that_is_killed_leaves_its_rows(tmp_path):
     figures = tmp_path / "rows.json"
-    process, lines = _started(tmp_path, "--json", str(figures))
+    process, lines = _started("--json", str(figures))
     process.kill()
     process.communicate(timeout=100)
     rows = json.loads(figures.read_text())

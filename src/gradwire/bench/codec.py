@@ -87,16 +87,18 @@ def _row(step: Step, compressor: Compressor, n: int, repeats: int | None, budget
 
 
 def _timed(step: Step, work: Workload, repeats: int | None) -> Row:
-    # Once before the floor is known: how many bytes a payload has may depend on the data.
+    # The warm-up, before the floor is known: how many bytes a payload has may depend on the data.
     step.run(work)
     nbytes = step.fewest_bytes(work)
-    contestants = {"triad": stopwatch(Triad(nbytes)), "op": stopwatch(lambda: step.run(work))}
+    triad = Triad(nbytes)
+    triad()
+    contestants = {"triad": stopwatch(triad), "op": stopwatch(lambda: step.run(work))}
     limits = {} if repeats is None else {"least": repeats, "most": repeats}
-    samples = interleave(contestants, prepare=None if step.decodes else work.restore, **limits)
-    op, triad = summarise(samples["op"]), summarise(samples["triad"])
+    samples = interleave(contestants, warm_up=0, prepare=None if step.decodes else work.restore, **limits)
+    op, floor = summarise(samples["op"]), summarise(samples["triad"])
     return {
         "seconds": op.median, "seconds_low": op.low, "seconds_high": op.high, "bytes_moved": nbytes,
-        "triad_seconds": triad.median, "triad_ratio": triad.median / op.median,
+        "triad_seconds": floor.median, "triad_ratio": floor.median / op.median,
         "wire_bits_per_element": 8 * work.sent / work.n,
         "state_bytes_per_element": catalogue.state_bytes(work.compressor, work.shape, work.state),
         "repeats": op.count, "samples": samples["op"],

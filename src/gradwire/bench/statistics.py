@@ -54,6 +54,7 @@ def interleave(
     seconds: float = 1.0,
     least: int = 5,
     most: int = 2000,
+    warm_up: int = WARM_UP,
     prepare: Callable[[], object] | None = None,
     pause: float = 0.0,
 ) -> dict[str, list[float]]:
@@ -64,6 +65,7 @@ def interleave(
         seconds: no new round starts after this long.
         least: rounds that count, however long they take.
         most: rounds that count at the very most.
+        warm_up: rounds before them; 0 where every contestant has run before.
         prepare: called at the start of a round, outside of every measurement.
         pause: seconds of silence before each run, so that the waiting threads of another process fall asleep.
 
@@ -72,8 +74,8 @@ def interleave(
     """
     samples: dict[str, list[float]] = {name: [] for name in contestants}
     end = time.perf_counter() + seconds
-    for number in range(WARM_UP + most):
-        if number >= WARM_UP + least and time.perf_counter() > end:
+    for number in range(warm_up + most):
+        if number >= warm_up + least and time.perf_counter() > end:
             break
         if prepare is not None:
             prepare()
@@ -81,6 +83,6 @@ def interleave(
             if pause:
                 time.sleep(pause)
             taken = run()
-            if number >= WARM_UP:
+            if number >= warm_up:
                 samples[name].append(taken)
     return samples
