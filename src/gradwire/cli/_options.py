@@ -32,7 +32,7 @@ def parse_method(text: str) -> Compressor:
     """A registered compressor with parameters: ``NAME`` or ``NAME:PARAMETER=VALUE,...``.
 
     >>> parse_method("twobit:threshold=0.25")
-    TwoBit(threshold=0.25)
+    TwoBit(threshold=0.25, wire='dense')
     """
     name, _, tail = text.partition(":")
     params = dict(_assignment(part) for part in tail.split(",")) if tail else {}
