@@ -18,6 +18,7 @@ WIDE, LONG, UNWATCHED = {"bits": 8}, {"bits": 3, "block": 65536}, {"status": Non
 VARIANTS = {
     "cast_add_decoded": [{"payloads": torch.ones(RANKS, N, dtype=torch.bfloat16)}],
     "cast_encode": [{"out": torch.empty(N, dtype=torch.float16)}],
+    "dithered_encode_feedback": [UNWATCHED],
     "mean_magnitude": [{"residual": None}],
     "momentum_update": [UNWATCHED],
     "onebit_add_decoded": [{"steps": None}],
@@ -30,6 +31,7 @@ VARIANTS = {
     "sign_encode_feedback": [UNWATCHED],
     "signum_encode": [UNWATCHED],
     "two_means_encode_feedback": [UNWATCHED, {"block": 2048}],
+    "twobit_add_decoded": [{"steps": None}],
     "twobit_encode_feedback": [UNWATCHED],
 }
 
