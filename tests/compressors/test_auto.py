@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from gradwire import ops
 from gradwire.compressors.compose import compose
 from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.onebit import OneBit
@@ -19,6 +20,7 @@ from gradwire.exchange import Exchange
 from gradwire.policy import Policy
 from gradwire.settings import build_compressor
 from gradwire.testing.inputs import gaussian
+from gradwire.testing.memory import check_memory
 from gradwire.types import Key
 
 N, JUMP, STEPS = 6000, 100, 250
@@ -262,6 +264,12 @@ def test_a_bad_target(target):
         message = f"{method.__name__}.target must be in (0, 0.5], got {target!r}"
         with pytest.raises(ConfigError, match=re.escape(message)):
             method("auto", target=target)
+
+
+@pytest.mark.skipif(not ops.kernel_info()["loaded"], reason="the torch reference uses temporaries")
+@methods
+def test_a_step_allocates_nothing_of_the_gradients_size(code):
+    check_memory(code, gaussian(2**18))
 
 
 def test_onebit_has_none():
