@@ -17,6 +17,8 @@
 
 namespace gradwire {
 
+constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 2^32
+
 // One line per kernel: the name of the function in csrc/kernels/<name>.h and the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
   X(accumulate, Feedback)                            \
@@ -27,6 +29,8 @@ namespace gradwire {
   X(moments_feedback, MomentsFeedback)               \
   X(magnitude_sums, MagnitudeSums)                   \
   X(momentum_update, MomentumUpdate)                 \
+  X(dithered_encode, DitheredEncode)                 \
+  X(dithered_encode_feedback, DitheredEncodeFeedback)\
   X(eightbit_add_decoded, EightbitAddDecoded)        \
   X(eightbit_encode, EightbitEncode)                 \
   X(eightbit_encode_feedback, EightbitEncodeFeedback)\

@@ -210,8 +210,11 @@ void ternary_encode(const TernaryEncode& t, std::int64_t n) {
 }
 
 void ternary_add_decoded(const TernaryAddDecoded& t, std::int64_t n, int threads) {
-  for (std::int64_t w = 0; w < t.streams.count; ++w)
-    add_row(t, {t.streams.data + w * t.streams.stride, t.length}, n, threads);
+  for (std::int64_t w = 0; w < t.streams.count; ++w) {
+    TernaryAddDecoded row = t;
+    row.step = t.step * factor_of(t.steps, w);
+    add_row(row, {t.streams.data + w * t.streams.stride, t.length}, n, threads);
+  }
 }
 
 }  // namespace gradwire

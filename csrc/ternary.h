@@ -17,6 +17,7 @@ struct TernaryAddDecoded {
   std::int64_t length;  // of each row
   float* out;
   float step;
+  Rows steps;  // factors of the step, one for each row; without data: 1
 };
 
 void ternary_encode(const TernaryEncode& t, std::int64_t n);

@@ -58,7 +58,7 @@ Found scan(const Threshold& t, std::int64_t n, int threads) {
   std::fill_n(f.bitmap.data() + n / 64 * 8, n % 64 ? 8 : 0, std::uint8_t(0));
   parallel_tasks(int(f.counts.size()), [&](int r) {
     const std::int64_t begin = r * range, end = std::min(begin + range, n);
-    active().threshold_scan({t, t.x, least & 0x7fffffff, values_of(t) + begin, f.bitmap.data(), f.segments.data(),
+    active().threshold_scan({t, t.x, least & 0x7fffffff, t.level, values_of(t) + begin, f.bitmap.data(), f.segments.data(),
                              &f.counts[std::size_t(r)]},
                             begin, end);
   });

@@ -8,6 +8,7 @@ namespace gradwire {
 struct Threshold : Feedback {  // without feedback grad and residual are null
   const float* x;              // with feedback the residual
   float threshold;
+  float level;  // where it is not 0, in place of the threshold, times a dither
   std::int32_t* used;
   std::uint8_t* stream;  // 8 + 4 n bytes
 };

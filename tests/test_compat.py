@@ -16,6 +16,7 @@ from gradwire.compressors.onebit_sgd import OneBitSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.signsgd import SignSGD
+from gradwire.compressors.threshold import Threshold
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
@@ -45,6 +46,8 @@ READ = [
     ({"compressor": "signsgd", "memory": "none"}, Recipe(SignSGD(), NoMemory())),
     ({"compressor": "twobit", "threshold": 0.25, "memory": "residual", "beta": 0.9},
      Recipe(TwoBit(threshold=0.25), Residual(beta=0.9))),
+    ({"compressor": "twobit", "threshold": "auto", "target": 0.05}, Recipe(TwoBit("auto", target=0.05))),
+    ({"compressor": "threshold", "threshold": "auto", "memory": "residual"}, Recipe(Threshold("auto"), Residual())),
 ]  # fmt: skip
 
 

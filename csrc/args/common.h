@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 namespace gradwire {
 
@@ -11,6 +12,13 @@ struct Rows {
   std::int64_t count;
   std::int64_t stride;
 };
+
+// The factor of payload w from rows of one float each; 1 where there are none.
+inline float factor_of(const Rows& factors, std::int64_t w) {
+  float factor = 1.0f;
+  if (factors.data != nullptr) std::memcpy(&factor, factors.data + w * factors.stride, sizeof factor);
+  return factor;
+}
 
 // `status` may be null; otherwise the old residual goes to `grad` and a sum that is not finite sets the status.
 struct Feedback {

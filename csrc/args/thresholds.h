@@ -25,6 +25,19 @@ struct TwobitAddDecoded {
   float step;
 };
 
+// The 2-bit code with a level that differs between elements: d * level, d in [1, 2).
+struct DitheredEncode {
+  const float* x;
+  std::uint8_t* codes;
+  float level;
+};
+
+struct DitheredEncodeFeedback : Feedback {
+  std::uint8_t* codes;
+  float level;
+  float threshold;  // what is sent
+};
+
 struct OnebitEncode {
   const float* x;
   std::uint8_t* codes;
@@ -47,6 +60,7 @@ struct OnebitAddDecoded {
 struct ThresholdScan : Feedback {  // without feedback grad and residual are null
   const float* x;                  // with feedback the residual
   std::uint32_t least;             // magnitudes above it are sent, as bits without the sign
+  float level;                     // where it is not 0: magnitudes from d * level on are sent instead
   float* values;                   // of this range, with room for all of it
   std::uint8_t* bitmap;            // of the tensor, in whole 16 bits
   std::int32_t* counts;            // of each segment of the tensor

@@ -9,6 +9,8 @@
 #include "kernels/moments_feedback.h"
 #include "kernels/magnitude_sums.h"
 #include "kernels/momentum_update.h"
+#include "kernels/dithered_encode.h"
+#include "kernels/dithered_encode_feedback.h"
 #include "kernels/eightbit_add_decoded.h"
 #include "kernels/eightbit_encode.h"
 #include "kernels/eightbit_encode_feedback.h"

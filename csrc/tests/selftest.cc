@@ -201,6 +201,9 @@ void check_all(const std::string& target) {
   CHECK(twobit_encode_feedback, TwobitEncodeFeedback{{x.a.data(), x.b.data(), nullptr}, x.bytes.data(), 0.5f, 0.5f});
   CHECK(twobit_encode_feedback, TwobitEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), 0.5f, 0.5f});
   CHECK(twobit_add_decoded, TwobitAddDecoded{x.rows(n), x.a.data(), 0.3f});
+  CHECK(dithered_encode, DitheredEncode{x.a.data(), x.bytes.data(), 0.4f});
+  CHECK(dithered_encode_feedback,
+        DitheredEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), 0.4f, 0.5f});
   CHECK(onebit_encode, OnebitEncode{x.a.data(), x.bytes.data(), 0.5f});
   CHECK(onebit_encode_feedback, OnebitEncodeFeedback{{x.a.data(), x.b.data(), nullptr}, x.bytes.data(), 0.5f, 1.0f});
   CHECK(onebit_encode_feedback,

@@ -10,8 +10,9 @@ import pytest
 from gradwire import registry
 from gradwire.bench.convergence import Row, kept_in, markdown, rows
 from gradwire.bench.recipe import Recipe
-from gradwire.bench.recommended import MIN_NUMEL, RECOMMENDED, recommended
+from gradwire.bench.recommended import MIN_NUMEL, RECOMMENDED, labels, recommended, setup_of
 from gradwire.bench.train import Method
+from gradwire.cli._options import parse_method
 from gradwire.compressors.bf16 import BF16
 
 GOOD = Row("topk", {}, 2, 10, (0.97, 0.99), 0.99, 1234.5, 33.0, 75_008, identical=True, reason="", misses="")
@@ -65,14 +66,23 @@ def test_a_residual_of_another_width_is_a_method_of_its_own() -> None:
 
 
 def test_every_registered_method_has_settings_that_work() -> None:
-    assert set(RECOMMENDED) <= set(registry.names("compressors"))
-    for name in registry.names("compressors"):
+    assert set(registry.names("compressors")) <= set(labels())
+    for name in labels():
         method = recommended(name)
-        assert (method.label, method.compressor.name) == (name, name)
+        assert (method.label, method.compressor.name) == (name, name.partition(":")[0])
         assert method.options["min_numel"] == MIN_NUMEL
     for name, setup in RECOMMENDED.items():
         assert setup.reason, name
     assert recommended("dgc").recipe == Recipe(momentum=0.0)
+
+
+def test_parameters_behind_a_name_may_have_settings_of_their_own() -> None:
+    """A label that says what its settings are, and the settings of the name for one that nobody recommends."""
+    for label in labels():
+        written = parse_method(label)
+        assert ":" not in label or recommended(label).compressor == written
+    assert setup_of("twobit:threshold=1e6") == RECOMMENDED["twobit"] != setup_of("twobit:threshold=auto")
+    assert "[`twobit:threshold=auto`](#twobit)" in markdown([dataclasses.replace(GOOD, method="twobit:threshold=auto")])
 
 
 @pytest.mark.timeout(300)

@@ -54,7 +54,10 @@ def test_a_real_process(python):
     ("arguments", "message"),
     [
         (("--method", "towbit"), "unknown compressor 'towbit': did you mean 'twobit'?"),
-        (("--method", "twobit:threshold=-1"), "TwoBit.threshold must be a finite number > 0 in float32, got -1"),
+        (
+            ("--method", "twobit:threshold=-1"),
+            "TwoBit.threshold must be a finite number > 0 in float32, or 'auto', got -1",
+        ),
         (("--method", "twobit:treshold=1"), "TwoBit has no parameter 'treshold': did you mean 'threshold'?"),
         (("--method", "twobit:0.5"), "a parameter is written NAME=VALUE, got '0.5'"),
         (("--size", "2^99"), "a size must be in [1, 2^31], as 16777216 or 2^24, got '2^99'"),

@@ -74,8 +74,8 @@ def test_a_stream_in_another_form_is_refused():
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"threshold": 0}, "Strom.threshold must be a finite number > 0 in float32, got 0"),
-        ({"threshold": math.nan}, "Strom.threshold must be a finite number > 0 in float32, got nan"),
+        ({"threshold": 0}, "Strom.threshold must be a finite number > 0 in float32, or 'auto', got 0"),
+        ({"threshold": math.nan}, "Strom.threshold must be a finite number > 0 in float32, or 'auto', got nan"),
         ({"coding": "huffman"}, "Strom.coding must be 'gaps' or 'words', got 'huffman'"),
     ],
 )

@@ -92,6 +92,6 @@ def test_bytes_that_are_not_as_written_are_refused(place, value):
 @pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf, True, "1"])
 def test_bad_threshold(bad):
     with pytest.raises(
-        ConfigError, match=re.escape(f"Threshold.v must be a finite number >= 0 in float32, got {bad!r}")
+        ConfigError, match=re.escape(f"Threshold.v must be a finite number >= 0 in float32, or 'auto', got {bad!r}")
     ):
         Threshold(v=bad)

@@ -70,7 +70,7 @@ def test_a_shard_is_cut_at_whole_words():
 
 @pytest.mark.parametrize("bad", [0, 0.0, -0.5, math.nan, math.inf, 1e39, 1e-46, True, "0.5", None])
 def test_bad_threshold(bad):
-    message = f"TwoBit.threshold must be a finite number > 0 in float32, got {bad!r}"
+    message = f"TwoBit.threshold must be a finite number > 0 in float32, or 'auto', got {bad!r}"
     with pytest.raises(ConfigError, match=re.escape(message)):
         TwoBit(threshold=bad)
 

@@ -6,19 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-N, RANKS = 32, 2
-
-
-def _float() -> Tensor:
-    return torch.linspace(-1, 1, N)
-
-
-def _status() -> Tensor:
-    return torch.zeros(1, dtype=torch.int32)
-
-
-def _codes(*shape: int) -> Tensor:
-    return torch.zeros(shape, dtype=torch.uint8)
+from tests.ops.example_tensors import RANKS, N
+from tests.ops.example_tensors import codes as _codes
+from tests.ops.example_tensors import floats as _float
+from tests.ops.example_tensors import status as _status
+from tests.ops.threshold_examples import THRESHOLDS
 
 
 def _sparse() -> dict[str, Tensor]:
@@ -135,21 +127,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "status": _status(),
     },
     "nonfinite": lambda: {"x": _float(), "status": _status()},
-    "onebit_add_decoded": lambda: {
-        "codes": _codes(RANKS, 4),
-        "out": _float(),
-        "scale": 0.5,
-        "steps": torch.ones(RANKS, 1),
-    },
-    "onebit_encode": lambda: {"x": _float(), "codes": _codes(4), "threshold": 0.5, "step": torch.ones(1)},
-    "onebit_encode_feedback": lambda: {
-        "grad": _float(),
-        "residual": _float(),
-        "codes": _codes(4),
-        "threshold": 0.5,
-        "status": _status(),
-        "step": torch.ones(1),
-    },
     "philox": lambda: {"out": torch.empty(N, dtype=torch.int32), "key": 1, "step": 2, "offset": 0},
     "prefix_decode": _decoding,
     "prefix_encode": _encoding,
@@ -258,14 +235,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "out": _float(),
         "scale": 0.5,
     },
-    "strom_encode": lambda: {"x": _float(), "codes": _codes(8), "threshold": 0.5},
-    "strom_encode_feedback": lambda: {
-        "grad": _float(),
-        "residual": _float(),
-        "codes": _codes(8),
-        "threshold": 0.5,
-        "status": _status(),
-    },
     "swap": lambda: {"a": _float(), "b": _float()},
     "thc_add_decoded": lambda: {
         "norms": torch.ones(2),
@@ -303,18 +272,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         **_ternary(),
         "status": _status(),
     },
-    "ternary_add_decoded": lambda: {"streams": _codes(RANKS, 9), "out": _float(), "threshold": 0.5, "scale": 0.5},
-    "ternary_encode": lambda: {"codes": _codes(8), "used": _status(), "stream": _codes(9), "n": N, "words": False},
-    "threshold_add_decoded": lambda: {"streams": _codes(RANKS, 8 + 4 * N), "out": _float(), "scale": 0.5},
-    "threshold_encode": lambda: {"x": _float(), "used": _status(), "stream": _codes(8 + 4 * N), "threshold": 0.5},
-    "threshold_encode_feedback": lambda: {
-        "grad": _float(),
-        "residual": _float(),
-        "used": _status(),
-        "stream": _codes(8 + 4 * N),
-        "threshold": 0.5,
-        "status": _status(),
-    },
     "topk_encode": lambda: {"x": _float(), **_sparse()},
     "topk_encode_feedback": lambda: {"grad": _float(), "residual": _float(), **_sparse(), "status": _status()},
     "two_means_add_decoded": lambda: {
@@ -333,13 +290,4 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "block": 32,
         "status": _status(),
     },
-    "twobit_add_decoded": lambda: {"codes": _codes(RANKS, 8), "out": _float(), "threshold": 0.5, "scale": 0.5},
-    "twobit_encode": lambda: {"x": _float(), "codes": _codes(8), "threshold": 0.5},
-    "twobit_encode_feedback": lambda: {
-        "grad": _float(),
-        "residual": _float(),
-        "codes": _codes(8),
-        "threshold": 0.5,
-        "status": _status(),
-    },
-}
+} | THRESHOLDS

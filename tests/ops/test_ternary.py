@@ -39,8 +39,9 @@ def test_encode(n, words, density):
 @pytest.mark.parametrize("n", SIZES)
 def test_add_decoded(n, target):
     rows = torch.stack([stream(n, density, words) for density in DENSITIES for words in (False, True)])
-    case = Case(ternary_add_decoded, {"streams": rows}, {"out": gradient(n, 1)}, {"threshold": 0.3, "scale": 0.5}, 3)
-    check_against_reference(case, target, 2, 1)
+    for steps in ({}, {"steps": torch.rand(len(rows), 1)}):
+        inputs, arguments = {"streams": rows, **steps}, {"threshold": 0.3, "scale": 0.5}
+        check_against_reference(Case(ternary_add_decoded, inputs, {"out": gradient(n, 1)}, arguments, 3), target, 2, 1)
 
 
 @pytest.mark.parametrize("form", [0, 1, 2, 5, 12, 32, 33, 254, 255])

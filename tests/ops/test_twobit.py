@@ -37,8 +37,18 @@ def test_encode_feedback(n, target, threads, offset, finite, watched):
 def test_add_decoded(n, target, threads, offset, ranks):
     codes = random_bytes((ranks, code_bytes(n, 2)), 4)
     arguments = {"threshold": 0.3, "scale": -1 / 3}
-    case = Case(twobit_add_decoded, {"codes": codes}, {"out": gradient(n, 5, finite=False)}, arguments, pitch=5)
-    check_against_reference(case, target, threads, offset)
+    for steps in ({}, {"steps": torch.tensor([[0.3], [0.3], [2.0]])[:ranks]}):
+        inputs, out = {"codes": codes, **steps}, {"out": gradient(n, 5, finite=False)}
+        if ranks or not steps:
+            case = Case(twobit_add_decoded, inputs, out, arguments, pitch=5)
+            check_against_reference(case, target, threads, offset)
+
+
+def test_a_payload_brings_its_own_step():
+    codes, steps = torch.tensor([[0b11_10_00_01, 0, 0, 0]] * 2, dtype=torch.uint8), torch.tensor([[0.5], [3.0]])
+    out = torch.zeros(4)
+    twobit_add_decoded(codes, out, 2.0, 0.5, steps)
+    assert out.tolist() == [3.5, -3.5, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -5,6 +5,13 @@ import numpy as np
 from tests.wire.bits import bits, rice
 
 
+def carried(payload, threshold, at):
+    """The threshold, from the four bytes ``at`` the payload if it is "auto", and the payload without them."""
+    if threshold != "auto":
+        return np.float32(threshold), payload
+    return np.frombuffer(payload[at : at + 4], "<f4")[0], payload[:at] + payload[at + 4 :]
+
+
 def dense(codes, n):
     codes = np.frombuffer(codes, np.uint8)
     shifted = codes[:, None] >> np.array([6, 4, 2, 0], np.uint8) & 3

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire.bench.launch import launch
-from gradwire.bench.recommended import RECOMMENDED, Setup, recommended
+from gradwire.bench.recommended import recommended, setup_of
 from gradwire.bench.tasks.digits import ClassifyDigits
 from gradwire.bench.train import Method, Run, train
 from gradwire.errors import GradwireError
@@ -153,7 +153,7 @@ def _row(method: Method, world: int, seeds: int, epochs: int, baseline: float | 
     except GradwireError as failure:
         results, error = [[]], " ".join(str(failure).split())
     runs: list[Run] = results[0]
-    setup, count = RECOMMENDED.get(method.compressor.name, Setup()), max(len(runs), 1)
+    setup, count = setup_of(method.label), max(len(runs), 1)
     accuracies = tuple(run.quality for run in runs)
     return Row(
         method.label, _settings(method), world, epochs, accuracies,

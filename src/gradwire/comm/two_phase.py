@@ -101,7 +101,8 @@ class TwoPhaseSession(Session):
 
     def _deliver(self, flat: Tensor, bad: Tensor) -> None:
         self.owned.deliver(self.sum, bad, lambda: None)
-        for part, mean in zip(self.parts, self.means, strict=True):
+        # The pieces of a tensor have one state: what the first of them found there must be what is put back last.
+        for part, mean in reversed(list(zip(self.parts, self.means, strict=True))):
             part.deliver(flat, bad, partial(part.add_decoded, mean.stacked(), flat, 1.0))
 
 
@@ -146,7 +147,9 @@ def own_pieces(shard: Sequence[Piece], site: Site) -> list[Piece]:
     for piece in shard:
         memory = server_memory(piece.unit)
         state = piece.unit.compressor.init_state(piece.shape, Key(tensor=piece.id, phase=1), site.device)
-        state |= {name: tensor for name, tensor in piece.state.items() if name == "agreed"}
+        # What is agreed on holds for the mean too; only what is wished is the workers' alone.
+        common = piece.unit.compressor.advice > 0
+        state |= {name: tensor for name, tensor in piece.state.items() if common and name != "advice"}
         kept = {name: flat.view(piece.shape) for name, flat in site.server(piece, memory.buffers).items()}
         owned.append(Piece(piece.unit, memory, piece.shape, lo, piece.start, state, kept))
         lo += piece.numel

@@ -17,9 +17,9 @@ from gradwire.types import Field, Layout, Payload
 __all__ = ["add_streams", "check_stream", "codes_for", "shrink", "stream_layout"]
 
 
-def stream_layout(n: int) -> Layout:
-    """Room for ``n`` codes in any form; a payload of variable size."""
-    return Layout((Field("used", torch.int32, 1), Field("stream", torch.uint8, capacity(n))))
+def stream_layout(n: int, *fields: Field) -> Layout:
+    """Room for ``n`` codes in any form, behind other fields; a payload of variable size."""
+    return Layout((Field("used", torch.int32, 1), *fields, Field("stream", torch.uint8, capacity(n))))
 
 
 def codes_for(x: Tensor) -> Tensor:
@@ -29,13 +29,13 @@ def codes_for(x: Tensor) -> Tensor:
 
 def shrink(codes: Tensor, payload: Payload, n: int, words: bool = False) -> None:
     """Write the codes in their smallest form."""
-    used, stream = payload
+    used, *_, stream = payload
     ops.ternary_encode(codes, used, stream, n, words)
 
 
-def add_streams(payloads: Payload, out: Tensor, threshold: float, scale: float) -> None:
-    """``out += scale * sum of the payloads``, one row of each field for each rank."""
-    ops.ternary_add_decoded(payloads[1], out.view(-1), threshold, scale)
+def add_streams(payloads: Payload, out: Tensor, threshold: float, scale: float, steps: Tensor | None = None) -> None:
+    """``out += scale * sum of the payloads``, one row of each field for each rank; ``steps``: factors of each."""
+    ops.ternary_add_decoded(payloads[-1], out.view(-1), threshold, scale, steps)
 
 
 def check_stream(name: str, payload: Payload, shape: Sequence[int], words: bool = False) -> None:
@@ -45,7 +45,7 @@ def check_stream(name: str, payload: Payload, shape: Sequence[int], words: bool 
         WireError: it is not.
     """
     n = math.prod(shape)
-    used, stream = payload
+    used, *_, stream = payload
     said = torch.zeros(n, device=stream.device)
     ops.ternary_add_decoded(stream.unsqueeze(0), said, 1.0, 1.0)
     codes, again = codes_for(said), (torch.empty_like(used), stream.new_empty(capacity(n)))

@@ -29,8 +29,9 @@ class OneBit(Compressor):
     |r| over the tensor, sent along, so gradients may have any scale; MXNet has no such code.
 
     Args:
-        threshold: t, in units of the step s; any real number. It moves the switching point, not the step. With
-            scale="mean" take 0: the step then is the best one for the signs.
+        threshold: t, in units of the step s; any real number. It moves the switching point, not the step, and
+            every element is sent whatever it is: there is no share that fires to choose it by, so it has no "auto".
+            With scale="mean" take 0: the step then is the best one for the signs.
         scale: "unit" for MXNet's bytes, or "mean" for a step of the sender's mean magnitude: 4 bytes more a tensor,
             and one more pass over it.
 

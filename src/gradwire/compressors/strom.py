@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from gradwire import ops
+from gradwire.compressors import _auto
+from gradwire.compressors._auto import AUTO
 from gradwire.compressors._ternary import add_streams, check_stream, codes_for, shrink, stream_layout
 from gradwire.compressors.base import Compressor, Feedback
-from gradwire.errors import is_float32, require
+from gradwire.errors import require
 from gradwire.types import Key, Layout, Payload, State
 
 __all__ = ["Strom"]
@@ -29,12 +32,15 @@ class Strom(Compressor):
 
     Args:
         threshold: t > 0, in the gradient's unit. A residual drains by at most t a step: too small a threshold and
-            large gradients queue up and everything fires, too large and small ones wait long.
+            large gradients queue up and everything fires, too large and small ones wait long. "auto": as for
+            ``twobit``; it keeps the share that fires, and so the bytes, near ``target``.
         coding: "gaps": Golomb-Rice codes, 8 bits and a sign each where 1 % fire. "words": the paper's 32 bits, simple
             to read: twice the index, plus 1 where it is +t.
+        target: with "auto", the share of the elements that fire in a step, in (0, 0.5]: what is sent grows with it.
 
     Raises:
-        ConfigError: the threshold is not a positive finite number in float32, or the coding is neither of these.
+        ConfigError: the threshold is neither a positive finite number in float32 nor "auto", the coding is neither of
+            these, or a target out of range.
 
     Example:
         >>> code = Strom(threshold=1.0)
@@ -45,19 +51,28 @@ class Strom(Compressor):
         N. Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing", INTERSPEECH 2015.
     """
 
-    threshold: float = 0.01
+    threshold: float | Literal["auto"] = 0.01
     coding: Literal["gaps", "words"] = "gaps"
+    target: float = 0.02
 
     name = "strom"
     family = "hybrid"
     reference = "N. Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, INTERSPEECH 2015"
-    elementwise = True
     fixed_size = False
 
     def __post_init__(self) -> None:
-        ok = is_float32(self.threshold) and self.threshold > 0
-        require(ok, "Strom.threshold", "a finite number > 0 in float32", self.threshold)
+        _auto.require_threshold("Strom.threshold", self.threshold, above=True)
         require(self.coding in ("gaps", "words"), "Strom.coding", "'gaps' or 'words'", self.coding)
+        _auto.require_target("Strom.target", self.target)
+
+    @property
+    def elementwise(self) -> bool:  # type: ignore[override]
+        """Not with "auto": a threshold is that of its tensor."""
+        return self.threshold != AUTO
+
+    @property
+    def advice(self) -> int:  # type: ignore[override]
+        return _auto.WISHES if self.threshold == AUTO else 0
 
     @property
     def feedback(self) -> Feedback:
@@ -68,30 +83,41 @@ class Strom(Compressor):
         return 16
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        return stream_layout(math.prod(shape))
+        return stream_layout(math.prod(shape), *_auto.fields_of(self.threshold))
+
+    def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
+        return _auto.state_of(self.threshold, device)
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         codes = codes_for(x)
-        ops.strom_encode(x.view(-1), codes, self.threshold)
+        if self.threshold == AUTO:
+            _auto.encode(x, codes, payload[-2], state, self.target)
+        else:
+            ops.strom_encode(x.view(-1), codes, self.threshold)
         shrink(codes, payload, x.numel(), self.coding == "words")
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
         codes = codes_for(grad)
-        ops.strom_encode_feedback(grad.view(-1), residual.view(-1), codes, self.threshold, status)
+        if self.threshold == AUTO:
+            _auto.encode_feedback(grad, residual, codes, payload[-2], state, self.target, status)
+        else:
+            ops.strom_encode_feedback(grad.view(-1), residual.view(-1), codes, self.threshold, status)
         shrink(codes, payload, grad.numel(), self.coding == "words")
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        add_streams(payloads, out, self.threshold, scale)
+        threshold, steps = _auto.steps_of(self.threshold, payloads)
+        add_streams(payloads, out, threshold, scale, steps)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Refuse a stream that says nothing, or says it in another form than the encoder would.
 
         Raises:
-            WireError: it does.
+            WireError: it does, or has a threshold that is negative or not finite.
         """
+        _auto.check_carried(self.name, self.threshold, payload)
         check_stream(self.name, payload, shape, self.coding == "words")

@@ -1,17 +1,20 @@
-"""Everything above a fixed threshold, with its value."""
+"""Everything above a threshold, with its value."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gradwire import ops
+from gradwire.compressors import _auto
+from gradwire.compressors._auto import AUTO
 from gradwire.compressors.base import Compressor, Feedback
-from gradwire.errors import WireError, is_float32, require
+from gradwire.errors import WireError
 from gradwire.ops._threshold import capacity
 from gradwire.types import Field, Key, Layout, Payload, State
 
@@ -30,10 +33,13 @@ class Threshold(Compressor):
 
     Args:
         v: v >= 0, in the gradient's unit: twice and more of its typical magnitude, or nearly everything is sent. 0
-            sends what is not 0, which suits gradients of embeddings.
+            sends what is not 0, which suits gradients of embeddings. "auto": chosen in every step from a sample of the
+            elements, so that the share ``target`` is sent: |x_i| >= l d_i, l and d as for ``twobit``. It needs a
+            residual, as every method that leaves out what is small.
+        target: with "auto", the share of the elements that is sent, in (0, 0.5].
 
     Raises:
-        ConfigError: v is not a number >= 0 in float32.
+        ConfigError: v is neither a number >= 0 in float32 nor "auto", or a target out of range.
 
     Example:
         >>> code = Threshold(v=2.0)
@@ -46,16 +52,26 @@ class Threshold(Compressor):
         Learning", AAAI 2020.
     """
 
-    v: float = 0.01
+    v: float | Literal["auto"] = 0.01
+    target: float = 0.02
 
     name = "threshold"
     family = "sparsification"
     reference = "A. Dutta et al., On the Discrepancy between Theory and Practice of Compressed Communication, AAAI 2020"
-    elementwise = True
     fixed_size = False
 
     def __post_init__(self) -> None:
-        require(is_float32(self.v) and self.v >= 0, "Threshold.v", "a finite number >= 0 in float32", self.v)
+        _auto.require_threshold("Threshold.v", self.v)
+        _auto.require_target("Threshold.target", self.target)
+
+    @property
+    def elementwise(self) -> bool:  # type: ignore[override]
+        """Not with "auto": a threshold is that of its tensor."""
+        return self.v != AUTO
+
+    @property
+    def advice(self) -> int:  # type: ignore[override]
+        return _auto.WISHES if self.v == AUTO else 0
 
     @property
     def feedback(self) -> Feedback:
@@ -65,15 +81,19 @@ class Threshold(Compressor):
         room = capacity(math.prod(shape))
         return Layout((Field("used", torch.int32, 1), Field("stream", torch.uint8, room)))
 
+    def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
+        return _auto.state_of(self.v, device)
+
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, stream = payload
-        ops.threshold_encode(x.view(-1), used, stream, self.v)
+        ops.threshold_encode(x.view(-1), used, stream, *_auto.least_of(self.v, x, state, self.target))
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
         used, stream = payload
-        ops.threshold_encode_feedback(grad.view(-1), residual.view(-1), used, stream, self.v, status)
+        v, level = _auto.least_of(self.v, grad, state, self.target, residual)
+        ops.threshold_encode_feedback(grad.view(-1), residual.view(-1), used, stream, v, status, level)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
@@ -91,6 +111,7 @@ class Threshold(Compressor):
         said = torch.zeros(math.prod(shape), device=stream.device)
         ops.threshold_add_decoded(stream.unsqueeze(0), said, 1.0)
         size, again = torch.empty_like(used), torch.empty_like(stream)
-        ops.threshold_encode(said, size, again, self.v)
+        # What is sent with "auto" exceeds some threshold, which nobody needs to know: no zero is sent.
+        ops.threshold_encode(said, size, again, 0.0 if self.v == AUTO else self.v)
         if not torch.equal(size, used) or not torch.equal(again, stream):
             raise WireError(f"threshold stream of {int(used)} bytes is not as written: what it says takes {int(size)}")

@@ -1,11 +1,14 @@
 """The operations that the compressors are made of: one per file, with a plain-torch reference and its kernels."""
 
 from gradwire.ops.accumulate import accumulate
+from gradwire.ops.auto_threshold import auto_threshold
 from gradwire.ops.bitmap_decode import bitmap_decode
 from gradwire.ops.bitmap_encode import bitmap_encode
 from gradwire.ops.block_norms import block_norms
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
+from gradwire.ops.dithered_encode import dithered_encode
+from gradwire.ops.dithered_encode_feedback import dithered_encode_feedback
 from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
 from gradwire.ops.eightbit_encode import eightbit_encode
 from gradwire.ops.eightbit_encode_feedback import eightbit_encode_feedback
@@ -72,11 +75,14 @@ from gradwire.ops.twobit_encode_feedback import twobit_encode_feedback
 
 __all__ = [
     "accumulate",
+    "auto_threshold",
     "bitmap_decode",
     "bitmap_encode",
     "block_norms",
     "cast_add_decoded",
     "cast_encode",
+    "dithered_encode",
+    "dithered_encode_feedback",
     "eightbit_add_decoded",
     "eightbit_encode",
     "eightbit_encode_feedback",

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from gradwire.ops._bits import pack_bits, unpack_bits
+from gradwire.ops._checks import float32
+from gradwire.ops._dither import dither
 from gradwire.ops._topk import SEGMENT, segments, write_places
 
 __all__ = ["BITMAP", "BLOCK", "DENSE", "capacity", "exceeds", "read_sent", "write_sent"]
@@ -28,9 +30,11 @@ def capacity(n: int) -> int:
     return _HEAD + 4 * n
 
 
-def exceeds(x: Tensor, threshold: float) -> Tensor:
-    """Where |x| is above the threshold, or is not a number."""
-    return ~(x.abs() <= threshold)
+def exceeds(x: Tensor, threshold: float, level: Tensor | None) -> Tensor:
+    """Where |x| is above the threshold, or reaches the level times the element's dither, or is not a number."""
+    if level is None:
+        return ~(x.abs() <= float32(threshold))
+    return ~(x.abs() < level * dither(torch.arange(x.numel(), device=x.device)))
 
 
 def write_sent(x: Tensor, sent: Tensor, stream: Tensor) -> int:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import check_status, check_vector, float32
+from gradwire.ops._checks import check_status, check_vector
 from gradwire.ops._feedback import compensate
 from gradwire.ops._threshold import capacity, exceeds, write_sent
 from gradwire.ops.base import operation
@@ -19,22 +19,26 @@ def _check(
     stream: Tensor,
     threshold: float,  # noqa: ARG001
     status: Tensor | None = None,
+    level: Tensor | None = None,
 ) -> None:
     check_vector("threshold_encode_feedback.grad", grad, torch.float32, grad)
     check_vector("threshold_encode_feedback.residual", residual, torch.float32, grad, grad.numel())
     check_vector("threshold_encode_feedback.used", used, torch.int32, grad, 1)
     check_vector("threshold_encode_feedback.stream", stream, torch.uint8, grad, capacity(grad.numel()))
     check_status("threshold_encode_feedback.status", status, grad)
+    if level is not None:
+        check_vector("threshold_encode_feedback.level", level, torch.float32, grad, 1)
 
 
 @operation(
     "threshold_encode_feedback(Tensor(a!) grad, Tensor(b!) residual, Tensor(c!) used, Tensor(d!) stream,"
-    " float threshold, Tensor(e!)? status=None) -> ()",
+    " float threshold, Tensor(e!)? status=None, Tensor? level=None) -> ()",
     _check,
 )
 def threshold_encode_feedback(
-    grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, threshold: float, status: Tensor | None = None
-) -> None:
+    grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, threshold: float, status: Tensor | None = None,
+    level: Tensor | None = None,
+) -> None:  # fmt: skip
     """Encode x = residual + grad as ``threshold_encode`` does; the residual becomes x with +0 where it was sent.
 
     Args:
@@ -45,6 +49,7 @@ def threshold_encode_feedback(
         threshold: v >= 0, in the unit of grad; rounded to float32.
         status: int32, 1 element, or None: bit 0 is set where residual + grad is not finite. Copying ``grad`` back to
             ``residual`` then undoes the step.
+        level: as in ``threshold_encode``.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -57,15 +62,16 @@ def threshold_encode_feedback(
     Source: as ``threshold_encode``.
     """
     x = compensate(grad, residual, status)
-    sent = exceeds(x, float32(threshold))
+    sent = exceeds(x, threshold, level)
     used.fill_(write_sent(x, sent, stream.zero_()))
     residual.copy_(torch.where(sent, 0.0, x))
 
 
 @threshold_encode_feedback.kernel("CPU")
 def _cpu(
-    grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, threshold: float, status: Tensor | None = None
-) -> None:
+    grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, threshold: float, status: Tensor | None = None,
+    level: Tensor | None = None,
+) -> None:  # fmt: skip
     addresses = grad.data_ptr(), residual.data_ptr(), used.data_ptr(), stream.data_ptr()
-    flag = 0 if status is None else status.data_ptr()
-    kernels.threshold_encode_feedback(*addresses, threshold, flag, grad.numel(), torch.get_num_threads())
+    flag, own = (0 if tensor is None else tensor.data_ptr() for tensor in (status, level))
+    kernels.threshold_encode_feedback(*addresses, threshold, flag, own, grad.numel(), torch.get_num_threads())

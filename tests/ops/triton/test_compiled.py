@@ -19,6 +19,7 @@ VARIANTS = {
     "accumulate": [UNWATCHED],
     "cast_add_decoded": [{"payloads": torch.ones(RANKS, N, dtype=torch.bfloat16)}],
     "cast_encode": [{"out": torch.empty(N, dtype=torch.float16)}],
+    "dithered_encode_feedback": [UNWATCHED],
     "mean_magnitude": [{"residual": None}],
     "momentum_update": [UNWATCHED],
     "onebit_add_decoded": [{"steps": None}],
@@ -34,6 +35,7 @@ VARIANTS = {
     "strom_encode_feedback": [UNWATCHED],
     "threshold_encode_feedback": [UNWATCHED],
     "two_means_encode_feedback": [UNWATCHED, {"block": 2048}],
+    "twobit_add_decoded": [{"steps": None}],
     "twobit_encode_feedback": [UNWATCHED],
 }
 

@@ -22,6 +22,7 @@ OPS = {name: op for name in gradwire.ops.__all__ if isinstance(op := getattr(gra
 
 
 LEFT_TO_TORCH = {
+    "orders of a small sample": {"auto_threshold"},
     "sums in a fixed order": {"block_norms", "moments", "moments_feedback", "sketch_add", "sketch_estimate"},
     "bytes whose place depends on those before": {
         "inceptionn_add_decoded", "inceptionn_encode", "prefix_decode", "prefix_encode", "rans_decode", "rans_encode",

@@ -1,7 +1,15 @@
+import math
+
 import pytest
 import torch
 
-from gradwire.ops import twobit_add_decoded, twobit_encode, twobit_encode_feedback
+from gradwire.ops import (
+    dithered_encode,
+    dithered_encode_feedback,
+    twobit_add_decoded,
+    twobit_encode,
+    twobit_encode_feedback,
+)
 from gradwire.ops._codes import code_bytes
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check, sizes
@@ -35,4 +43,27 @@ def test_add_decoded(on, n, scale):
     for ranks in (0, 1, 3):
         codes, out = random_bytes((ranks, code_bytes(n, 2)), 4), gradient(n, 5, finite=False)
         arguments = {"threshold": 0.3, "scale": scale}
-        check(Case(twobit_add_decoded, {"codes": codes}, {"out": out}, arguments, pitch=5), on, n % 3)
+        for inputs in ({"codes": codes}, {"codes": codes, "steps": torch.tensor([[0.3], [7.0], [1e-3]])[:ranks]}):
+            check(Case(twobit_add_decoded, inputs, {"out": out}, arguments, pitch=5), on, n % 3)
+
+
+@sizes
+@pytest.mark.parametrize("level", [1e-45, 0.3, math.inf])
+def test_dithered_encode(on, n, level):
+    inputs = {"x": gradient(n, 1, finite=False), "level": torch.tensor([level])}
+    check(Case(dithered_encode, inputs, {"codes": ((code_bytes(n, 2),), torch.uint8)}), on, n % 3)
+
+
+@sizes
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("watched", [True, False])
+def test_dithered_encode_feedback(on, n, finite, watched):
+    outputs = {
+        "grad": gradient(n, 2, finite=finite),
+        "residual": gradient(n, 3),
+        "codes": ((code_bytes(n, 2),), torch.uint8),
+    }
+    if watched:
+        outputs["status"] = torch.tensor([2], dtype=torch.int32)
+    inputs = {"threshold": torch.tensor([0.7]), "level": torch.tensor([0.4])}
+    check(Case(dithered_encode_feedback, inputs, outputs), on, n % 3)

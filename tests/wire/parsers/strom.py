@@ -2,8 +2,9 @@ import math
 
 import numpy as np
 
-from tests.wire.ternary import stream
+from tests.wire.ternary import carried, stream
 
 
 def parse(payload, config, shape):
-    return np.float32(config["threshold"]) * stream(payload, math.prod(shape)).astype(np.float32)
+    threshold, payload = carried(payload, config["threshold"], 4)
+    return threshold * stream(payload, math.prod(shape)).astype(np.float32)

@@ -2,9 +2,10 @@ import math
 
 import numpy as np
 
-from tests.wire.ternary import dense, stream
+from tests.wire.ternary import carried, dense, stream
 
 
 def parse(payload, config, shape):
     n, adaptive = math.prod(shape), config.get("wire", "dense") == "adaptive"
-    return np.float32(config["threshold"]) * (stream(payload, n) if adaptive else dense(payload, n)).astype(np.float32)
+    threshold, payload = carried(payload, config["threshold"], 4 if adaptive else 0)
+    return threshold * (stream(payload, n) if adaptive else dense(payload, n)).astype(np.float32)

@@ -1,0 +1,106 @@
+"""What the methods share whose threshold may be "auto": chosen, and chosen again, from the gradient itself.
+
+Law: t, what an element sends, is agreed on: the mean of what the ranks' own samples say, carried to all of them as
+``advice``. From which level an element fires is a rank's own business and changes in every step, so that a share
+``target`` of its elements fires whatever the gradient does; but never below t / 2, where sending would make a residual
+larger. A dither of the level breaks ties between equal elements. A payload brings its t along, so a receiver need not
+know what was agreed on, or when.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.errors import WireError, is_float32, require
+from gradwire.types import Field, Payload, State
+
+__all__ = [
+    "AUTO", "WISHES", "check_carried", "encode", "encode_feedback", "fields_of", "least_of", "require_target",
+    "require_threshold", "state_of", "steps_of",
+]  # fmt: skip
+
+Threshold = float | Literal["auto"]
+
+AUTO: Literal["auto"] = "auto"
+
+WISHES = 2
+"""Floats of advice: a sum of wishes and of their weights."""
+
+
+def require_threshold(name: str, value: Threshold, above: bool = False) -> None:
+    """Refuse a threshold that is neither "auto" nor a finite number from 0 on, or ``above`` 0."""
+    ok = value == AUTO or (is_float32(value) and (value > 0 if above else value >= 0))
+    require(ok, name, f"a finite number {'>' if above else '>='} 0 in float32, or 'auto'", value)
+
+
+def require_target(name: str, value: float) -> None:
+    """Refuse a share of elements of which there are not twice as many."""
+    require(is_float32(value) and 0 < value <= 0.5, name, "in (0, 0.5]", value)
+
+
+def fields_of(threshold: Threshold) -> tuple[Field, ...]:
+    """Where a payload brings its threshold along: the last field but one."""
+    return (Field("threshold", torch.float32, 1),) if threshold == AUTO else ()
+
+
+def state_of(threshold: Threshold, device: torch.device | None) -> State:
+    """With "auto": no wish, no agreement, and the sample's first turn."""
+    if threshold != AUTO:
+        return {}
+    return {
+        "advice": torch.zeros(WISHES, device=device),
+        "agreed": torch.full((WISHES,), math.nan, device=device),
+        "turn": torch.zeros(1, dtype=torch.int64, device=device),
+    }
+
+
+def choose(x: Tensor, threshold: Tensor, state: State, target: float, residual: Tensor | None = None) -> Tensor:
+    """Write the threshold of x (+ residual), and give the level from which its elements fire."""
+    level = torch.empty_like(threshold)
+    kept = None if residual is None else residual.view(-1)
+    agreement = state["advice"], state["agreed"], state["turn"]
+    ops.auto_threshold(x.view(-1), threshold, level, *agreement, target, kept)
+    return level
+
+
+def least_of(
+    threshold: Threshold, x: Tensor, state: State, target: float, residual: Tensor | None = None
+) -> tuple[float, Tensor | None]:
+    """What the elements are compared with: a threshold, or, if that is "auto", a level."""
+    if threshold != AUTO:
+        return threshold, None
+    return 0.0, choose(x, torch.empty(1, device=x.device), state, target, residual)
+
+
+def encode(x: Tensor, codes: Tensor, threshold: Tensor, state: State, target: float) -> None:
+    """2-bit codes of the elements that fire, and the threshold that they stand for."""
+    ops.dithered_encode(x.view(-1), codes, choose(x, threshold, state, target))
+
+
+def encode_feedback(
+    grad: Tensor, residual: Tensor, codes: Tensor, threshold: Tensor, state: State, target: float,
+    status: Tensor | None,
+) -> None:  # fmt: skip
+    """The same of residual + grad; the residual keeps the rest."""
+    level = choose(grad, threshold, state, target, residual)
+    ops.dithered_encode_feedback(grad.view(-1), residual.view(-1), codes, threshold, level, status)
+
+
+def steps_of(threshold: Threshold, payloads: Payload) -> tuple[float, Tensor | None]:
+    """A threshold, and its factor for the payload of each rank where they bring their own."""
+    return (1.0, payloads[-2]) if threshold == AUTO else (threshold, None)
+
+
+def check_carried(name: str, threshold: Threshold, payload: Payload) -> None:
+    """Refuse a threshold of a payload that no encoder writes.
+
+    Raises:
+        WireError: it is negative or not finite.
+    """
+    if threshold == AUTO and not 0 <= (carried := float(payload[-2])) < math.inf:
+        raise WireError(f"{name} threshold of a payload must be finite and >= 0, got {carried}")

@@ -1,0 +1,93 @@
+"""Valid arguments for the operations of thresholds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tests.ops.example_tensors import RANKS, N, codes, floats, status
+
+THRESHOLDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "auto_threshold": lambda: {
+        "x": floats(),
+        "threshold": torch.empty(1),
+        "level": torch.empty(1),
+        "advice": torch.zeros(2),
+        "agreed": torch.ones(2),
+        "turn": torch.zeros(1, dtype=torch.int64),
+        "target": 0.1,
+        "residual": floats(),
+    },
+    "dithered_encode": lambda: {"x": floats(), "codes": codes(8), "level": torch.ones(1)},
+    "dithered_encode_feedback": lambda: {
+        "grad": floats(),
+        "residual": floats(),
+        "codes": codes(8),
+        "threshold": torch.ones(1),
+        "level": torch.ones(1),
+        "status": status(),
+    },
+    "onebit_add_decoded": lambda: {
+        "codes": codes(RANKS, 4),
+        "out": floats(),
+        "scale": 0.5,
+        "steps": torch.ones(RANKS, 1),
+    },
+    "onebit_encode": lambda: {"x": floats(), "codes": codes(4), "threshold": 0.5, "step": torch.ones(1)},
+    "onebit_encode_feedback": lambda: {
+        "grad": floats(),
+        "residual": floats(),
+        "codes": codes(4),
+        "threshold": 0.5,
+        "status": status(),
+        "step": torch.ones(1),
+    },
+    "strom_encode": lambda: {"x": floats(), "codes": codes(8), "threshold": 0.5},
+    "strom_encode_feedback": lambda: {
+        "grad": floats(),
+        "residual": floats(),
+        "codes": codes(8),
+        "threshold": 0.5,
+        "status": status(),
+    },
+    "ternary_add_decoded": lambda: {
+        "streams": codes(RANKS, 9),
+        "out": floats(),
+        "threshold": 0.5,
+        "scale": 0.5,
+        "steps": torch.ones(RANKS, 1),
+    },
+    "ternary_encode": lambda: {"codes": codes(8), "used": status(), "stream": codes(9), "n": N, "words": False},
+    "threshold_add_decoded": lambda: {"streams": codes(RANKS, 8 + 4 * N), "out": floats(), "scale": 0.5},
+    "threshold_encode": lambda: {
+        "x": floats(),
+        "used": status(),
+        "stream": codes(8 + 4 * N),
+        "threshold": 0.5,
+        "level": torch.ones(1),
+    },
+    "threshold_encode_feedback": lambda: {
+        "grad": floats(),
+        "residual": floats(),
+        "used": status(),
+        "stream": codes(8 + 4 * N),
+        "threshold": 0.5,
+        "status": status(),
+        "level": torch.ones(1),
+    },
+    "twobit_add_decoded": lambda: {
+        "codes": codes(RANKS, 8),
+        "out": floats(),
+        "threshold": 0.5,
+        "scale": 0.5,
+        "steps": torch.ones(RANKS, 1),
+    },
+    "twobit_encode": lambda: {"x": floats(), "codes": codes(8), "threshold": 0.5},
+    "twobit_encode_feedback": lambda: {
+        "grad": floats(),
+        "residual": floats(),
+        "codes": codes(8),
+        "threshold": 0.5,
+        "status": status(),
+    },
+}
