@@ -37,9 +37,9 @@ def twobit_add_decoded(codes: Tensor, out: Tensor, threshold: float, scale: floa
     Source: as ``twobit_encode``.
     """
     step = float32(float32(scale) * float32(threshold))
-    values = torch.tensor([0.0, 0.0, -step, step], dtype=torch.float32, device=out.device)
     for row in codes:
-        out += values[unpack(row, 2, out.numel()).int()]
+        code = unpack(row, 2, out.numel())
+        out += torch.where(code == 3, step, torch.where(code == 2, -step, 0.0))
 
 
 @twobit_add_decoded.kernel("CPU")
