@@ -129,8 +129,8 @@ class Exchange:
             )
         if compressor.feedback == "unsafe" and memory.name not in ("none", compressor.memory) and not self.force:
             raise ConfigError(
-                f"memory {memory.name!r} would grow without bound with {compressor!r} (its variance "
-                "factor is 1 or more): use memory='none', more levels or smaller blocks, or force=True"
+                f"memory {memory.name!r} would grow without bound with {compressor!r}, whose noise is larger than its "
+                f"signal: with error feedback use {compressor.bounded}; or memory='none', or force=True"
             )
         return memory
 

@@ -79,6 +79,10 @@ class TernGrad(Compressor):
     def feedback(self) -> Feedback:
         return "unsafe"
 
+    @property
+    def bounded(self) -> str:
+        return "QSGD(bits=2, block=None, scaled=True)"
+
     def omega(self, n: int) -> float:
         return (math.sqrt(max(1, n)) - 1) / 2 if self.unbiased else math.inf
 
