@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors._rounding import Grid, Moments
+from gradwire.compressors._rounding import Grid, Moments, clipped
 from gradwire.compressors._trits import LARGEST, pack_trits, trit_bytes, unpack_trits
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import WireError, is_float32, require
@@ -27,8 +27,8 @@ class TernGrad(Compressor):
     |y| / S, else 0. (The paper prints that probability without the magnitude.)
 
     Right on average for y. E|C(x) - y|^2 = S |y|_1 - |y|^2, so without clipping omega = (sqrt(n) - 1) / 2, attained by
-    (1, t, ..., t) with t = 1 / (1 + sqrt(n)); clipped, normal gradients have 1.0. The scale is the sender's own: that
-    of the largest worker, as in the authors' code, would need another message.
+    (1, t, ..., t) with t = 1 / (1 + sqrt(n)); clipped, normal gradients have 1.0. The scale is the sender's own; that
+    of the largest worker, as in the authors' code, is agreed on by ``global_qsgd``.
 
     Error feedback is unsafe: the noise is larger than the signal. ``QSGD(bits=2, block=None, scaled=True)`` is the
     ternary code with feedback.
@@ -69,12 +69,7 @@ class TernGrad(Compressor):
         return Grid(2, 1, self._scale, centred=self.clip > 0)
 
     def _scale(self, found: Moments) -> Tensor:
-        """The largest magnitude or the clip, whichever is less; a deviation of zero or beyond float32 clips nothing."""
-        largest = found.largest()
-        if not self.clip:
-            return largest
-        cut = found.deviation() * self.clip
-        return torch.where((cut > 0) & cut.isfinite(), torch.minimum(largest, cut), largest)
+        return clipped(found, self.clip)
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
