@@ -30,8 +30,8 @@ class GlobalQSGD(MultiRound):
     with the number of workers, and nobody decodes more than one payload. The levels travel as bytes, so that a sum
     fits: on few workers ``qsgd``, which gathers 2 to 4 bits, sends less.
 
-    With ``levels=1`` and ``clip=2.5`` this is TernGrad as in its authors' code, where all workers share the scale of the
-    largest one: N = max over the ranks of min(max|x|, clip * deviation(x)). ``terngrad`` keeps each worker's own.
+    With ``levels=1`` and ``clip=2.5`` this is TernGrad as in its authors' code, where all workers share the scale of
+    the largest one: N = max over the ranks of min(max|x|, clip * deviation(x)). ``terngrad`` keeps each worker's own.
 
     Error feedback keeps what a rank's own codes leave of its own gradient. At one level it is unsafe, as in
     ``terngrad``: the noise is larger than the signal. From two on no element is off by more than N / s.
