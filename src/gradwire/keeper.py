@@ -68,10 +68,14 @@ class Keeper:
                     # The estimates have what the owner did not send, and their mean has not: take it out of them.
                     estimate[lo : lo + view.numel()].sub_(view, alpha=self.world)
 
+    def scale(self, factor: float) -> None:
+        """Multiply all residuals of this rank, its own and those of its shards."""
+        for tensor in self._residuals():
+            tensor.mul_(factor)
+
     def norm(self) -> float:
         """The Euclidean norm of all residuals of this rank, its own and those of its shards; waits for the device."""
-        tensors = list(self.worker.get("residual", {}).values())
-        tensors += [view for views in list(self.owned.values()) for buffer, _, view in views if buffer == "residual"]
+        tensors = self._residuals()
         return float(torch.stack([tensor.norm(dtype=torch.float32) for tensor in tensors]).norm()) if tensors else 0.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -95,6 +99,10 @@ class Keeper:
         for name, views in saved["owned"].items():
             restore(current, {(name, buffer, lo, view.numel()): view for buffer, lo, view in views}, self.device)
         self._loaded = {key: view for key, view in current.items() if not self._in_use(key)}
+
+    def _residuals(self) -> list[Tensor]:
+        owned = [view for views in list(self.owned.values()) for buffer, _, view in views if buffer == "residual"]
+        return [*self.worker.get("residual", {}).values(), *owned]
 
     def _in_use(self, key: tuple[str, str, int, int]) -> bool:
         name, *place = key

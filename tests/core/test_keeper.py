@@ -58,6 +58,16 @@ def test_a_retired_shard_of_estimates_is_taken_out_of_them() -> None:
     assert torch.equal(local, expected)
 
 
+def test_all_residuals_are_scaled_and_nothing_else() -> None:
+    keeper = Keeper(2, CPU, 0)
+    whole = unit(("a", 32), ("b", 32))
+    worker = keeper.keep(whole)["residual"].fill_(1.0)
+    server = keeper.server(Piece(whole, whole.memory, (32,), lo=0, start=16), ("residual",))["residual"].fill_(2.0)
+    momentum = keeper.keep(Unit((("c", 3),), (3,), 0, TwoBit(), DGCMemory()))["momentum"].fill_(3.0)
+    keeper.scale(0.5)
+    assert (worker.unique().tolist(), server.unique().tolist(), momentum.unique().tolist()) == ([0.5], [1.0], [3.0])
+
+
 def test_what_only_takes_a_step_back_is_not_saved() -> None:
     keeper = Keeper(2, CPU, 0)
     kept = keeper.keep(Unit((("a", 3),), (3,), 0, TwoBit(), DGCMemory()))
