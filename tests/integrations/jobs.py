@@ -58,6 +58,13 @@ def train_ddp(
     return {"digest": digest(model), "loss": loss_of(model.module.cpu()), "metrics": metrics}
 
 
+def train_each(
+    rank: int, steps: int, options: dict[str, dict[str, Any]], device: str = "cpu"
+) -> dict[str, dict[str, Any]]:
+    """``train_ddp`` for each of the compressors in ``options``, one after the other in the same group."""
+    return {name: train_ddp(rank, name, steps, each, device=device) for name, each in options.items()}
+
+
 def train_loop(rank: int, compressor: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
     model = model_of(seed=3 + rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
