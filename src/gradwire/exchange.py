@@ -25,7 +25,7 @@ from gradwire.comm._dense import DenseSession
 from gradwire.comm._part import Unit
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor, MultiRound
-from gradwire.errors import ConfigError, is_int, require
+from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.keeper import Keeper
 from gradwire.memory.base import Memory
 from gradwire.metrics import Metrics
@@ -129,8 +129,8 @@ class Exchange:
             )
         if compressor.feedback == "unsafe" and memory.name not in ("none", compressor.memory) and not self.force:
             raise ConfigError(
-                f"memory {memory.name!r} would grow without bound with {compressor!r} (its variance "
-                "factor is 1 or more): use memory='none', more levels or smaller blocks, or force=True"
+                f"memory {memory.name!r} would grow without bound with {compressor!r}, whose noise is larger than its "
+                f"signal: with error feedback use {compressor.bounded}; or memory='none', or force=True"
             )
         return memory
 
@@ -220,6 +220,22 @@ class Exchange:
         require(state["world"] == world, "world of the state", f"{world}, as the group's", state["world"])
         self.step = state["step"]
         self.keeper.load_state_dict(state)
+
+    @torch.no_grad()
+    def scale_residuals(self, factor: float) -> None:
+        """Multiply what was not sent yet: by the old learning rate over the new one, where the rate jumps.
+
+        A residual is in the gradient's unit, so what it holds of old gradients is applied with the rate of the step in
+        which it is sent at last. Scaled, it is applied with the rate that it was meant for.
+
+        Args:
+            factor: a finite number > 0, the same on all ranks.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        require(is_float32(factor) and factor > 0, "factor", "a finite number > 0", factor)
+        self.keeper.scale(factor)
 
     def note(self, bad: Tensor) -> None:
         """Count the step as one with a value that is not finite where ``bad``: for what happens after ``run``."""

@@ -30,10 +30,12 @@ class Keeper:
         self.worker: dict[str, dict[str, Tensor]] = {}
         self.states: dict[str, State] = {}
         self.owned: dict[str, list[tuple[str, int, Tensor]]] = {}
+        self._transient: set[str] = set()
         self._loaded: dict[tuple[str, str, int, int], Tensor] = {}
 
     def keep(self, unit: Unit) -> Mapping[str, Tensor]:
         """Flat tensors of the unit's memory, holding what its members had so far."""
+        self._transient |= set(unit.memory.transient)
         return {buffer: self._gather(unit, self.worker.setdefault(buffer, {})) for buffer in unit.memory.buffers}
 
     def remember(self, unit: Unit) -> State:
@@ -66,16 +68,21 @@ class Keeper:
                     # The estimates have what the owner did not send, and their mean has not: take it out of them.
                     estimate[lo : lo + view.numel()].sub_(view, alpha=self.world)
 
+    def scale(self, factor: float) -> None:
+        """Multiply all residuals of this rank, its own and those of its shards."""
+        for tensor in self._residuals():
+            tensor.mul_(factor)
+
     def norm(self) -> float:
         """The Euclidean norm of all residuals of this rank, its own and those of its shards; waits for the device."""
-        tensors = list(self.worker.get("residual", {}).values())
-        tensors += [view for views in list(self.owned.values()) for buffer, _, view in views if buffer == "residual"]
+        tensors = self._residuals()
         return float(torch.stack([tensor.norm(dtype=torch.float32) for tensor in tensors]).norm()) if tensors else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is kept, by parameter name; the tensors are those in use."""
+        """What is kept, but for what only takes a step back, by parameter name; the tensors are those in use."""
+        worker = {buffer: tensors for buffer, tensors in self.worker.items() if buffer not in self._transient}
         owned = {name: [[buffer, lo, view] for buffer, lo, view in views] for name, views in self.owned.items()}
-        return {"worker": self.worker, "states": self.states, "owned": owned}
+        return {"worker": worker, "states": self.states, "owned": owned}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Keep copies of what ``state_dict`` gave, in the tensors in use where there are any.
@@ -92,6 +99,10 @@ class Keeper:
         for name, views in saved["owned"].items():
             restore(current, {(name, buffer, lo, view.numel()): view for buffer, lo, view in views}, self.device)
         self._loaded = {key: view for key, view in current.items() if not self._in_use(key)}
+
+    def _residuals(self) -> list[Tensor]:
+        owned = [view for views in list(self.owned.values()) for buffer, _, view in views if buffer == "residual"]
+        return [*self.worker.get("residual", {}).values(), *owned]
 
     def _in_use(self, key: tuple[str, str, int, int]) -> bool:
         name, *place = key

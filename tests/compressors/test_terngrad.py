@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gradwire.compressors.terngrad import TernGrad
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from tests.compressors.rounding import decoded, memory_after, relative_error
 
@@ -72,6 +72,32 @@ def test_a_residual_settles_far_above_the_gradient():
 def test_a_square_that_overflows_does_not_clip():
     x = torch.tensor([3e30, -3e30, 3e30])
     assert torch.equal(decoded(TernGrad(clip=0.1), x * torch.tensor([1.0, 1.0, 1.0])), x)
+
+
+@pytest.mark.parametrize("n", [0, 1, 4, 5, 6, 79, 80, 81, 5 * 8192, 5 * 8192 + 3, 100_001])
+def test_five_to_a_byte_say_the_same(n):
+    x, plain, packed = gaussian(n), TernGrad(), TernGrad(packing="trits")
+    assert packed.layout((n,)).nbytes == min(n, 1) * 4 + -(-n // 5)
+    assert torch.equal(decoded(packed, x), decoded(plain, x))
+
+
+def test_five_to_a_byte_are_digits_of_base_3():
+    code = TernGrad(clip=0, packing="trits")
+    assert code.compress(torch.tensor([1.0, -1.0, 0.0, 1.0, -1.0, 1.0]))[4:].tolist() == [1 + 6 + 0 + 27 + 162, 1]
+
+
+def test_a_byte_that_is_not_five_digits_is_refused():
+    code, x = TernGrad(packing="trits"), gaussian(50)
+    buffer = code.compress(x)
+    buffer[-1] = 243
+    with pytest.raises(WireError, match="must be at most 242, got 243"):
+        code.decompress(buffer, x.shape)
+
+
+@pytest.mark.parametrize("bad", ["base3", "", None, True])
+def test_bad_packing(bad):
+    with pytest.raises(ConfigError, match=re.escape(f"TernGrad.packing must be 'bits' or 'trits', got {bad!r}")):
+        TernGrad(packing=bad)
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, True, "2.5", None])

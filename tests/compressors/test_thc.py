@@ -63,6 +63,43 @@ def test_what_is_cut_off_is_its_share_of_the_gradient():
     assert 1 - along == pytest.approx(2 * (1 - 0.841345), abs=0.02)
 
 
+def residuals_of(code, grads, steps, subtract):
+    """Each rank's residual after ``steps`` of the same gradients."""
+    residuals = [torch.zeros_like(grad) for grad in grads]
+    for step in range(steps):
+        xs = [residual + grad for residual, grad in zip(residuals, grads, strict=True)]
+        keys = [[Key(step=step, rank=rank)] for rank in range(len(xs))]
+        payloads = mean_rounds(code, [[x] for x in xs], [[{}] for _ in xs], keys)
+        for x, (payload,) in zip(xs, payloads, strict=True):
+            getattr(code, subtract)(payload, x, -1.0)
+        residuals = xs
+    return residuals
+
+
+def test_a_residual_keeps_what_the_own_codes_leave_and_not_how_the_rank_differs():
+    grads = [gaussian(512), 3 * gaussian(512, 1), -gaussian(512, 2)]
+    own = residuals_of(THC(), grads, 40, "add_own")
+    assert max(float(residual.square().mean().sqrt()) for residual in own) < 3
+    mixed = residuals_of(THC(), grads, 40, "add_decoded")
+    assert max(float(residual.square().mean().sqrt()) for residual in mixed) > 50
+
+
+def test_what_was_cut_off_arrives_later():
+    code, x = THC(levels=85, clip=1.0), gaussian(512)
+    residual, total = torch.zeros(512), torch.zeros(512)
+    payload = code.layout((512,)).views(torch.zeros(code.layout((512,)).nbytes, dtype=torch.uint8))
+    for step in range(60):
+        code.encode_feedback(x.clone(), residual, payload, {}, Key(step=step))
+        code.add_decoded(payload, total)
+    torch.testing.assert_close(total + residual, 60 * x, rtol=1e-4, atol=1e-3)
+    assert float((total / 60 - x).norm() / x.norm()) < 0.05
+
+
+def test_the_own_codes_do_not_travel():
+    assert THC().traffic((4096,)) == 4096 + 4 + 4 * 4
+    assert THC().layout((4096,)).nbytes == 16 + 4 * 4 + 2 * (4096 + 4)
+
+
 def test_noise_of_ranks_is_independent_and_signs_are_common():
     code, x = THC(), gaussian(4096)
     first = code.layout((4096,)).views(code.compress(x, key=Key(rank=0)))

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from gradwire import registry
+from gradwire.compressors.atomo import Atomo
 from gradwire.compressors.base import Compressor
+from gradwire.compressors.compose import Compose
+from gradwire.compressors.entropy import Entropy
+from gradwire.compressors.lpc_svrg import LpcSvrg
+from gradwire.compressors.nuqsgd import NUQSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.terngrad import TernGrad
+from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.exchange import Exchange, default_memory
 from gradwire.memory.residual import Residual
@@ -65,6 +73,31 @@ def test_what_the_reference_lists_is_refused_through_the_registry() -> None:
     for each in (RandomK(scaled=True), QSGD(bits=2, block=4096, norm="l2"), TernGrad()):
         with pytest.raises(ConfigError, match="would grow without bound"):
             Exchange(each, memory="residual")
+
+
+def built(text: str) -> Compressor:
+    """What a message offers, as its reader would write it."""
+    names = {cls.__name__: cls for cls in {type(each) for each in COMPRESSORS}}
+    compressor: Compressor = eval(text, {"compose": Compose, **names})
+    return compressor
+
+
+OFFERED = [
+    *(each for each in UNSAFE if each.memory is None), QSGD(bits=2, block=4096, norm="l2"),
+    RandomK(ratio=0.01, scaled=True), LpcSvrg(bits=2), TernGrad(clip=0),
+    NUQSGD(bits=3), NUQSGD(bits=2), NUQSGD(bits=4, block=65536), Atomo(budget=0.3), Entropy(inner=TernGrad()),
+    Compose(RandomK(scaled=True), QSGD(bits=8)), Compose(TopK(0.1), QSGD(bits=2, norm="l2")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("compressor", OFFERED, ids=str)
+def test_where_feedback_diverges_a_form_of_the_method_is_offered_with_which_it_does_not(compressor: Compressor) -> None:
+    offered = built(compressor.bounded)
+    assert compressor.feedback == "unsafe" != offered.feedback
+    assert residual_rms(offered, steps=40) < BOUND
+    with pytest.raises(ConfigError, match=re.escape(f"with error feedback use {compressor.bounded}; or memory='none'")):
+        Exchange(compressor, memory="residual")
+    Exchange(offered, memory="residual")
 
 
 @pytest.mark.parametrize("compressor", UNSAFE, ids=lambda each: each.name)

@@ -201,3 +201,25 @@ def test_the_width_of_a_residual_is_checked_and_told_to_the_ranks() -> None:
     with pytest.raises(ConfigError, match="residual_dtype must be float32 with a memory object"):
         Settings(residual_dtype="bfloat16", memory=Residual()).check()
     assert '"dtype": "bfloat16"' in Exchange(TopK(), residual_dtype="bfloat16").describe([])
+
+
+def test_old_gradients_are_applied_with_the_rate_they_were_meant_for() -> None:
+    """Top 1 of 20: the second element waits while the rate falls from 1 to 0.1."""
+    moved = []
+    for scaled in (False, True):
+        exchange, weights = Exchange(TopK(ratio=0.05), policy=Policy(min_numel=0)), torch.zeros(20)
+        for rate, grad in ((1.0, [3.0, 2.0]), (0.1, [0.0, 0.0])):
+            if scaled and rate < 1:
+                exchange.scale_residuals(1.0 / rate)
+            flat = torch.tensor(grad + 18 * [0.0])
+            exchange.begin_step()
+            exchange.run(flat, [("w", (20,))])
+            weights -= rate * flat
+        moved.append(weights[:2].tolist())
+    assert moved == [[-3.0, pytest.approx(-0.2)], [-3.0, pytest.approx(-2.0)]]
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), "2"])
+def test_a_bad_factor_of_residuals(bad: float) -> None:
+    with pytest.raises(ConfigError, match=r"factor must be a finite number > 0, got"):
+        Exchange(TopK()).scale_residuals(bad)

@@ -8,6 +8,7 @@ from gradwire.comm._part import Piece, Unit
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.twobit import TwoBit
 from gradwire.keeper import Keeper
+from gradwire.memory.dgc import DGCMemory
 from gradwire.memory.ef21 import EF21
 from gradwire.memory.residual import Residual
 
@@ -55,6 +56,23 @@ def test_a_retired_shard_of_estimates_is_taken_out_of_them() -> None:
     expected = torch.ones(64)
     expected[16:48] -= 4 * torch.arange(32.0)
     assert torch.equal(local, expected)
+
+
+def test_all_residuals_are_scaled_and_nothing_else() -> None:
+    keeper = Keeper(2, CPU, 0)
+    whole = unit(("a", 32), ("b", 32))
+    worker = keeper.keep(whole)["residual"].fill_(1.0)
+    server = keeper.server(Piece(whole, whole.memory, (32,), lo=0, start=16), ("residual",))["residual"].fill_(2.0)
+    momentum = keeper.keep(Unit((("c", 3),), (3,), 0, TwoBit(), DGCMemory()))["momentum"].fill_(3.0)
+    keeper.scale(0.5)
+    assert (worker.unique().tolist(), server.unique().tolist(), momentum.unique().tolist()) == ([0.5], [1.0], [3.0])
+
+
+def test_what_only_takes_a_step_back_is_not_saved() -> None:
+    keeper = Keeper(2, CPU, 0)
+    kept = keeper.keep(Unit((("a", 3),), (3,), 0, TwoBit(), DGCMemory()))
+    assert sorted(kept) == ["momentum", "residual", "sent", "undo"]
+    assert sorted(keeper.state_dict()["worker"]) == ["momentum", "residual"]
 
 
 def test_a_state_is_made_once_and_again_when_its_shape_changes() -> None:

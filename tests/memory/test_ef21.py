@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +11,7 @@ import torch.distributed as dist
 from gradwire import registry
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.topk import TopK
+from gradwire.errors import ConfigError
 from gradwire.exchange import Exchange
 from gradwire.memory.ef21 import EF21
 from gradwire.policy import Policy
@@ -114,3 +117,44 @@ def test_with_a_method_of_several_rounds_the_compressed_change_is_that_of_the_me
     change = results[0]["outputs"][1][FIRST] - before
     assert float((mean - before - change).norm()) < float((mean - before).norm())
     assert torch.linalg.matrix_rank(change.view(40, 33), rtol=1e-4) == 2
+
+
+def test_with_momentum_the_estimated_is_a_running_mean_and_can_be_taken_back():
+    code, memory = registry.build("compressors", "none"), EF21(eta=0.25)
+    kept = {"local": torch.tensor([1.0, 0.0]), "momentum": torch.tensor([4.0, 8.0]), "undo": torch.full((2,), 9.0)}
+    grad, payload = torch.tensor([8.0, -8.0]), (torch.zeros(2),)
+    memory.encode(code, grad, kept, payload, {}, Key(), torch.zeros(1, dtype=torch.int32))
+    assert payload[0].tolist() == [4.0, 4.0]
+    assert kept["momentum"].tolist() == kept["local"].tolist() == [5.0, 4.0]
+    memory.rollback(grad, kept)
+    assert (kept["momentum"].tolist(), kept["local"].tolist()) == ([4.0, 8.0], [1.0, 0.0])
+
+
+def test_with_momentum_the_noise_of_mini_batches_is_averaged():
+    signal, code = gaussian(2000), TopK(ratio=0.2)
+    errors = []
+    for memory in (EF21(), EF21(eta=0.1)):
+        kept = {name: torch.zeros(2000) for name in ("local", "momentum", "undo")}
+        layout, status = code.layout((2000,)), torch.zeros(1, dtype=torch.int32)
+        payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
+        for step in range(80):
+            memory.encode(code, signal + 3 * gaussian(2000, step + 1), kept, payload, {}, Key(), status)
+        errors.append(float((kept["local"] - signal).square().mean()))
+    assert errors[1] < 0.2 * errors[0]
+
+
+@pytest.mark.parametrize(
+    ("compressor", "strategy"), [(TopK(ratio=0.1), "two_phase"), (PowerSGD(rank=2), None)], ids=str
+)
+def test_with_momentum_a_bad_step_leaves_all_tensors_but_the_work_space(compressor, strategy):
+    for result in run_ranks(2, run_method, compressor, EF21(eta=0.3), strategy, 3, 1):
+        before, after = result["kept"][:2]
+        assert any(name.startswith("momentum/") and bool(tensor.any()) for name, tensor in before.items())
+        assert all(torch.equal(before[name], after[name]) for name in before if not name.startswith("undo/"))
+        assert bool(result["outputs"][2].isfinite().all())
+
+
+@pytest.mark.parametrize("bad", [0, -0.5, 1.5, float("nan"), "1", None])
+def test_bad_eta(bad):
+    with pytest.raises(ConfigError, match=re.escape(f"EF21.eta must be in (0, 1], got {bad!r}")):
+        EF21(eta=bad)

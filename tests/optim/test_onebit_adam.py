@@ -34,6 +34,30 @@ def test_the_warm_up_is_adam_bit_for_bit() -> None:
     assert ours[0]["digests"] == ours[1]["digests"] == dense["digests"]
 
 
+def adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=3e-3, weight_decay=0.1)
+
+
+def adamw_that_decays(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=3e-3, weight_decay=0.1)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_weight_decay_is_that_of_adam_or_adamw(decoupled: bool) -> None:
+    options = {**SPARSE, "weight_decay": 0.1, "decoupled": decoupled}
+    dense = run_ranks(2, train_dense, adamw_that_decays if decoupled else adam, 5)[0]
+    assert run_ranks(2, train, "onebit_adam", 5, options)[0]["digests"] == dense["digests"]
+
+
+def test_weight_decay_in_the_gradient_goes_on_in_compressed_steps() -> None:
+    options = {**SPARSE, "freeze_step": 5, "compressor": "none", "weight_decay": 0.5, "decoupled": False}
+    options.pop("ratio")
+    ends = [run_ranks(2, train, "onebit_adam", 8, {**options, "weight_decay": decay})[0] for decay in (0.5, 0.0)]
+    assert ends[0]["digests"][-1] != ends[1]["digests"][-1]
+    exact = run_ranks(2, train, "onebit_adam", 8, {**options, "freeze_step": 8})[0]
+    assert ends[0]["loss"] == pytest.approx(exact["loss"], abs=0.05)
+
+
 def test_compressed_momentum_learns_like_adam_and_ranks_stay_identical() -> None:
     results = run_ranks(2, train, "onebit_adam", 100, SPARSE)
     dense = run_ranks(2, train_dense, adamw, 100)[0]["loss"]

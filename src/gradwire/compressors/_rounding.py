@@ -17,7 +17,7 @@ from torch import Tensor
 from gradwire import ops
 from gradwire.types import Field, Key, Layout, Payload
 
-__all__ = ["TINY", "Grid", "Moments", "linf_omega", "uniform_omega"]
+__all__ = ["TINY", "Grid", "Moments", "clipped", "linf_omega", "uniform_omega"]
 
 TINY = 2.0**-120
 """A smaller norm counts as zero, since levels / norm must not overflow."""
@@ -72,13 +72,17 @@ class Grid:
         n = math.prod(shape)
         return Layout((Field("norm", torch.float32, min(n, 1)), Field("codes", torch.uint8, -(-n * self.bits // 8))))
 
+    def measure(self, x: Tensor, norm: Tensor) -> None:
+        """Write the norm of a tensor that is not empty."""
+        table = _table(x)
+        ops.moments(x, table, self.centred)
+        self._measure(table, x.numel(), norm)
+
     def encode(self, x: Tensor, payload: Payload, key: Key) -> None:
         norm, codes = payload
         if x.numel() == 0:
             return
-        table = _table(x)
-        ops.moments(x, table, self.centred)
-        self._measure(table, x.numel(), norm)
+        self.measure(x, norm)
         ops.round_encode(x, norm, codes, self.bits, self.levels, key.stream(), key.step)
 
     def encode_feedback(
@@ -103,6 +107,15 @@ class Grid:
     def _measure(self, table: Tensor, n: int, norm: Tensor) -> None:
         found = self.norm(Moments(table.view(-1, 4), n))
         torch.where(found < TINY, torch.zeros_like(found), found, out=norm)
+
+
+def clipped(found: Moments, clip: float) -> Tensor:
+    """The largest magnitude, or ``clip`` deviations if that is less; 0, or a deviation of 0 or inf, clips nothing."""
+    largest = found.largest()
+    if not clip:
+        return largest
+    cut = found.deviation() * clip
+    return torch.where((cut > 0) & cut.isfinite(), torch.minimum(largest, cut), largest)
 
 
 def uniform_omega(size: int, levels: int) -> float:

@@ -37,6 +37,10 @@ class SignCode(Compressor):
         return "unsafe"
 
     @property
+    def bounded(self) -> str:
+        return "EFSignSGD()"
+
+    @property
     def alignment(self) -> int:
         return 16 if self.ties == "zero" else 8
 

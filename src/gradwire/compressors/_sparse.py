@@ -88,14 +88,19 @@ class Sparsifier(Compressor):
 
     def select_feedback(
         self, grad: Tensor, residual: Tensor, values: Tensor, places: Payload, key: Key, status: Tensor | None
-    ) -> None:
-        """``select`` from residual + grad, which the residual becomes, with 0 where it was sent."""
+    ) -> Payload:
+        """``select`` from residual + grad, which the residual becomes, with 0 where it was sent.
+
+        Returns:
+            The places in the form that ``give_back`` takes, which need not be the one in which they travel.
+        """
         ops.accumulate(grad, residual, status)
         self.select(residual, values, places, key)
         self.scatter(values.unsqueeze(0), rows_of(places), residual, -1.0)
+        return places
 
     def give_back(self, lost: Tensor, places: Payload, residual: Tensor, status: Tensor | None) -> None:
-        """Add to the residual what the values lost on their way, where they were."""
+        """Add to the residual what the values lost on their way, at the places that ``select_feedback`` returned."""
         self.scatter(lost.unsqueeze(0), rows_of(places), residual, 1.0)
         if status is not None:
             ops.nonfinite(lost, status)
@@ -122,10 +127,10 @@ class Sparsifier(Compressor):
             return
         values, places = self._apart(payload, grad.numel())
         full = self._full(values)
-        self.select_feedback(grad.view(-1), residual.view(-1), full, places, key, status)
+        chosen = self.select_feedback(grad.view(-1), residual.view(-1), full, places, key, status)
         if full is not values:
             values.copy_(full)
-            self.give_back(full.sub_(values.float()), places, residual.view(-1), status)
+            self.give_back(full.sub_(values.float()), chosen, residual.view(-1), status)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(rows_of(payload), out, scale)

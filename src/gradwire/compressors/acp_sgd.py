@@ -41,7 +41,6 @@ class ACPSGD(Alternating):
 
     Example:
         >>> import torch
-        >>> import torch
         >>> from gradwire.types import Key
         >>> code = ACPSGD(rank=1)
         >>> x = torch.outer(torch.tensor([1.0, -2.0, 2.0]), torch.tensor([3.0, 0.0, 4.0, 0.0]))

@@ -79,6 +79,10 @@ class AdaptiveSparse(Compressor):
         return "optional" if self.contraction else "unsafe"
 
     @property
+    def bounded(self) -> str:
+        return "AdaptiveSparse(mode='closed', eps=0.5)"
+
+    @property
     def contraction(self) -> bool:
         return self.mode == "closed" and self.eps < 1
 

@@ -76,6 +76,10 @@ class Atomo(Compressor):
     def feedback(self) -> Feedback:
         return "unsafe"
 
+    @property
+    def bounded(self) -> str:
+        return f"PowerSGD(rank={max(1, round(self.budget))})"
+
     def omega(self, n: int) -> float:
         return max(0.0, math.isqrt(n) / self.budget - 1)
 

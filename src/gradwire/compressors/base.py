@@ -120,6 +120,11 @@ class Compressor(ABC):
         return "optional"
 
     @property
+    def bounded(self) -> str:
+        """Where ``feedback`` is "unsafe": the form of this method, or another one, with which a residual is safe."""
+        return ""
+
+    @property
     def contraction(self) -> bool:
         """E|C(x) - x|^2 <= (1 - delta)|x|^2 for some delta > 0 that ``delta`` gives."""
         return False

@@ -92,6 +92,11 @@ class Compose(Compressor):
         return "required" if self.outer.feedback == "required" else "optional"
 
     @property
+    def bounded(self) -> str:
+        outer, inner = (each.bounded if each.feedback == "unsafe" else repr(each) for each in (self.outer, self.inner))
+        return f"compose({outer}, {inner})"
+
+    @property
     def contraction(self) -> bool:
         return self.outer.contraction and self.inner.contraction
 
@@ -125,10 +130,10 @@ class Compose(Compressor):
             super().encode_feedback(grad, residual, payload, state, key, status)
             return
         values, (coded, places) = self._values(grad), self._apart(payload, grad.numel())
-        self._outer.select_feedback(grad.view(-1), residual.view(-1), values, places, key, status)
+        chosen = self._outer.select_feedback(grad.view(-1), residual.view(-1), values, places, key, status)
         self.inner.encode(values, coded, state, key)
         self.inner.add_decoded(coded, values, -1.0)
-        self._outer.give_back(values, places, residual.view(-1), status)
+        self._outer.give_back(values, chosen, residual.view(-1), status)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         coded, places = self._apart(payload, out.numel())

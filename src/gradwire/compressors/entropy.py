@@ -76,6 +76,10 @@ class Entropy(Compressor):
         return self.inner.feedback
 
     @property
+    def bounded(self) -> str:
+        return f"Entropy(inner={self.inner.bounded}, coder={self.coder!r})"
+
+    @property
     def contraction(self) -> bool:
         return self.inner.contraction
 

@@ -78,6 +78,10 @@ class LpcSvrg(Compressor):
             return "required"
         return "optional" if self.bits > 2 else "unsafe"
 
+    @property
+    def bounded(self) -> str:
+        return "QSGD(bits=2, block=None, scaled=True)"
+
     def omega(self, n: int) -> float:
         return linf_omega(max(1, n), self._grid.levels) if self.unbiased else math.inf
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -68,6 +68,11 @@ class NUQSGD(Compressor):
     @property
     def feedback(self) -> Feedback:
         return "optional" if self.contraction else "unsafe"
+
+    @property
+    def bounded(self) -> str:
+        smaller = replace(self, block=16)
+        return repr(smaller) if smaller.contraction else f"QSGD(bits={self.bits}, scaled=True)"
 
     @property
     def contraction(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -101,6 +101,10 @@ class QSGD(Compressor):
             return "required"
         shrinks = self.norm == "linf" and self.top > 1
         return "optional" if shrinks or self.contraction else "unsafe"
+
+    @property
+    def bounded(self) -> str:
+        return repr(replace(self, scaled=True))
 
     @property
     def contraction(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,6 +71,10 @@ class RandomK(Sparsifier):
     @property
     def feedback(self) -> Feedback:
         return "unsafe" if self.scaled else "required"
+
+    @property
+    def bounded(self) -> str:
+        return repr(replace(self, scaled=False))
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]

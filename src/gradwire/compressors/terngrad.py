@@ -5,28 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gradwire.compressors._rounding import Grid, Moments
+from gradwire.compressors._rounding import Grid, Moments, clipped
+from gradwire.compressors._trits import LARGEST, pack_trits, trit_bytes, unpack_trits
 from gradwire.compressors.base import Compressor, Feedback
-from gradwire.errors import is_float32, require
-from gradwire.types import Key, Layout, Payload, State
+from gradwire.errors import WireError, is_float32, require
+from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["TernGrad"]
 
 
 @dataclass(frozen=True)
 class TernGrad(Compressor):
-    """Send S, 0 or -S for each element: 2 bits an element.
+    """Send S, 0 or -S for each element: 2 bits an element, or 1.6.
 
     c = clip * deviation(x);  y = x cut off at -c and c;  S = max|y|;  C(x) = S sign(x) b, b = 1 with probability
     |y| / S, else 0. (The paper prints that probability without the magnitude.)
 
     Right on average for y. E|C(x) - y|^2 = S |y|_1 - |y|^2, so without clipping omega = (sqrt(n) - 1) / 2, attained by
-    (1, t, ..., t) with t = 1 / (1 + sqrt(n)); clipped, normal gradients have 1.0. The scale is the sender's own: that
-    of the largest worker, as in the authors' code, would need another message.
+    (1, t, ..., t) with t = 1 / (1 + sqrt(n)); clipped, normal gradients have 1.0. The scale is the sender's own; that
+    of the largest worker, as in the authors' code, is agreed on by ``global_qsgd``.
 
     Error feedback is unsafe: the noise is larger than the signal. ``QSGD(bits=2, block=None, scaled=True)`` is the
     ternary code with feedback.
@@ -34,9 +36,10 @@ class TernGrad(Compressor):
     Args:
         clip: in standard deviations; 2.5 as in the paper, 0 for none. Lower: less noise, more bias on the largest
             elements. A tensor of equal elements is not clipped, whatever its deviation of zero says.
+        packing: "bits": four codes to a byte. "trits": five to a byte, a fifth smaller, for a pass over the codes.
 
     Raises:
-        ConfigError: the parameter is outside its range.
+        ConfigError: a parameter is outside its range.
 
     Example:
         >>> code = TernGrad()
@@ -51,6 +54,7 @@ class TernGrad(Compressor):
     """
 
     clip: float = 2.5
+    packing: Literal["bits", "trits"] = "bits"
 
     name = "terngrad"
     reference = "W. Wen et al., TernGrad, NeurIPS 2017"
@@ -58,18 +62,14 @@ class TernGrad(Compressor):
 
     def __post_init__(self) -> None:
         require(is_float32(self.clip) and self.clip >= 0, "TernGrad.clip", "a finite number >= 0", self.clip)
+        require(self.packing in ("bits", "trits"), "TernGrad.packing", "'bits' or 'trits'", self.packing)
 
     @property
     def _grid(self) -> Grid:
         return Grid(2, 1, self._scale, centred=self.clip > 0)
 
     def _scale(self, found: Moments) -> Tensor:
-        """The largest magnitude or the clip, whichever is less; a deviation of zero or beyond float32 clips nothing."""
-        largest = found.largest()
-        if not self.clip:
-            return largest
-        cut = found.deviation() * self.clip
-        return torch.where((cut > 0) & cut.isfinite(), torch.minimum(largest, cut), largest)
+        return clipped(found, self.clip)
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
@@ -79,26 +79,63 @@ class TernGrad(Compressor):
     def feedback(self) -> Feedback:
         return "unsafe"
 
+    @property
+    def bounded(self) -> str:
+        return "QSGD(bits=2, block=None, scaled=True)"
+
     def omega(self, n: int) -> float:
         return (math.sqrt(max(1, n)) - 1) / 2 if self.unbiased else math.inf
 
     @property
     def alignment(self) -> int:
-        return 16
+        return 16 if self.packing == "bits" else 80
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        return self._grid.layout(shape)
+        norm, codes = self._grid.layout(shape).fields
+        if self.packing == "trits":
+            codes = Field("codes", torch.uint8, trit_bytes(math.prod(shape)))
+        return Layout((norm, codes))
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
-        self._grid.encode(x.view(-1), payload, key)
+        norm, codes = payload
+        room = self._room(x, codes)
+        self._grid.encode(x.view(-1), (norm, room), key)
+        if room is not codes:
+            pack_trits(room, codes)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
-        self._grid.encode_feedback(grad.view(-1), residual.view(-1), payload, key, status)
+        norm, codes = payload
+        room = self._room(grad, codes)
+        self._grid.encode_feedback(grad.view(-1), residual.view(-1), (norm, room), key, status)
+        if room is not codes:
+            pack_trits(room, codes)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
+        norm, codes = payload
+        room = self._room(out, codes)
+        if room is not codes:
+            unpack_trits(codes, room)
+        self._grid.add_decoded((norm.unsqueeze(0), room.unsqueeze(0)), out.view(-1), scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self._grid.add_decoded(payloads, out.view(-1), scale)
+        if self.packing == "bits":
+            self._grid.add_decoded(payloads, out.view(-1), scale)
+        else:
+            super().add_decoded_many(payloads, out, scale)
+
+    def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
+        """Refuse bytes that are not five digits.
+
+        Raises:
+            WireError: one is larger than 242. Every payload of 2-bit codes is accepted.
+        """
+        if self.packing == "trits" and bool((payload[1] > LARGEST).any()):
+            raise WireError(f"terngrad codes of five to a byte must be at most {LARGEST}, got {int(payload[1].max())}")
+
+    def _room(self, x: Tensor, codes: Tensor) -> Tensor:
+        """Where 2-bit codes go: into the payload, or a sixteenth of x beside it."""
+        if self.packing == "bits":
+            return codes
+        return torch.empty(-(-x.numel() // 4), dtype=torch.uint8, device=x.device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire import ops
-from gradwire.compressors.base import MultiRound
+from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 
@@ -33,7 +33,8 @@ class THC(MultiRound):
     all-reduce the sums themselves travel, in 8 bits whatever was added, so nothing is gained by the table: the grid is
     even. (Its defaults were not at hand; they are the reference implementation's as far as known.)
 
-    A residual would hold how a rank differs from the mean, and grow with N: none is needed where the batch is shuffled.
+    The residual is what a rank's own codes leave of its own gradient, so it holds what was rounded and cut off, and not
+    how the rank differs from the others.
 
     Args:
         levels: at most 255 / W, so 17 ranks at the default: the sum of a code over the ranks must fit into 8 bits. With
@@ -47,8 +48,8 @@ class THC(MultiRound):
 
     Example:
         >>> code = THC(levels=255, clip=4.0)
-        >>> code.layout((4096,)).nbytes - 4096
-        36
+        >>> code.traffic((4096,)) - 4096
+        20.0
         >>> x = torch.sin(torch.arange(1000.0))
         >>> bool((code.decompress(code.compress(x), x.shape) - x).abs().amax() < 0.1)
         True
@@ -66,7 +67,7 @@ class THC(MultiRound):
     reference = "M. Li et al., THC, NSDI 2024"
     random = True
     rounds_needed = 2
-    reductions = ("max", "max", "sum")
+    reductions = ("max", "max", "sum", "sum")
 
     def __post_init__(self) -> None:
         require(is_int(self.levels, 1, 255), "THC.levels", "an integer in [1, 255]", self.levels)
@@ -76,34 +77,54 @@ class THC(MultiRound):
         require(ok, "THC.clip", "a finite number > 0 in float32", self.clip)
 
     @property
+    def feedback(self) -> Feedback:
+        return "required"
+
+    @property
     def alignment(self) -> int:
         return 0
 
+    def pays_for(self, shape: Sequence[int]) -> bool:
+        return self.traffic(shape) < 4 * math.prod(shape)
+
+    def traffic(self, shape: Sequence[int]) -> float:
+        _, norms, codes, _ = self.layout(shape).fields
+        return float(norms.nbytes + codes.nbytes)
+
     def layout(self, shape: Sequence[int]) -> Layout:
+        """Only ``norms`` and ``codes`` travel; ``own`` are this rank's codes before they are summed."""
         n = math.prod(shape)
         full, rest = divmod(n, self.block)
         coordinates = full * self.block + (max(16, 1 << (rest - 1).bit_length()) if rest else 0)
         some = min(n, 1)
+        words = coordinates // 4 + some
         return Layout((
             Field("seed", torch.int64, 2 * some), Field("norms", torch.float32, full + min(rest, 1)),
-            Field("codes", torch.int32, coordinates // 4 + some),
+            Field("codes", torch.int32, words), Field("own", torch.int32, words),
         ))  # fmt: skip
 
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
     ) -> Iterator[int | None]:
         items = [each for each in zip(xs, payloads, keys, strict=True) if each[0].numel()]
-        for x, (seed, norms, _), key in items:
+        for x, (seed, norms, _, _), key in items:
             ops.block_norms(x.view(-1), norms, self.block)
             seed[:1].fill_(key.stream(common=True))
             seed[1:].fill_(key.step)
         yield 1
-        for x, (seed, norms, codes), key in items:
+        for x, (seed, norms, codes, own), key in items:
             form = self.block, self.levels, self.clip
             ops.thc_encode(x.view(-1), norms, seed, codes, *form, key.stream(), key.step)
+            own.copy_(codes)
         yield 2
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        seed, norms, codes = payload
+        self._add(payload, payload[2], out, scale)
+
+    def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payload, payload[3], out, scale)
+
+    def _add(self, payload: Payload, codes: Tensor, out: Tensor, scale: float) -> None:
+        seed, norms, *_ = payload
         if out.numel():
             ops.thc_add_decoded(norms, seed, codes, out.view(-1), self.block, self.levels, self.clip, scale)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire import ops
 from gradwire.compressors._places import FORMS, Form, smallest
-from gradwire.compressors._sparse import Sparsifier
+from gradwire.compressors._sparse import Sparsifier, rows_of
 from gradwire.compressors.base import Feedback
 from gradwire.errors import WireError, is_float32, require
 from gradwire.types import Field, Key, Payload
@@ -107,11 +107,18 @@ class TopK(Sparsifier):
 
     def select_feedback(
         self, grad: Tensor, residual: Tensor, values: Tensor, places: Payload, key: Key, status: Tensor | None
-    ) -> None:
+    ) -> Payload:
         form, n = self.form(grad.numel()), grad.numel()
         counts, indices = form.buffers(places, n, values.numel())
         ops.topk_encode_feedback(grad, residual, values, indices, counts, status)
         form.write(counts, indices, places, n)
+        return counts, indices
+
+    def give_back(self, lost: Tensor, places: Payload, residual: Tensor, status: Tensor | None) -> None:
+        counts, indices = rows_of(places)
+        ops.sparse_add_decoded(lost.unsqueeze(0), indices, counts, residual, 1.0)
+        if status is not None:
+            ops.nonfinite(lost, status)
 
     def scatter(self, values: Tensor, places: Payload, out: Tensor, scale: float) -> None:
         form, n, k = self.form(out.numel()), out.numel(), values.size(1)

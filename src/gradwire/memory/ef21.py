@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradwire import ops
 from gradwire.compressors.base import Compressor
+from gradwire.errors import is_float32, require
 from gradwire.memory.base import Memory
 from gradwire.types import Key, Payload, State
 
@@ -26,25 +27,49 @@ class EF21(Memory):
     1 - delta in a step. Unlike a residual the estimate never holds more than the gradient itself, but it does not
     average the noise of mini-batches either, and a threshold in the gradient's own unit is too large for changes.
 
+    With ``eta`` below 1 it is the running mean of a worker's gradients that is estimated, x = u_i - h_i with
+    u_i = (1 - eta) u_i + eta g_i from u_i = 0, which does average that noise (EF21-SGDM): 16 bytes an element in place
+    of 8, 4 of them work space. The optimizer then needs no momentum of its own.
+
     A method of several rounds gives the workers one result, so there all estimates are h itself and ``local`` stays 0.
 
+    Args:
+        eta: in (0, 1], the weight of the fresh gradient; 0.1 to 1 are usual. Lower: less noise, and a slower answer.
+
+    Raises:
+        ConfigError: eta is outside its range.
+
     Example:
-        >>> EF21().buffers
-        ('local', 'mean')
+        >>> EF21().buffers, EF21(eta=0.1).buffers
+        (('local', 'mean'), ('local', 'mean', 'momentum', 'undo'))
 
     Source:
         P. Richtarik, I. Sokolov, I. Fatkhullin, "EF21: A New, Simpler, Theoretically Better, and Practically Faster
-        Error Feedback", NeurIPS 2021.
+        Error Feedback", NeurIPS 2021; with momentum, I. Fatkhullin, A. Tyurin, P. Richtarik, "Momentum Provably
+        Improves Error Feedback!", NeurIPS 2023.
     """
 
+    eta: float = 1.0
+
     name = "ef21"
-    buffers = ("local", "mean")
+    transient = ("undo",)
+
+    def __post_init__(self) -> None:
+        require(is_float32(self.eta) and 0 < self.eta <= 1, "EF21.eta", "in (0, 1]", self.eta)
+
+    @property
+    def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Of the running mean only where there is one."""
+        return ("local", "mean") if self.eta == 1 else ("local", "mean", "momentum", "undo")
 
     def encode(
         self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
         key: Key, status: Tensor, scale: float = 1.0,
     ) -> None:  # fmt: skip
         local = kept["local"]
+        if self.eta < 1:
+            kept["undo"].copy_(kept["momentum"])
+            grad.copy_(kept["momentum"].mul_(1 - self.eta).add_(grad, alpha=self.eta))
         grad.sub_(local)
         ops.nonfinite(grad.view(-1), status)
         if scale == 1.0:
@@ -58,12 +83,19 @@ class EF21(Memory):
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         kept["local"].copy_(grad)
+        if self.eta < 1:
+            kept["momentum"].copy_(kept["undo"])
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        if self.eta < 1:
+            # The new mean waits in the work space until the step is known to count.
+            mean = torch.mul(kept["momentum"], 1 - self.eta, out=kept["undo"]).add_(grad, alpha=self.eta)
+            grad.copy_(mean)
         grad.sub_(kept["mean"])
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
-        return
+        if self.eta < 1:
+            torch.where(bad, kept["momentum"], kept["undo"], out=kept["momentum"])
 
     def begin(self, out: Tensor, kept: Mapping[str, Tensor]) -> None:
         out.copy_(kept["mean"])

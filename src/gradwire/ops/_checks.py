@@ -1,5 +1,7 @@
 """What must hold before a kernel is given an address."""
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ __all__ = ["check_half", "check_rows", "check_status", "check_vector", "float32"
 
 def float32(value: float) -> float:
     """``value`` rounded to float32, as the kernels see it."""
-    return float(torch.tensor(value, dtype=torch.float32))
+    return ctypes.c_float(value).value
 
 
 def check_vector(what: str, tensor: Tensor, dtype: torch.dtype, like: Tensor, count: int | None = None) -> None:

@@ -99,7 +99,7 @@ def _float8(y: Tensor, kind: str) -> Tensor:
     word = magnitude.view(torch.int32)
     normal = (word + (1 << shift - 1) - 1 + (word >> shift & 1) >> shift) - (127 - _BIAS[kind] << _FRACTION[kind])
     # One unit of a float32 near ``unit`` is the smallest float8.
-    unit = torch.tensor(2.0 ** (24 - _BIAS[kind] - _FRACTION[kind]), device=y.device)
+    unit = torch.full((), 2.0 ** (24 - _BIAS[kind] - _FRACTION[kind]), device=y.device)
     subnormal = (magnitude + unit).view(torch.int32) - unit.view(torch.int32)
     code = torch.where(magnitude < 2.0 ** (1 - _BIAS[kind]), subnormal, normal)
     return code | bits >> 24 & 0x80
@@ -141,8 +141,8 @@ def _float8_values(kind: str) -> Tensor:
     lead = (exponent > 0).float() + mantissa * 2.0**-fraction
     magnitude = lead * torch.exp2(exponent.clamp(min=1).float() - _BIAS[kind])
     if kind == "e4m3":
-        magnitude[byte & 0x7F == 0x7F] = torch.nan
+        magnitude.masked_fill_(byte & 0x7F == 0x7F, torch.nan)
     else:
-        magnitude[byte & 0x7F == 0x7C] = torch.inf
-        magnitude[byte & 0x7F > 0x7C] = torch.nan
+        magnitude.masked_fill_(byte & 0x7F == 0x7C, torch.inf)
+        magnitude.masked_fill_(byte & 0x7F > 0x7C, torch.nan)
     return torch.where(byte < 128, magnitude, -magnitude)

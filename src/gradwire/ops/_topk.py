@@ -10,7 +10,10 @@ from torch import Tensor
 from gradwire.errors import require
 from gradwire.ops._checks import check_vector
 
-__all__ = ["SEGMENT", "check_places", "check_sparse", "low_bits", "read_places", "segments", "select", "write_places"]
+__all__ = [
+    "SEGMENT", "add_inside", "check_places", "check_sparse", "low_bits", "read_places", "segments", "select",
+    "write_places",
+]  # fmt: skip
 
 SEGMENT = 65536
 
@@ -48,16 +51,17 @@ def select(x: Tensor, k: int) -> Tensor:
         return torch.empty(0, dtype=torch.int64, device=x.device)
     magnitudes = x.view(torch.int32) & 0x7FFFFFFF
     least = magnitudes.topk(k, sorted=True).values[-1]
-    chosen = magnitudes > least
-    ties = (magnitudes == least).nonzero().squeeze(1)
-    chosen[ties[: k - int(chosen.sum())]] = True
-    return chosen.nonzero().squeeze(1)
+    above, ties = magnitudes > least, magnitudes == least
+    chosen = above | (ties & (ties.cumsum(0) <= k - above.sum()))
+    # How many are chosen is known, so no device waits to be asked.
+    return torch.searchsorted(chosen.cumsum(0), torch.arange(1, k + 1, device=x.device))
 
 
 def write_places(chosen: Tensor, indices: Tensor, counts: Tensor) -> None:
     """Write sorted indices as places; of ``indices`` what is left becomes 0."""
     indices.zero_()[: chosen.numel()] = ((chosen & 0xFFFF) ^ 0x8000) - 0x8000
-    counts.copy_(torch.bincount(chosen // SEGMENT, minlength=counts.numel()))
+    ends = torch.arange(1, counts.numel() + 1, device=chosen.device) * SEGMENT
+    counts.copy_(torch.searchsorted(chosen, ends).diff(prepend=ends.new_zeros(1)))
 
 
 def read_places(indices: Tensor, counts: Tensor) -> Tensor:
@@ -69,3 +73,11 @@ def read_places(indices: Tensor, counts: Tensor) -> Tensor:
 def low_bits(indices: Tensor) -> Tensor:
     """The 16 bits of each index within its segment, as int64."""
     return indices.to(torch.int64) & 0xFFFF
+
+
+def add_inside(out: Tensor, places: Tensor, values: Tensor) -> None:
+    """``out[place] += value`` where a place is below n; the others are not asked for, which a device would wait for."""
+    if out.numel():
+        inside = places < out.numel()
+        # Only -0.0 leaves every number as it is.
+        out.index_add_(0, places.clamp(max=out.numel() - 1), values.masked_fill(~inside, -0.0))

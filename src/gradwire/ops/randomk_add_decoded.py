@@ -6,6 +6,7 @@ from torch import Tensor
 from gradwire.errors import is_int, require
 from gradwire.ops._checks import check_rows, check_vector, float32
 from gradwire.ops._randomk import HEADER, choose, read_seed
+from gradwire.ops._topk import add_inside
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 
@@ -49,8 +50,7 @@ def randomk_add_decoded(values: Tensor, header: Tensor, out: Tensor, run: int, s
     for row, head in zip(values, header, strict=True):
         first, _ = choose(read_seed(head), out.numel(), row.numel() // run, run)
         where = (first.unsqueeze(1) + torch.arange(run, device=out.device)).view(-1)
-        inside = where < out.numel()
-        out.index_add_(0, where[inside], (row * float32(scale))[inside])
+        add_inside(out, where, row * float32(scale))
 
 
 @randomk_add_decoded.kernel("CPU")

@@ -42,8 +42,8 @@ def twobit_add_decoded(codes: Tensor, out: Tensor, threshold: float, scale: floa
     Source: as ``twobit_encode``.
     """
     for row, step in zip(codes, sizes(codes, threshold, scale, steps), strict=True):
-        none = torch.zeros_like(step)
-        out += torch.cat([none, none, -step, step])[unpack(row, 2, out.numel()).int()]
+        code = unpack(row, 2, out.numel())
+        out += torch.where(code == 3, step, torch.where(code == 2, -step, 0.0))
 
 
 @twobit_add_decoded.kernel("CPU")

@@ -23,9 +23,9 @@ class OneBitAdam(AdamLike):
     always:             p = p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^min(t, freeze_step))) + eps)
 
     A gradient's error cannot be fed back through Adam, whose division by sqrt(v) is not linear; with v frozen the
-    step is linear in the momentum, and it can. The warm-up equals ``torch.optim.AdamW`` bit for bit (``Adam`` without
-    weight decay). Elements whose gradient was always zero in the warm-up have v = 0 and stay where they are: a sign
-    code would send them noise, divided by eps. All ranks must call ``step`` equally often.
+    step is linear in the momentum, and it can. The warm-up equals ``torch.optim.AdamW`` bit for bit, or ``Adam`` where
+    weight decay is not decoupled. Elements whose gradient was always zero in the warm-up have v = 0 and stay where
+    they are: a sign code would send them noise, divided by eps. All ranks must call ``step`` equally often.
 
     If any rank's gradient is not finite, parameters, moments, residuals and the step count stay as they were on all
     ranks. A ``GradScaler`` may be used as usual.
@@ -36,10 +36,14 @@ class OneBitAdam(AdamLike):
         lr: step size, >= 0.
         betas: of momentum and variance, in [0, 1).
         eps: in (0, 1).
-        weight_decay: decoupled, >= 0.
+        weight_decay: >= 0.
+        decoupled: whether weight decay shrinks the parameters, as in ``AdamW``, or is added to the gradient, as in
+            ``Adam``: then it goes through both moments, and in compressed steps through the exchange.
         freeze_step: exact steps, >= 1. 15 to 25 % of all steps are usual: fewer save more bytes, but a variance that
             has not settled yet stays wrong for good.
-        compressor: of the momentum; a contraction, by name or as an object. The paper's scale is the mean magnitude.
+        compressor: of the momentum; a contraction, by name or as an object. The scale of
+            ``efsignsgd`` is the mean magnitude; that of DeepSpeed's code, |x|_2 / sqrt(n), is no contraction on heavy
+            tails, so it is not offered.
         process_group: the ranks; None is the default group.
         options: as for ``compress_ddp``; ``strategy`` is "two_phase" unless told otherwise.
 
@@ -65,20 +69,21 @@ class OneBitAdam(AdamLike):
 
     def __init__(
         self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.0, *, freeze_step: int, compressor: Any = "efsignsgd",
+        weight_decay: float = 0.0, *, freeze_step: int, decoupled: bool = True, compressor: Any = "efsignsgd",
         process_group: dist.ProcessGroup | None = None, **options: Any,
     ) -> None:  # fmt: skip
 
         def check() -> None:
             check_adam("OneBitAdam", lr, betas, eps, weight_decay)
+            require(isinstance(decoupled, bool), "OneBitAdam.decoupled", "True or False", decoupled)
             require(is_int(freeze_step, 1), "OneBitAdam.freeze_step", "an integer >= 1", freeze_step)
             require("start_after" not in options, "start_after", "left to freeze_step", options.get("start_after"))
 
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         settings = {"strategy": "two_phase", **options}
-        told = {"freeze_step": freeze_step, "defaults": defaults}
+        told = {"freeze_step": freeze_step, "decoupled": decoupled, "defaults": defaults}
         super().__init__(params, defaults, compressor, settings, process_group, told, check)
-        self.freeze_step = freeze_step
+        self.freeze_step, self.decoupled = freeze_step, decoupled
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
@@ -95,6 +100,7 @@ class OneBitAdam(AdamLike):
         grad, m = self.scratch.data, self.flats["exp_avg"].data
         if bool(self.exchange.average(grad)):
             return False
+        self._add_decay()
         for group, span, _ in self.spans():
             m[span].lerp_(grad[span], 1 - group["betas"][0])
         self.learn_variance(grad)
@@ -103,6 +109,7 @@ class OneBitAdam(AdamLike):
     def _compressed(self) -> bool:
         """Whether every rank's momentum was finite, and all have the mean now."""
         local, m = self.scratch.data, self.flats["exp_avg"].data
+        self._add_decay()
         for group, span, _ in self.spans():
             beta1 = group["betas"][0]
             local[span].mul_(1 - beta1).add_(m[span], alpha=beta1)
@@ -112,12 +119,19 @@ class OneBitAdam(AdamLike):
         m.copy_(local)
         return True
 
+    def _add_decay(self) -> None:
+        """Add weight decay to the gradient; all ranks hold the same parameters, so it may be added before a mean."""
+        for group, _, numbers in self.spans() if not self.decoupled else ():
+            for i in numbers:
+                self.scratch.views[i].add_(self.params[i], alpha=group["weight_decay"])
+
     def _move(self) -> None:
         t = self.progress["step"]
         self.write_denominator(min(t, self.freeze_step))
         moments, denominators = self.flats["exp_avg"].views, self.scratch.views
         for group, _, numbers in self.spans():
             for i in numbers:
-                self.params[i].mul_(1 - group["lr"] * group["weight_decay"])
+                if self.decoupled:
+                    self.params[i].mul_(1 - group["lr"] * group["weight_decay"])
                 step = group["lr"] / (1 - group["betas"][0] ** t)
                 self.params[i].addcdiv_(moments[i], denominators[i], value=-step)

@@ -19,10 +19,12 @@ class QsparseLocal(LocalSteps):
 
     x_i = m_i + agreed - p_i;  m_i = x_i - C(x_i);  agreed = agreed - mean C(x_i);  p_i = agreed
 
-    The paper's C quantises the k largest elements of x; any contraction will do. The memory is in units of the
-    parameters: it contains the learning rate. Momentum belongs to the inner optimizer and acts on local steps only.
-    Synchronous: all ranks exchange after the same step. What ``DiLoCo`` says of step counts, buffers and values that
-    are not finite holds here too; without momentum and with an outer step of 1 the two are the same.
+    The paper's C quantises the k largest elements of x: ``compose(TopK(0.1), QSGD(bits=4))``, the default; any
+    contraction will do. The memory is in units of the parameters: it contains the learning rate. Momentum belongs to
+    the inner optimizer and acts on local steps only. Synchronous: all ranks exchange after the same step; the paper
+    also lets ranks skip rounds, which a collective cannot use, as it waits for everybody. What ``DiLoCo`` says of step
+    counts, buffers and values that are not finite holds here too; without momentum and with an outer step of 1 the two
+    are the same.
 
     Args:
         inner: the local optimizer, over all that is exchanged. Rank 0's parameters are sent to the others.
@@ -54,7 +56,7 @@ class QsparseLocal(LocalSteps):
     """
 
     def __init__(
-        self, inner: Optimizer, compressor: Any = "topk", *, every: int = 4,
+        self, inner: Optimizer, compressor: Any = "compose", *, every: int = 4,
         process_group: dist.ProcessGroup | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(inner, compressor, every, options, process_group, {})

@@ -3,5 +3,6 @@
 ``inputs``      gradients that break compressors, by name
 ``strategies``  the same and more for Hypothesis (needs the package ``hypothesis``)
 ``contract``    every check of the contract: ``check_all(MyMethod(), x)``
+``sync``        whether an encode waits for its device
 ``ranks``       run ranks as threads; average a method of several rounds
 """

@@ -31,8 +31,8 @@ def parse(payload, config, shape):
     sizes = [block] * (n // block) + ([max(16, 1 << (rest - 1).bit_length())] if rest else [])
     m = sum(sizes)
     key, step = np.frombuffer(payload[:16], "<u8").tolist()
-    norms, sums = np.frombuffer(payload[16 : 16 + 4 * blocks], "<f4"), payload[16 + 4 * blocks : -4]
-    world = int.from_bytes(payload[-4:], "little", signed=True)
+    norms, sums = np.frombuffer(payload[16 : 16 + 4 * blocks], "<f4"), payload[16 + 4 * blocks :]
+    world = int.from_bytes(sums[m : m + 4], "little", signed=True)
     t = np.float32(2) / np.float32(levels * world) if 0 < world <= 255 // levels else np.float32(np.nan)
     out, at = np.zeros(m, np.float32), 0
     for norm, size in zip(norms, sizes, strict=True):

@@ -1,0 +1,91 @@
+"""Whether an encode waits for its device."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradwire import ops
+from gradwire.compressors.base import Compressor
+from gradwire.testing._expect import expect, payload_for
+from gradwire.types import Key
+
+__all__ = ["check_no_sync", "waits"]
+
+_WAITING = {
+    "aten::_local_scalar_dense", "aten::bincount", "aten::equal", "aten::is_nonzero", "aten::item",
+    "aten::masked_select", "aten::nonzero", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
+}  # fmt: skip
+"""What asks an accelerator for a number, or for a size that follows from the data."""
+
+
+_TORCH = torch.__file__.removesuffix("__init__.py")
+
+
+def waits(work: Callable[[], object]) -> list[str]:
+    """The calls in ``work`` that would wait for an accelerator, each with where it stands; found on the CPU.
+
+    An operation of ``gradwire.ops`` is looked into: its plain-torch reference runs, which is what an accelerator has
+    where there is no kernel of its own.
+
+    >>> [call.split(" ")[0] for call in waits(lambda: float(torch.ones(3).sum()))]
+    ['aten::_local_scalar_dense']
+    """
+    watch = _Watch()
+    with watch:
+        work()
+    return watch.seen
+
+
+def check_no_sync(compressor: Compressor, x: Tensor) -> None:
+    """``encode`` and ``encode_feedback`` of a method of fixed size never wait for the device."""
+    if not compressor.fixed_size:
+        return
+    payload, state = payload_for(compressor, x)[1], compressor.init_state(x.shape, Key())
+    status = torch.zeros(1, dtype=torch.int32)
+
+    def work() -> None:
+        compressor.encode(x, payload, state, Key(step=1))
+        for told in (None, status):
+            compressor.encode_feedback(x.clone(), x.clone(), payload, state, Key(step=1), told)
+
+    work()  # Tables are made once.
+    seen = waits(work)
+    expect(not seen, compressor, f"an encode of fixed size waits for the device: {'; '.join(sorted(set(seen)))}")
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func._schema.name, kwargs or {}
+        library, _, own = name.partition("::")
+        if library == "gradwire":
+            with self:
+                return getattr(ops, own).reference(*args, **kwargs)
+        if name in _WAITING or _picks_by_mask(name, args) or _counts_repeats(name, kwargs) or _lists(name, args):
+            frames = traceback.extract_stack()
+            here = [frame for frame in frames if frame.filename != __file__ and _TORCH not in frame.filename][-1]
+            self.seen.append(f"{name} at {here.filename.rpartition('/')[2]}:{here.lineno}")
+        return func(*args, **kwargs)
+
+
+def _picks_by_mask(name: str, args: Any) -> bool:
+    indexes = name.startswith("aten::index") and len(args) > 1 and isinstance(args[1], list | tuple)
+    return indexes and any(isinstance(index, Tensor) and index.dtype is torch.bool for index in args[1])
+
+
+def _counts_repeats(name: str, kwargs: Any) -> bool:
+    return name == "aten::repeat_interleave" and kwargs.get("output_size") is None
+
+
+def _lists(name: str, args: Any) -> bool:
+    """A tensor made of numbers of the host, which would be copied to the device. A single number is only filled in."""
+    return name == "aten::lift_fresh" and args[0].dim() > 0
