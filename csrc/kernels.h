@@ -23,6 +23,7 @@ namespace gradwire {
   X(block_norms, BlockNorms)                         \
   X(cast_add_decoded, CastAddDecoded)                \
   X(cast_encode, CastEncode)                         \
+  X(cast_encode_feedback, CastEncodeFeedback)        \
   X(moments, Moments)                                \
   X(moments_feedback, MomentsFeedback)               \
   X(magnitude_sums, MagnitudeSums)                   \

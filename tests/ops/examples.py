@@ -17,6 +17,10 @@ def _status() -> Tensor:
     return torch.zeros(1, dtype=torch.int32)
 
 
+def _feedback() -> dict[str, Tensor]:
+    return {"grad": _float(), "residual": _float(), "status": _status()}
+
+
 def _codes(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.uint8)
 
@@ -66,6 +70,7 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
     "block_norms": lambda: {"x": _float(), "norms": torch.empty(2), "block": 16},
     "cast_add_decoded": lambda: {"payloads": torch.ones(RANKS, N).half(), "out": _float(), "scale": 0.5},
     "cast_encode": lambda: {"x": _float(), "out": torch.empty(N, dtype=torch.bfloat16), "scale": 0.5},
+    "cast_encode_feedback": lambda: {**_feedback(), "out": torch.empty(N, dtype=torch.bfloat16)},
     "moments": lambda: {"x": _float(), "table": torch.empty(4), "centred": True},
     "moments_feedback": lambda: {
         "grad": _float(),
@@ -100,7 +105,7 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "block": 16,
         "status": _status(),
     },
-    "inceptionn_add_decoded": lambda: {"stream": _codes(1 + 4 * N), "out": _float(), "bound": 10, "scale": 0.5},
+    "inceptionn_add_decoded": lambda: {"streams": _codes(RANKS, N), "out": _float(), "bound": 10, "scale": 0.5},
     "inceptionn_encode": lambda: {
         "x": _float(),
         "used": _status(),

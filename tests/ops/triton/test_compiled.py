@@ -18,6 +18,7 @@ WIDE, LONG, UNWATCHED = {"bits": 8}, {"bits": 3, "block": 65536}, {"status": Non
 VARIANTS = {
     "cast_add_decoded": [{"payloads": torch.ones(RANKS, N, dtype=torch.bfloat16)}],
     "cast_encode": [{"out": torch.empty(N, dtype=torch.float16)}],
+    "cast_encode_feedback": [{"out": torch.empty(N, dtype=torch.float16)}, {"out": torch.empty(N)}, UNWATCHED],
     "mean_magnitude": [{"residual": None}],
     "momentum_update": [UNWATCHED],
     "onebit_add_decoded": [{"steps": None}],
