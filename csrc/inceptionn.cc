@@ -10,27 +10,44 @@ namespace gradwire {
 namespace {
 
 constexpr std::int64_t kAlign = 64;
+constexpr std::int64_t kPart = 32768;  // elements that stay in the L2 cache from counting to writing
 
-// The ranges of the threads, and how many bytes of codes each takes; then where its codes begin.
-std::vector<std::int64_t> sizes_for(std::int64_t n, int threads) {
-  const std::int64_t size = range_size(n, kAlign, threads);
-  return std::vector<std::int64_t>(std::size_t((n + size - 1) / size));
-}
-
-std::int64_t to_begins(std::vector<std::int64_t>& sizes) {
-  std::int64_t total = 0;
-  for (std::int64_t& size : sizes) {
-    const std::int64_t begin = total;
-    total += size;
-    size = begin;
-  }
-  return total;
-}
+std::int64_t tag_end(std::int64_t n) { return 1 + (n + 3) / 4; }
 
 void write_raw(const Inceptionn& t) {
   t.stream[0] = 1;
   std::memcpy(t.stream + 1, t.x, 4 * std::size_t(t.n));
   *t.used = std::int32_t(1 + 4 * t.n);
+}
+
+// A stream as it is, or, if it is too short for its own tags, followed by zeros in `longer`: it comes from outside.
+InceptionnStream open(const InceptionnDecoded& t, std::int64_t rank, std::vector<std::uint8_t>& longer) {
+  const std::uint8_t* stream = t.streams.data + rank * t.streams.stride;
+  const bool raw = t.bytes > 0 && stream[0] == 1;
+  const std::int64_t least = raw ? 1 + 4 * t.n : tag_end(t.n);
+  if (t.bytes < least) {
+    longer.assign(std::size_t(least), 0);
+    if (t.bytes > 0) std::memcpy(longer.data(), stream, std::size_t(t.bytes));
+    stream = longer.data();
+  }
+  const std::uint8_t* const end = stream + std::max(t.bytes, least);
+  return raw ? InceptionnStream{nullptr, stream + 1, end} : InceptionnStream{stream + 1, stream + tag_end(t.n), end};
+}
+
+// Where the codes of each range begin: a row for each stream, an entry for each range and one more.
+using Begins = std::vector<std::vector<std::int64_t>>;
+
+Begins find_begins(const std::vector<InceptionnStream>& streams, std::int64_t n, int threads) {
+  const KernelTable& kernels = active();
+  const std::int64_t range = range_size(n, kAlign, threads);
+  Begins begins(streams.size(), std::vector<std::int64_t>(std::size_t((n + range - 1) / range + 1)));
+  parallel_for(n, kAlign, threads, [&](std::int64_t begin, std::int64_t end, int i) {
+    for (std::size_t w = 0; w < streams.size(); ++w)
+      if (streams[w].tags) kernels.inceptionn_sizes({streams[w].tags, &begins[w][std::size_t(i) + 1]}, begin, end);
+  });
+  for (std::vector<std::int64_t>& row : begins)
+    for (std::size_t i = 1; i < row.size(); ++i) row[i] += row[i - 1];
+  return begins;
 }
 
 }  // namespace
@@ -40,51 +57,38 @@ void inceptionn_encode(const Inceptionn& t, int threads) {
   *t.used = 0;
   if (t.n == 0) return;
   const KernelTable& kernels = active();
-  const std::int64_t start = 1 + (t.n + 3) / 4, capacity = 1 + 4 * t.n;
-  std::vector<std::int64_t> begins = sizes_for(t.n, threads);
-  parallel_for(t.n, kAlign, threads, [&](std::int64_t begin, std::int64_t end, int i) {
-    kernels.inceptionn_tags({t.x, t.stream + 1, t.bound, &begins[std::size_t(i)]}, begin, end);
-  });
-  const std::int64_t total = start + to_begins(begins);
+  const std::int64_t start = tag_end(t.n), capacity = 1 + 4 * t.n;
+  std::uint8_t *const tags = t.stream + 1, *const codes = t.stream + start;
+  const auto classify = [&](std::int64_t begin, std::int64_t end) {
+    std::int64_t bytes = 0;
+    kernels.inceptionn_tags({t.x, tags, t.bound, &bytes}, begin, end);
+    return bytes;
+  };
+  const auto write = [&](std::int64_t begin, std::int64_t end, std::int64_t first, std::int64_t bytes) {
+    if (start + first + bytes > capacity) return;  // The tensor will be sent as it is.
+    kernels.inceptionn_codes({t.x, tags, codes + first, codes + first + bytes, t.bound}, begin, end);
+  };
+  const std::int64_t total = start + parallel_append(t.n, kPart, threads, classify, write);
   if (total >= capacity) return write_raw(t);
   t.stream[0] = 0;
   *t.used = std::int32_t(total);
-  begins.push_back(total - start);
-  std::uint8_t* const codes = t.stream + start;
-  parallel_for(t.n, kAlign, threads, [&](std::int64_t begin, std::int64_t end, int i) {
-    const std::int64_t first = begins[std::size_t(i)], last = begins[std::size_t(i) + 1];
-    kernels.inceptionn_codes({t.x, codes + first, codes + last, t.bound}, begin, end);
-  });
-  std::memset(t.stream + total, 0, std::size_t(capacity - total));
+  parallel_zero(t.stream + total, capacity - total, threads);
 }
 
 void inceptionn_add_decoded(const InceptionnDecoded& t, int threads) {
   count_call();
   if (t.n == 0) return;
-  const KernelTable& kernels = active();
-  const std::int64_t start = 1 + (t.n + 3) / 4;
-  // A stream that is too short for its tags can only come from outside: it is worked through with zeros behind it.
-  std::vector<std::uint8_t> whole;
-  const std::uint8_t* stream = t.stream;
-  std::int64_t bytes = t.bytes;
-  const bool raw = bytes > 0 && stream[0] == 1;
-  if (bytes < (raw ? 1 + 4 * t.n : start)) {
-    whole.assign(std::size_t(raw ? 1 + 4 * t.n : start), 0);
-    if (bytes > 0) std::memcpy(whole.data(), stream, std::size_t(bytes));
-    stream = whole.data(), bytes = std::int64_t(whole.size());
-  }
-  std::vector<std::int64_t> begins = sizes_for(t.n, threads);
-  if (!raw) {
-    parallel_for(t.n, kAlign, threads, [&](std::int64_t begin, std::int64_t end, int i) {
-      kernels.inceptionn_sizes({stream + 1, &begins[std::size_t(i)]}, begin, end);
-    });
-    to_begins(begins);
-  }
+  const std::size_t ranks = std::size_t(t.streams.count);
+  std::vector<std::vector<std::uint8_t>> longer(ranks);
+  std::vector<InceptionnStream> streams(ranks);
+  for (std::size_t w = 0; w < ranks; ++w) streams[w] = open(t, std::int64_t(w), longer[w]);
+  const Begins begins = find_begins(streams, t.n, threads);
   parallel_for(t.n, kAlign, threads, [&](std::int64_t begin, std::int64_t end, int i) {
-    const std::int64_t first = raw ? 1 + 4 * begin : start + begins[std::size_t(i)];
-    kernels.inceptionn_add_decoded(
-        {raw ? nullptr : stream + 1, stream + (first < bytes ? first : bytes), stream + bytes, t.out, t.bound, t.scale},
-        begin, end);
+    std::vector<const std::uint8_t*> places(ranks);
+    for (std::size_t w = 0; w < ranks; ++w)
+      places[w] = streams[w].codes + std::min(begins[w][std::size_t(i)], streams[w].end - streams[w].codes);
+    active().inceptionn_add_decoded({streams.data(), places.data(), t.streams.count, t.out, t.bound, t.scale}, begin,
+                                    end);
   });
 }
 

@@ -1,4 +1,4 @@
-// INCEPTIONN's tagged streams: where each element's code lies depends on all before it, so a first pass counts bytes.
+// INCEPTIONN's tagged streams: where each element's code lies depends on all before it, so bytes are counted first.
 #pragma once
 
 #include "kernels.h"
@@ -16,8 +16,8 @@ struct Inceptionn {
 void inceptionn_encode(const Inceptionn& t, int threads);
 
 struct InceptionnDecoded {
-  const std::uint8_t* stream;
-  std::int64_t bytes;
+  Rows streams;
+  std::int64_t bytes;  // of each stream
   float* out;
   int bound;
   float scale;

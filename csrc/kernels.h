@@ -25,6 +25,7 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(block_norms, BlockNorms)                         \
   X(cast_add_decoded, CastAddDecoded)                \
   X(cast_encode, CastEncode)                         \
+  X(cast_encode_feedback, CastEncodeFeedback)        \
   X(moments, Moments)                                \
   X(moments_feedback, MomentsFeedback)               \
   X(magnitude_sums, MagnitudeSums)                   \

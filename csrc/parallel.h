@@ -4,7 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <cstring>
+#include <thread>
+#include <vector>
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -49,6 +53,47 @@ template <class F>
 void parallel_for(std::int64_t n, std::int64_t align, int threads, const F& f) {
   const std::int64_t size = range_size(n, align, threads);
   parallel_tasks(int((n + size - 1) / size), [&](int i) { f(i * size, std::min((i + 1) * size, n), i); });
+}
+
+// Zeros over what may be a large part of a capacity.
+inline void parallel_zero(std::uint8_t* p, std::int64_t count, int threads) {
+  parallel_for(count, 4096, threads,
+               [&](std::int64_t begin, std::int64_t end, int) { std::memset(p + begin, 0, std::size_t(end - begin)); });
+}
+
+// Waits for a value that another thread is about to write: at first without giving up the CPU, since on a busy machine
+// it would not come back for milliseconds.
+inline std::int64_t await(const std::atomic<std::int64_t>& value, std::int64_t unknown) {
+  constexpr int kPatience = 2000;
+  for (int tries = 0;; ++tries) {
+    const std::int64_t found = value.load(std::memory_order_acquire);
+    if (found != unknown) return found;
+    if (tries >= kPatience) std::this_thread::yield();
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+}
+
+// Lays end to end what parts of `size` elements become, in one pass over memory: make(begin, end) says how many bytes a
+// part takes, and write(begin, end, first byte, bytes) follows while what it needs is in the cache. A part waits for the
+// sizes of those before it: they are taken in order, so each of them has a thread already. Returns the number of bytes.
+template <class Make, class Write>
+std::int64_t parallel_append(std::int64_t n, std::int64_t size, int threads, const Make& make, const Write& write) {
+  constexpr std::int64_t kUnknown = 0;
+  const std::int64_t parts = (n + size - 1) / size, range = range_size(n, size, threads);
+  std::vector<std::atomic<std::int64_t>> ends(std::size_t(parts + 1));  // plus one
+  std::atomic<std::int64_t> next{0};
+  ends[0].store(1);
+  parallel_tasks(int(std::max<std::int64_t>((n + range - 1) / range, 1)), [&](int) {
+    for (std::int64_t part = next.fetch_add(1); part < parts; part = next.fetch_add(1)) {
+      const std::int64_t begin = part * size, end = std::min(begin + size, n), bytes = make(begin, end);
+      const std::int64_t before = await(ends[std::size_t(part)], kUnknown);
+      ends[std::size_t(part + 1)].store(before + bytes, std::memory_order_release);
+      write(begin, end, before - 1, bytes);
+    }
+  });
+  return ends[std::size_t(parts)].load() - 1;
 }
 
 }  // namespace gradwire

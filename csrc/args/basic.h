@@ -25,18 +25,25 @@ struct Swap {
   float* b;
 };
 
+enum class CastTo : int { float16, bfloat16, float32 };
+
 struct CastEncode {
   const float* x;
   std::uint8_t* out;
   float scale;
-  bool bfloat;
+  CastTo to;
+};
+
+struct CastEncodeFeedback : Feedback {
+  std::uint8_t* out;
+  CastTo to;
 };
 
 struct CastAddDecoded {
   Rows payloads;
   float* out;
   float scale;
-  bool bfloat;
+  CastTo to;
 };
 
 }  // namespace gradwire

@@ -79,6 +79,7 @@ struct InceptionnTags {
 // The codes of a range begin at `codes` and end before `end`.
 struct InceptionnCodes {
   const float* x;
+  const std::uint8_t* tags;
   std::uint8_t *codes, *end;
   int bound;
 };
@@ -88,9 +89,16 @@ struct InceptionnSizes {
   std::int64_t* bytes;
 };
 
-// Without tags every code is a float32. `end` is that of the stream, not of the range.
-struct InceptionnAddDecoded {
+// Without tags every code is a float32.
+struct InceptionnStream {
   const std::uint8_t *tags, *codes, *end;
+};
+
+// `places`: where the codes of the range begin in each stream; they move on.
+struct InceptionnAddDecoded {
+  const InceptionnStream* streams;
+  const std::uint8_t** places;
+  std::int64_t ranks;
   float* out;
   int bound;
   float scale;

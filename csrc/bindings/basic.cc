@@ -27,15 +27,25 @@ void accumulate(Address grad, Address residual, Address status, Size n, int thre
   run(&KernelTable::accumulate, feedback(grad, residual, status, n), n, 16, threads);
 }
 
-void cast_encode(Address x, Address out, double scale, bool bfloat, Size n, int threads) {
-  run(&KernelTable::cast_encode, {pointer<const float>(x, n), pointer<std::uint8_t>(out, n), float(scale), bfloat}, n,
-      16, threads);
+CastTo cast_to(int to) {
+  if (to < 0 || to > int(CastTo::float32)) throw std::invalid_argument("to must be from 0 to 2");
+  return CastTo(to);
 }
 
-void cast_add_decoded(Address payloads, Size count, Size stride, Address out, double scale, bool bfloat, Size n,
+void cast_encode(Address x, Address out, double scale, int to, Size n, int threads) {
+  run(&KernelTable::cast_encode,
+      {pointer<const float>(x, n), pointer<std::uint8_t>(out, n), float(scale), cast_to(to)}, n, 16, threads);
+}
+
+void cast_encode_feedback(Address grad, Address residual, Address out, int to, Address status, Size n, int threads) {
+  run(&KernelTable::cast_encode_feedback,
+      {feedback(grad, residual, status, n), pointer<std::uint8_t>(out, n), cast_to(to)}, n, 16, threads);
+}
+
+void cast_add_decoded(Address payloads, Size count, Size stride, Address out, double scale, int to, Size n,
                       int threads) {
   run(&KernelTable::cast_add_decoded,
-      {rows(payloads, count, stride, n), pointer<float>(out, n), float(scale), bfloat}, n, 16, threads);
+      {rows(payloads, count, stride, n), pointer<float>(out, n), float(scale), cast_to(to)}, n, 16, threads);
 }
 
 }  // namespace
@@ -45,8 +55,9 @@ void bind_basic(nb::module_& m) {
   kernel(m, "nonfinite", &nonfinite, "x"_a, "status"_a);
   kernel(m, "swap", &swap_, "a"_a, "b"_a);
   kernel(m, "accumulate", &accumulate, "grad"_a, "residual"_a, "status"_a);
-  kernel(m, "cast_encode", &cast_encode, "x"_a, "out"_a, "scale"_a, "bfloat"_a);
-  kernel(m, "cast_add_decoded", &cast_add_decoded, "payloads"_a, "count"_a, "stride"_a, "out"_a, "scale"_a, "bfloat"_a);
+  kernel(m, "cast_encode", &cast_encode, "x"_a, "out"_a, "scale"_a, "to"_a);
+  kernel(m, "cast_encode_feedback", &cast_encode_feedback, "grad"_a, "residual"_a, "out"_a, "to"_a, "status"_a);
+  kernel(m, "cast_add_decoded", &cast_add_decoded, "payloads"_a, "count"_a, "stride"_a, "out"_a, "scale"_a, "to"_a);
 }
 
 }  // namespace gradwire::bindings

@@ -36,17 +36,18 @@ void measure_all(void (*KernelTable::*kernel)(const Args&, std::int64_t, std::in
 void eightbit_encode(Address x, Address scales, Address codes, Address book, int kind, Size block, Size n,
                      int threads) {
   const EightbitEncode args = {eightbit(scales, codes, book, kind, block, n), pointer<const float>(x, n)};
-  if (block == 0) measure_all(&KernelTable::largest, Largest{args.x, nullptr}, args.scales, n, threads);
-  run(&KernelTable::eightbit_encode, args, n, block ? block : 16, threads);
+  if (block) return run(&KernelTable::eightbit_encode, args, n, block, threads);
+  measure_all(&KernelTable::largest, Largest{args.x, nullptr}, args.scales, n, threads);
+  run_backwards(&KernelTable::eightbit_encode, args, n, 16, threads);
 }
 
 void eightbit_encode_feedback(Address grad, Address residual, Address scales, Address codes, Address book, int kind,
                               Size block, Address status, Size n, int threads) {
   const EightbitEncodeFeedback args = {feedback(grad, residual, status, n),
                                        eightbit(scales, codes, book, kind, block, n)};
-  if (block == 0)
-    measure_all(&KernelTable::largest_sum, LargestSum{args.grad, args.residual, nullptr}, args.scales, n, threads);
-  run(&KernelTable::eightbit_encode_feedback, args, n, block ? block : 16, threads);
+  if (block) return run(&KernelTable::eightbit_encode_feedback, args, n, block, threads);
+  measure_all(&KernelTable::largest_sum, LargestSum{args.grad, args.residual, nullptr}, args.scales, n, threads);
+  run_backwards(&KernelTable::eightbit_encode_feedback, args, n, 16, threads);
 }
 
 void eightbit_add_decoded(Address scales, Size scales_stride, Address codes, Size codes_stride, Size count, Address out,
@@ -99,10 +100,11 @@ void inceptionn_encode_(Address x, Address used, Address stream, int bound, Size
       threads);
 }
 
-void inceptionn_add_decoded_(Address stream, Size bytes, Address out, int bound, double scale, Size n, int threads) {
+void inceptionn_add_decoded_(Address streams, Size count, Size stride, Size bytes, Address out, int bound, double scale,
+                             Size n, int threads) {
   check_bound(bound);
   inceptionn_add_decoded(
-      {pointer<const std::uint8_t>(stream, bytes), bytes, pointer<float>(out, n), bound, float(scale), n}, threads);
+      {rows(streams, count, stride, bytes), bytes, pointer<float>(out, n), bound, float(scale), n}, threads);
 }
 
 }  // namespace
@@ -114,7 +116,7 @@ void bind_eightbit(nb::module_& m) {
   kernel(m, "eightbit_add_decoded", &eightbit_add_decoded, "scales"_a, "scales_stride"_a, "codes"_a, "codes_stride"_a,
          "count"_a, "out"_a, "book"_a, "kind"_a, "block"_a, "scale"_a);
   kernel(m, "inceptionn_encode", &inceptionn_encode_, "x"_a, "used"_a, "stream"_a, "bound"_a);
-  kernel(m, "inceptionn_add_decoded", &inceptionn_add_decoded_, "stream"_a, "bytes"_a, "out"_a, "bound"_a, "scale"_a);
+  kernel(m, "inceptionn_add_decoded", &inceptionn_add_decoded_, "streams"_a, "count"_a, "stride"_a, "bytes"_a, "out"_a, "bound"_a, "scale"_a);
   kernel(m, "natural_encode", &natural_encode, "x"_a, "bases"_a, "codes"_a, "random"_a, "block"_a, "key"_a, "step"_a);
   kernel(m, "natural_encode_feedback", &natural_encode_feedback, "grad"_a, "residual"_a, "bases"_a, "codes"_a, "random"_a,
          "block"_a, "key"_a, "step"_a, "status"_a);

@@ -54,16 +54,16 @@ void qsgd_add_decoded(Address norms, Size norms_stride, Address codes, Size code
 
 void round_encode(Address x, Address norm, Address codes, int bits, int levels, Size key, Size step, Size n,
                   int threads) {
-  run(&KernelTable::round_encode,
-      {qsgd(norm, codes, bits, 16, false, key, step, 1.0, levels, false, n), pointer<const float>(x, n)}, n,
-      kRoundRange, threads);
+  const RoundEncode args = {qsgd(norm, codes, bits, 16, false, key, step, 1.0, levels, false, n),
+                            pointer<const float>(x, n)};
+  run_backwards(&KernelTable::round_encode, args, n, kRoundRange, threads);
 }
 
 void round_keep(Address residual, Address norm, Address codes, int bits, int levels, double shrink, Size key, Size step,
                 Size n, int threads) {
-  run(&KernelTable::round_keep,
-      {qsgd(norm, codes, bits, 16, false, key, step, shrink, levels, false, n), pointer<float>(residual, n)}, n,
-      kRoundRange, threads);
+  const RoundKeep args = {qsgd(norm, codes, bits, 16, false, key, step, shrink, levels, false, n),
+                          pointer<float>(residual, n)};
+  run_backwards(&KernelTable::round_keep, args, n, kRoundRange, threads);
 }
 
 void moments(Address x, Address table, bool centred, Size n, int threads) {
@@ -77,21 +77,25 @@ void moments_feedback(Address grad, Address residual, Address table, bool centre
       kMomentSegment, threads);
 }
 
+void check_ternary(Size block) {
+  if (block < 16 || block > 65536) throw std::invalid_argument("block must be from 16 to 65536");
+}
+
 ThreeLc three_lc(Address scales, Address lengths, Address stream, Size block, double sparsity, Size n) {
-  if (block < 16) throw std::invalid_argument("block must be at least 16");
+  check_ternary(block);
   return {pointer<float>(scales, n), pointer<std::int16_t>(lengths, n), pointer<std::uint8_t>(stream, n), block,
           float(sparsity)};
 }
 
 // The blocks of a stream side by side, zeros after them. Returns their length.
-Size join_blocks(const ThreeLc& k, Size n) {
+Size join_blocks(const ThreeLc& k, Size n, int threads) {
   const Size room = (k.block + 4) / 5, blocks = (n + k.block - 1) / k.block, last = n - k.block * (blocks - 1);
   Size used = 0;
   for (Size block = 0; block < blocks; ++block) {
     std::memmove(k.stream + used, k.stream + block * room, std::size_t(k.lengths[block]));
     used += k.lengths[block];
   }
-  if (n > 0) std::memset(k.stream + used, 0, std::size_t((blocks - 1) * room + (last + 4) / 5 - used));
+  if (n > 0) parallel_zero(k.stream + used, (blocks - 1) * room + (last + 4) / 5 - used, threads);
   return used;
 }
 
@@ -99,7 +103,7 @@ Size three_lc_encode(Address x, Address scales, Address lengths, Address stream,
                      int threads) {
   const ThreeLcEncode k = {three_lc(scales, lengths, stream, block, sparsity, n), pointer<const float>(x, n)};
   run(&KernelTable::three_lc_encode, k, n, block, threads);
-  return join_blocks(k, n);
+  return join_blocks(k, n, threads);
 }
 
 Size three_lc_encode_feedback(Address grad, Address residual, Address scales, Address lengths, Address stream,
@@ -107,13 +111,13 @@ Size three_lc_encode_feedback(Address grad, Address residual, Address scales, Ad
   const ThreeLcEncodeFeedback k = {feedback(grad, residual, status, n),
                                    three_lc(scales, lengths, stream, block, sparsity, n)};
   run(&KernelTable::three_lc_encode_feedback, k, n, block, threads);
-  return join_blocks(k, n);
+  return join_blocks(k, n, threads);
 }
 
 void three_lc_add_decoded(Address scales, Size scales_stride, Address lengths, Size lengths_stride, Address stream,
                           Size stream_stride, Size ranks, Size bytes, Address out, Size block, double scale, Size n,
                           int threads) {
-  if (block < 16) throw std::invalid_argument("block must be at least 16");
+  check_ternary(block);
   run(&KernelTable::three_lc_add_decoded,
       {rows(scales, ranks, scales_stride, n), rows(lengths, ranks, lengths_stride, n),
        rows(stream, ranks, stream_stride, bytes), bytes, pointer<float>(out, n), block, float(scale)},
@@ -135,10 +139,10 @@ void thc_encode(Address x, Address norms, Address seed, Address codes, Size bloc
                 Size step, Size n, int threads) {
   check_rotation(block);
   const float factor = 0.5f * float(levels) / float(clip);
-  run(&KernelTable::thc_encode,
-      {pointer<const float>(x, n), pointer<const float>(norms, n), pointer<const std::int64_t>(seed, n),
-       pointer<std::uint8_t>(codes, n), block, float(levels), factor, std::uint64_t(key), std::uint64_t(step)},
-      n, block, threads);
+  const ThcEncode args = {
+      pointer<const float>(x, n), pointer<const float>(norms, n), pointer<const std::int64_t>(seed, n),
+      pointer<std::uint8_t>(codes, n), block, float(levels), factor, std::uint64_t(key), std::uint64_t(step)};
+  run_backwards(&KernelTable::thc_encode, args, n, block, threads);
 }
 
 // Beyond 255 the codes of all ranks may have run over, and nothing that is decoded would mean anything.

@@ -5,6 +5,7 @@
 #include "kernels/block_norms.h"
 #include "kernels/cast_add_decoded.h"
 #include "kernels/cast_encode.h"
+#include "kernels/cast_encode_feedback.h"
 #include "kernels/moments.h"
 #include "kernels/moments_feedback.h"
 #include "kernels/magnitude_sums.h"

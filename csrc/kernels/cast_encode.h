@@ -1,18 +1,20 @@
-// A scaled copy in 16 bits.
+// A scaled copy, in 16 bits as a rule.
 #pragma once
 
-#include "kernels/bfloat16.h"
+#include "kernels/cast.h"
 
 namespace gradwire::GRADWIRE_TARGET {
 
-GRADWIRE_INLINE void cast_encode_step(const CastEncode& k, std::int64_t i, int count) {
-  const F32 x = load_ahead(k.x + i, count) * set(k.scale);
-  if (k.bfloat)
-    store_bf16(k.out + 2 * i, x, count);
-  else
-    store_f16(k.out + 2 * i, x, count);
+template <CastTo kTo>
+static void cast_encode_to(const CastEncode& args, std::int64_t begin, std::int64_t end) {
+  const CastEncode k = args;
+  const F32 scale = set(k.scale);
+  std::int64_t i = begin;
+  for (; end - i >= kLanes; i += kLanes)
+    store_cast<kTo>(k.out + kCastBytes<kTo> * i, load_ahead(k.x + i, kLanes) * scale, kLanes);
+  if (i < end) store_cast<kTo>(k.out + kCastBytes<kTo> * i, load(k.x + i, int(end - i)) * scale, int(end - i));
 }
 
-GRADWIRE_RANGE_KERNEL(cast_encode, CastEncode, kLanes)
+GRADWIRE_CAST_KERNEL(cast_encode, CastEncode)
 
 }  // namespace gradwire::GRADWIRE_TARGET

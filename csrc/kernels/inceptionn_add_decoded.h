@@ -1,44 +1,68 @@
-// Adds the elements of a tagged stream, or of one that holds them as they are.
+// Adds the elements of tagged streams, or of some that hold them as they are, rank after rank to a part of the sum
+// that stays in the L1 cache.
 #pragma once
 
-#include "kernels/qsgd_codes.h"
+#include "kernels/inceptionn_quads.h"
 
 namespace gradwire::GRADWIRE_TARGET {
 
-// What a stream from outside lacks is read as zero.
-GRADWIRE_INLINE std::uint32_t load_word(const std::uint8_t* p, const std::uint8_t* end) {
-  std::uint32_t word = 0;
-  if (end - p >= 4)
-    std::memcpy(&word, p, 4);
-  else if (end > p)
-    std::memcpy(&word, p, std::size_t(end - p));
-  return word;
+constexpr std::int64_t kInceptionnSum = 2048;
+
+// Without a shift that depends on the class, the sign would have to be looked for in two places.
+GRADWIRE_INLINE F32 inceptionn_value(U32 tags, U32 words, Table4 units) {
+  const U32 high = shl(words, select(eq(tags, set_u32(2)), set_u32(16), set_u32(24)));
+  const F32 magnitude = from_i32(high & set_u32(0x7fffffff)) * lookup(units, tags);
+  const U32 fixed = as_u32(magnitude) | (high & set_u32(0x80000000));
+  return as_f32(select(eq(tags, set_u32(3)), words, fixed));
 }
 
-GRADWIRE_INLINE F32 inceptionn_value(U32 tags, U32 words, float unit) {
-  const Mask longer = eq(tags, set_u32(2));
-  const U32 top = select(longer, set_u32(0x7fff), set_u32(0x7f));
-  const F32 magnitude = from_i32(words & top) * select(longer, set(0x1p-15f), set(unit));
-  const Mask negative = eq(words & (top + set_u32(1)), top + set_u32(1));
-  const U32 fixed = as_u32(magnitude) | select(negative, set_u32(0x80000000), set_u32(0));
-  return as_f32(select(eq(tags, set_u32(3)), words, select(eq(tags, set_u32(0)), set_u32(0), fixed)));
+// What a stream from outside lacks is read as zero.
+GRADWIRE_INLINE U32 load_last_quads(const std::uint8_t*& p, const std::uint8_t* end, std::uint32_t tags) {
+  std::uint8_t bytes[5 * kQuadBytes] = {};
+  if (end > p) std::memcpy(bytes, p, std::size_t(end - p < 4 * kQuadBytes ? end - p : 4 * kQuadBytes));
+  const std::uint8_t* at = bytes;
+  const U32 words = load_quads(at, tags);
+  p = end - p < at - bytes ? end : p + (at - bytes);
+  return words;
+}
+
+GRADWIRE_INLINE void add_tagged_step(const InceptionnAddDecoded& k, const InceptionnStream& s, const std::uint8_t*& p,
+                                     Table4 units, std::int64_t i, int count) {
+  const std::uint32_t packed = load_tags(s.tags + i / kQuad, count);
+  const U32 words = s.end - p >= 4 * kQuadBytes ? load_quads(p, packed) : load_last_quads(p, s.end, packed);
+  const U32 tags = shr(set_u32(packed), shl(iota(), 1)) & set_u32(3);
+  store(k.out + i, load(k.out + i, count) + inceptionn_value(tags, words, units) * set(k.scale), count);
+}
+
+static const std::uint8_t* add_tagged(const InceptionnAddDecoded& k, const InceptionnStream& s, const std::uint8_t* p,
+                                      std::int64_t begin, std::int64_t end) {
+  const Table4 units = table4(0.0f, 0x1p-24f / float(1 << k.bound), 0x1p-31f, 0.0f);
+  std::int64_t i = begin;
+  for (; end - i >= kLanes; i += kLanes) add_tagged_step(k, s, p, units, i, kLanes);
+  if (i < end) add_tagged_step(k, s, p, units, i, int(end - i));
+  return p;
+}
+
+static void add_floats(const InceptionnAddDecoded& k, const InceptionnStream& s, std::int64_t begin,
+                       std::int64_t end) {
+  const float* const x = reinterpret_cast<const float*>(s.codes);
+  std::int64_t i = begin;
+  for (; end - i >= kLanes; i += kLanes) store(k.out + i, load(k.out + i) + load(x + i) * set(k.scale));
+  const int rest = int(end - i);
+  if (rest > 0) store(k.out + i, load(k.out + i, rest) + load(x + i, rest) * set(k.scale), rest);
 }
 
 static void inceptionn_add_decoded(const InceptionnAddDecoded& args, std::int64_t begin, std::int64_t end) {
   const InceptionnAddDecoded k = args;
-  const float unit = 1.0f / float(1 << k.bound);
-  const std::uint8_t* p = k.codes;
-  for (std::int64_t i = begin; i < end; i += kLanes) {
-    const int count = end - i < kLanes ? int(end - i) : kLanes;
-    const U32 tags = k.tags ? load_levels<2>(k.tags + i / 4, count) & set_u32(3) : set_u32(3);
-    std::uint32_t words[kLanes] = {}, sizes[kLanes];
-    store_u32(sizes, shr(shl(set_u32(1), tags), 1));
-    for (int j = 0; j < count; ++j) {
-      words[j] = load_word(p, k.end);
-      p += sizes[j];
+  for (std::int64_t i = begin; i < end; i += kInceptionnSum) {
+    const std::int64_t next = end - i < kInceptionnSum ? end : i + kInceptionnSum;
+    for (std::int64_t w = 0; w < k.ranks; ++w) {
+      const InceptionnStream& s = k.streams[w];
+      if (s.tags)
+        k.places[w] = add_tagged(k, s, k.places[w], i, next);
+      else
+        add_floats(k, s, i, next);
     }
-    const F32 value = inceptionn_value(tags, load_u32(words), unit);
-    store(k.out + i, load_ahead(k.out + i, count) + value * set(k.scale), count);
   }
 }
 

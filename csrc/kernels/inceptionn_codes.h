@@ -1,43 +1,34 @@
 // The codes of tagged elements, one after the other: 0, 1, 2 or 4 bytes each.
 #pragma once
 
+#include "kernels/inceptionn_quads.h"
 #include "kernels/inceptionn_tags.h"
 
 namespace gradwire::GRADWIRE_TARGET {
 
-// The nearest integer, for magnitudes below 2^22, at most `top`, and a sign above it.
-GRADWIRE_INLINE U32 fixed_point(F32 magnitude, float unit, std::uint32_t top, U32 sign) {
-  const U32 q = (as_u32(magnitude * set(unit) + set(0x1.8p23f)) & set_u32(0xffff)), most = set_u32(top);
-  return select(gt(q, most), most, q) | (sign & set_u32(top + 1));
+// The float32, or its nearest multiple of the class's unit: for magnitudes below 2^22 that is in the lowest bits of
+// the sum with 2^23 and a half. Of what is not sent, anything.
+GRADWIRE_INLINE U32 inceptionn_words(const Classes& c, F32 x, float unit) {
+  const U32 top = select(c.longer, set_u32(32767), set_u32(127));
+  const F32 scaled = as_f32(abs_bits(x)) * select(c.longer, set(0x1p15f), set(unit));
+  const U32 nearest = as_u32(scaled + set(0x1.8p23f)) & set_u32(0xffff);
+  const U32 fixed = select(gt(nearest, top), top, nearest) | (sar(as_u32(x), 31) & (top + set_u32(1)));
+  return select(c.copied, as_u32(x), fixed);
 }
 
-GRADWIRE_INLINE U32 inceptionn_words(const Classes& c, F32 x, float unit) {
-  const U32 word = as_u32(x), sign = sar(word, 31);
-  const F32 below = as_f32(select(c.copied, set_u32(0), abs_bits(x)));
-  const U32 byte = fixed_point(below, unit, 127, sign), half = fixed_point(below, 0x1p15f, 32767, sign);
-  return select(c.copied, word, select(c.longer, half, byte));
+GRADWIRE_INLINE std::uint8_t* inceptionn_codes_step(const InceptionnCodes& k, std::uint8_t* p, float unit,
+                                                    std::int64_t i, int count) {
+  const F32 x = load(k.x + i, count);
+  return store_quads(p, k.end, inceptionn_words(classes_of(x, k.bound), x, unit), load_tags(k.tags + i / kQuad, count));
 }
 
 static void inceptionn_codes(const InceptionnCodes& args, std::int64_t begin, std::int64_t end) {
   const InceptionnCodes k = args;
   const float unit = float(1 << k.bound);
   std::uint8_t* p = k.codes;
-  for (std::int64_t i = begin; i < end; i += kLanes) {
-    const int count = end - i < kLanes ? int(end - i) : kLanes;
-    const F32 x = load_ahead(k.x + i, count);
-    const Classes c = classes_of(x, k.bound);
-    std::uint32_t words[kLanes], sizes[kLanes];
-    store_u32(words, inceptionn_words(c, x, unit));
-    store_u32(sizes, sizes_of(c));
-    for (int j = 0; j < count; ++j) {
-      // Four bytes are written whatever is needed, except where they would reach into another thread's part.
-      if (__builtin_expect(k.end - p >= 4, 1))
-        std::memcpy(p, &words[j], 4);
-      else
-        std::memcpy(p, &words[j], sizes[j]);
-      p += sizes[j];
-    }
-  }
+  std::int64_t i = begin;
+  for (; end - i >= kLanes; i += kLanes) p = inceptionn_codes_step(k, p, unit, i, kLanes);
+  if (i < end) inceptionn_codes_step(k, p, unit, i, int(end - i));
 }
 
 }  // namespace gradwire::GRADWIRE_TARGET

@@ -72,6 +72,8 @@ GRADWIRE_INLINE void store_levels(std::uint8_t* p, const U32 (&q)[4]) {
     store_i8(p, q[0], q[1], q[2], q[3]);
   } else if constexpr (kBits == 4) {
     store_u4(p, q[0], q[1], q[2], q[3]);
+  } else if constexpr (kBits == 2) {
+    store_u2(p, q[0], q[1], q[2], q[3]);
   } else {
     for (int j = 0; j < 4; ++j) store_levels<kBits>(p + 2 * kBits * j, q[j]);
   }

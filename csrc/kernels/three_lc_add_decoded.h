@@ -7,30 +7,42 @@ namespace gradwire::GRADWIRE_TARGET {
 
 constexpr std::int64_t kStreams = 64;  // ranks whose place in their stream is kept at once
 
-// The elements of each byte below 243, first to last, as 0, 1, 2.
+constexpr std::int64_t kLongestTernary = 65536;
+constexpr int kGroupRoom = 8;  // bytes that are written for the 5 elements of a group
+
+// Of each byte the elements, first to last, as 0, 1, 2, those of a run being 1; and how many they are.
 struct GroupDigits {
-  std::uint8_t of[kFirstRun][5];
-  constexpr GroupDigits() : of() {
-    for (int byte = 0; byte < kFirstRun; ++byte)
-      for (int i = 4, rest = byte; i >= 0; --i, rest /= 3) of[byte][i] = std::uint8_t(rest % 3);
+  std::uint8_t of[256][kGroupRoom], count[256];
+  constexpr GroupDigits() : of(), count() {
+    for (int byte = 0; byte < 256; ++byte) {
+      for (int i = 0; i < kGroupRoom; ++i) of[byte][i] = 1;
+      count[byte] = std::uint8_t(byte < kFirstRun ? 5 : 5 * (byte - kFirstRun + 2));
+      if (byte < kFirstRun)
+        for (int i = 4, rest = byte; i >= 0; --i, rest /= 3) of[byte][i] = std::uint8_t(rest % 3);
+    }
   }
 };
 
-GRADWIRE_INLINE void add_groups(float* out, std::int64_t count, const std::uint8_t* bytes, std::int64_t length,
-                                float step) {
-  static constexpr GroupDigits digits;
-  const float value[3] = {-step, -0.0f, step};
+static constexpr GroupDigits kGroupDigits;
+
+GRADWIRE_INLINE void expand_groups(std::uint8_t* digits, std::int64_t count, const std::uint8_t* bytes,
+                                   std::int64_t length) {
+  std::memset(digits, 1, std::size_t(count));
   std::int64_t i = 0;
   for (const std::uint8_t* const after = bytes + length; bytes < after && i < count; ++bytes) {
-    if (*bytes >= kFirstRun) {
-      i += 5 * (*bytes - kFirstRun + 2);
-      continue;
-    }
-    const std::int64_t size = count - i < 5 ? count - i : 5;
-    if (*bytes != kZeroGroup)
-      for (int j = 0; j < size; ++j) out[i + j] = out[i + j] + value[digits.of[*bytes][j]];
-    i += 5;
+    std::memcpy(digits + i, kGroupDigits.of[*bytes], kGroupRoom);
+    i += kGroupDigits.count[*bytes];
   }
+}
+
+// Adding -0 changes nothing.
+GRADWIRE_INLINE void add_digits(float* out, const std::uint8_t* digits, std::int64_t count, float step) {
+  const Table4 values = table4(-step, -0.0f, step, 0.0f);
+  std::int64_t i = 0;
+#pragma GCC unroll 4
+  for (; count - i >= kLanes; i += kLanes) store(out + i, load(out + i) + lookup(values, load_u8(digits + i)));
+  const int rest = int(count - i);
+  if (rest > 0) store(out + i, load(out + i, rest) + lookup(values, load_u8(digits + i, rest)), rest);
 }
 
 template <class T>
@@ -40,20 +52,22 @@ GRADWIRE_INLINE T item_of(const Rows& rows, std::int64_t rank, std::int64_t i) {
   return item;
 }
 
-GRADWIRE_INLINE void add_ternary_block(const ThreeLcAddDecoded& k, std::int64_t rank, std::int64_t block, float* out,
-                                       std::int64_t count, std::int64_t& place) {
+GRADWIRE_INLINE void add_ternary_block(const ThreeLcAddDecoded& k, std::uint8_t* digits, std::int64_t rank,
+                                       std::int64_t block, std::int64_t count, std::int64_t& place) {
+  float* const out = k.out + block * k.block;
   const float scale = item_of<float>(k.scales, rank, block), step = k.scale * scale;
   const std::int64_t length = item_of<std::int16_t>(k.lengths, rank, block);
   const std::uint8_t* const bytes = k.stream.data + rank * k.stream.stride + place;
   if (!(scale - scale == 0.0f))
     for (std::int64_t i = 0; i < count; ++i) out[i] = __builtin_nanf("");
   else if (length > 0 && place + length <= k.bytes)
-    add_groups(out, count, bytes, length, step);
+    expand_groups(digits, count, bytes, length), add_digits(out, digits, count, step);
   place += length > 0 ? length : 0;
 }
 
 static void three_lc_add_decoded(const ThreeLcAddDecoded& args, std::int64_t begin, std::int64_t end) {
   const ThreeLcAddDecoded k = args;
+  alignas(64) std::uint8_t digits[kLongestTernary + kGroupRoom];
   for (std::int64_t first = 0; first < k.stream.count; first += kStreams) {
     const std::int64_t left = k.stream.count - first, ranks = left < kStreams ? left : kStreams;
     std::int64_t place[kStreams] = {};
@@ -65,7 +79,7 @@ static void three_lc_add_decoded(const ThreeLcAddDecoded& args, std::int64_t beg
     for (std::int64_t i = begin; i < end; i += k.block) {
       const std::int64_t count = end - i < k.block ? end - i : k.block;
       for (std::int64_t w = 0; w < ranks; ++w)
-        add_ternary_block(k, first + w, i / k.block, k.out + i, count, place[w]);
+        add_ternary_block(k, digits, first + w, i / k.block, count, place[w]);
     }
   }
 }

@@ -11,42 +11,66 @@ constexpr int kLongestRun = 14;
 
 GRADWIRE_INLINE std::int64_t groups_of(std::int64_t count) { return (count + 4) / 5; }
 
-// The weight of a set of elements in their group; bit 0 is the first, whose weight is 81.
-struct GroupWeights {
-  std::uint8_t of[32];
-  constexpr GroupWeights() : of() {
-    const int weight[5] = {81, 27, 9, 3, 1};
-    for (int set = 0; set < 32; ++set)
-      for (int i = 0; i < 5; ++i) of[set] = std::uint8_t(of[set] + (set >> i & 1) * weight[i]);
-  }
-};
-
-// Where the next byte goes, and how many zero groups are not written yet.
-struct GroupWriter {
-  std::uint8_t* out;
-  std::int64_t zeros;
-};
-
-GRADWIRE_INLINE void flush_zeros(GroupWriter& w) {
-  for (; w.zeros >= 2; w.zeros -= w.zeros < kLongestRun ? w.zeros : kLongestRun)
-    *w.out++ = std::uint8_t(kFirstRun - 2 + (w.zeros < kLongestRun ? w.zeros : kLongestRun));
-  if (w.zeros == 1) *w.out++ = kZeroGroup;
-  w.zeros = 0;
+// 8 groups, a byte each, from the 40 bits of their elements: the first element is the lowest bit of a byte.
+GRADWIRE_INLINE std::uint64_t spread_groups(const std::uint8_t* bits) {
+  std::uint64_t x;
+  std::memcpy(&x, bits, sizeof x);
+  x = (x & 0xfffff) | (x & 0xfffff00000) << 12;
+  x = (x & 0x000003ff000003ff) | (x & 0x000ffc00000ffc00) << 6;
+  return (x & 0x001f001f001f001f) | (x & 0x03e003e003e003e0) << 3;
 }
 
-// `count` groups, at most 12, from the bits of their positive and their negative elements.
-GRADWIRE_INLINE void write_groups(GroupWriter& w, std::uint64_t plus, std::uint64_t minus, int count) {
-  static constexpr GroupWeights weights;
-  int at = 0;
-  for (std::uint64_t any = plus | minus; any;) {
-    const int group = __builtin_ctzll(any) / 5;
-    w.zeros += group - at;
-    flush_zeros(w);
-    *w.out++ = std::uint8_t(kZeroGroup + weights.of[plus >> 5 * group & 31] - weights.of[minus >> 5 * group & 31]);
-    any &= ~(std::uint64_t{31} << 5 * group);
-    at = group + 1;
+// The sum of the weights 81, 27, 9, 3, 1 of the elements that are set, for each of 8 groups.
+GRADWIRE_INLINE std::uint64_t weights_of(std::uint64_t groups) {
+  constexpr std::uint64_t kFirst = 0x0101010101010101;
+  return (groups & kFirst) * 81 + (groups >> 1 & kFirst) * 27 + (groups >> 2 & kFirst) * 9 +
+         (groups >> 3 & kFirst) * 3 + (groups >> 4 & kFirst);
+}
+
+// Bit i: byte i of the eight, all below 128, is not zero.
+GRADWIRE_INLINE std::uint64_t nonzero_bytes(std::uint64_t x) {
+  return ((x + 0x7f7f7f7f7f7f7f7f) >> 7 & 0x0101010101010101) * 0x0102040810204080 >> 56;
+}
+
+constexpr int kTileGroups = 64;
+constexpr int kGroupTile = 5 * kTileGroups;  // elements
+
+// A bit for each element of a tile, and room to read 8 bytes at the last 40 bits.
+struct TernaryTile {
+  std::uint16_t plus[kGroupTile / kLanes + 2], minus[kGroupTile / kLanes + 2];
+};
+
+// Where the next byte goes, and how many groups are written; the zeros before the first that is not are only counted.
+struct GroupWriter {
+  std::uint8_t* out;
+  std::int64_t done;
+};
+
+// Runs of zeros up to the group `next`. Where there are none, a byte is written that the next group overwrites.
+GRADWIRE_INLINE void write_zeros(GroupWriter& w, std::int64_t next) {
+  std::int64_t zeros = next - w.done;
+  for (; zeros > kLongestRun; zeros -= kLongestRun) *w.out++ = std::uint8_t(kFirstRun - 2 + kLongestRun);
+  *w.out = zeros == 1 ? std::uint8_t(kZeroGroup) : std::uint8_t(kFirstRun - 2 + zeros);
+  w.out += zeros > 0;
+  w.done = next;
+}
+
+// The groups of a tile, which begins at group `first`.
+GRADWIRE_INLINE void write_groups(GroupWriter& w, const TernaryTile& tile, std::int64_t first) {
+  const auto *const plus = reinterpret_cast<const std::uint8_t*>(tile.plus),
+             *const minus = reinterpret_cast<const std::uint8_t*>(tile.minus);
+  std::uint64_t groups[kTileGroups / 8], present = 0;
+  for (int j = 0; j < kTileGroups / 8; ++j) {
+    const std::uint64_t p = spread_groups(plus + 5 * j), m = spread_groups(minus + 5 * j);
+    groups[j] = kZeroGroup * std::uint64_t{0x0101010101010101} + weights_of(p) - weights_of(m);
+    present |= nonzero_bytes(p | m) << 8 * j;
   }
-  w.zeros += count - at;
+  for (; present; present &= present - 1) {
+    const int group = __builtin_ctzll(present);
+    write_zeros(w, first + group);
+    *w.out++ = reinterpret_cast<const std::uint8_t*>(groups)[group];
+    ++w.done;
+  }
 }
 
 // What the elements of a block are compared with, and what is taken from those that exceed it.
@@ -57,29 +81,26 @@ struct Ternary {
 GRADWIRE_INLINE Ternary ternary(float scale) { return {set(0.5f * scale), set(-0.5f * scale), set(scale)}; }
 
 template <bool kKeep>
-GRADWIRE_INLINE void take_ternary(const Ternary& t, const float* x, float* residual, int count, std::uint64_t& plus,
-                                  std::uint64_t& minus) {
+GRADWIRE_INLINE void take_ternary(const Ternary& t, const float* x, float* residual, int count, std::uint16_t& plus,
+                                  std::uint16_t& minus) {
   const F32 value = load(x, count);
   const Mask above = gt(value, t.plus), below = lt(value, t.minus);
   if (kKeep) store(residual, select(above, value - t.scale, select(below, value + t.scale, value)), count);
   plus = bits(above), minus = bits(below);
 }
 
-constexpr int kGroupTile = 5 * kLanes;  // elements, and so 16 groups
-
 template <bool kKeep>
-GRADWIRE_INLINE void write_group_tile(GroupWriter& w, const Ternary& t, const float* x, float* residual, int count) {
-  std::uint64_t plus[5] = {}, minus[5] = {};
-  for (int v = 0; v * kLanes < count; ++v) {
-    const int left = count - v * kLanes, size = left < kLanes ? left : kLanes;
-    take_ternary<kKeep>(t, x + v * kLanes, residual + v * kLanes, size, plus[v], minus[v]);
-  }
-  const std::uint64_t low_plus = plus[0] | plus[1] << 16 | plus[2] << 32 | plus[3] << 48;
-  const std::uint64_t low_minus = minus[0] | minus[1] << 16 | minus[2] << 32 | minus[3] << 48;
-  constexpr std::uint64_t kLow = (std::uint64_t{1} << 60) - 1;
-  const int groups = int(groups_of(count));
-  write_groups(w, low_plus & kLow, low_minus & kLow, groups < 12 ? groups : 12);
-  if (groups > 12) write_groups(w, low_plus >> 60 | plus[4] << 4, low_minus >> 60 | minus[4] << 4, groups - 12);
+GRADWIRE_INLINE void write_group_tile(GroupWriter& w, const Ternary& t, const float* x, float* residual, int count,
+                                      std::int64_t first) {
+  TernaryTile tile;
+  if (count < kGroupTile) tile = {};
+  int v = 0;
+#pragma GCC unroll 4
+  for (; (v + 1) * kLanes <= count; ++v)
+    take_ternary<kKeep>(t, x + v * kLanes, residual + v * kLanes, kLanes, tile.plus[v], tile.minus[v]);
+  if (v * kLanes < count)
+    take_ternary<kKeep>(t, x + v * kLanes, residual + v * kLanes, count - v * kLanes, tile.plus[v], tile.minus[v]);
+  write_groups(w, tile, first);
 }
 
 // The scale as it is sent: below 2^-120 it counts as zero.
@@ -103,9 +124,10 @@ GRADWIRE_INLINE void write_ternary_block(const ThreeLc& k, const float* x, float
   if (scale > 0.0f && scale <= 0x1.fffffep127f) {
     const Ternary t = ternary(scale);
     std::int64_t i = 0;
-    for (; count - i >= kGroupTile; i += kGroupTile) write_group_tile<kKeep>(w, t, x + i, residual + i, kGroupTile);
-    if (i < count) write_group_tile<kKeep>(w, t, x + i, residual + i, int(count - i));
-    flush_zeros(w);
+    for (; count - i >= kGroupTile; i += kGroupTile)
+      write_group_tile<kKeep>(w, t, x + i, residual + i, kGroupTile, i / 5);
+    if (i < count) write_group_tile<kKeep>(w, t, x + i, residual + i, int(count - i), i / 5);
+    if (w.done < groups_of(count)) write_zeros(w, groups_of(count));
   } else if (kKeep && !(scale == 0.0f)) {
     for (std::int64_t i = 0; i < count; ++i) residual[i] = __builtin_nanf("");
   }

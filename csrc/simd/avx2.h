@@ -113,6 +113,18 @@ GRADWIRE_INLINE void store_u4(void* p, U32 a, U32 b, U32 c, U32 d) {
   const __m256i cd = _mm256_maddubs_epi16(_mm256_and_si256(pack_i8_(c, d), low), weights);
   _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packus_epi16(ab, cd), 0xd8));
 }
+// The low two bits of each lane, four lanes to a byte, the first lowest.
+GRADWIRE_INLINE __m256i join_u2_(U32 a, U32 b) {
+  const __m256i crumbs = _mm256_and_si256(pack_i8_(a, b), _mm256_set1_epi8(3));
+  const __m256i nibbles = _mm256_maddubs_epi16(crumbs, _mm256_set1_epi16(0x0401));
+  return _mm256_madd_epi16(nibbles, _mm256_set1_epi32(0x00100001));
+}
+GRADWIRE_INLINE void store_u2(void* p, U32 a, U32 b, U32 c, U32 d) {
+  const __m256i halves = _mm256_packus_epi32(join_u2_(a, b), join_u2_(c, d));
+  const __m256i bytes = _mm256_packus_epi16(halves, halves);
+  _mm_storeu_si128(static_cast<__m128i*>(p),
+                   _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+}
 GRADWIRE_INLINE void store_u4(void* p, U32 x) {
   const __m256i y = _mm256_and_si256(pack_u16_(x), _mm256_set1_epi16(15));
   const __m128i nibbles = _mm_packus_epi16(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
@@ -238,6 +250,30 @@ GRADWIRE_INLINE int store_front_u16(void* p, U32 x, Mask m) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(q), front_u16_(_mm256_castsi256_si128(halves), lo));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(q + first), front_u16_(_mm256_extracti128_si256(halves, 1), hi));
   return first + __builtin_popcount(hi);
+}
+
+// Bytes of `places` name bytes of 16 others; 0x80 names a zero.
+GRADWIRE_INLINE __m128i shuffled_(__m128i bytes, const std::uint8_t* places) {
+  return _mm_shuffle_epi8(bytes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(places)));
+}
+GRADWIRE_INLINE __m128i shuffled_(const std::uint8_t* from, const std::uint8_t* places) {
+  return shuffled_(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), places);
+}
+GRADWIRE_INLINE void store_shuffled_(std::uint8_t* to, __m128i bytes, const std::uint8_t* places) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), shuffled_(bytes, places));
+}
+// Each four lanes from 16 bytes of their own.
+GRADWIRE_INLINE U32 shuffled_bytes(const std::uint8_t* const (&from)[4], const std::uint8_t* const (&places)[4]) {
+  return {_mm256_inserti128_si256(_mm256_castsi128_si256(shuffled_(from[0], places[0])),
+                                  shuffled_(from[1], places[1]), 1),
+          _mm256_inserti128_si256(_mm256_castsi128_si256(shuffled_(from[2], places[2])),
+                                  shuffled_(from[3], places[3]), 1)};
+}
+// 16 bytes of four lanes, as `places` names them, to each `to`, in that order: later ones may overwrite the former.
+GRADWIRE_INLINE void store_shuffled(std::uint8_t* const (&to)[4], U32 x, const std::uint8_t* const (&places)[4]) {
+  const __m128i quads[4] = {_mm256_castsi256_si128(x.lo), _mm256_extracti128_si256(x.lo, 1),
+                            _mm256_castsi256_si128(x.hi), _mm256_extracti128_si256(x.hi, 1)};
+  for (int i = 0; i < 4; ++i) store_shuffled_(to[i], quads[i], places[i]);
 }
 
 struct U64 { __m256i lo, hi; };

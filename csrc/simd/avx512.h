@@ -75,6 +75,13 @@ GRADWIRE_INLINE void store_u4(void* p, U32 a, U32 b, U32 c, U32 d) {
   const __m512i pairs = _mm512_maddubs_epi16(nibbles, _mm512_set1_epi16(0x1001));
   _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi16_epi8(pairs));
 }
+// The low two bits of each lane, four lanes to a byte, the first lowest.
+GRADWIRE_INLINE void store_u2(void* p, U32 a, U32 b, U32 c, U32 d) {
+  const __m512i crumbs = _mm512_and_si512(pack_i8_(a, b, c, d), _mm512_set1_epi8(3));
+  const __m512i nibbles = _mm512_maddubs_epi16(crumbs, _mm512_set1_epi16(0x0401));
+  const __m512i bytes = _mm512_madd_epi16(nibbles, _mm512_set1_epi32(0x00100001));
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(bytes));
+}
 // The low four bits of each lane, two lanes to a byte, the first in the lower half.
 GRADWIRE_INLINE void store_u4(void* p, U32 x) {
   const __m512i nibbles = _mm512_and_si512(x.v, _mm512_set1_epi32(15));
@@ -165,6 +172,30 @@ GRADWIRE_INLINE int store_few(std::uint32_t* p, U32 x, Mask m) {
 GRADWIRE_INLINE int store_front_u16(void* p, U32 x, Mask m) {
   store_u16(p, {_mm512_maskz_compress_epi32(m.v, x.v)});
   return _mm_popcnt_u32(m.v);
+}
+
+// Bytes of `places` name bytes of 16 others; 0x80 names a zero.
+GRADWIRE_INLINE __m128i shuffled_(__m128i bytes, const std::uint8_t* places) {
+  return _mm_shuffle_epi8(bytes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(places)));
+}
+GRADWIRE_INLINE __m128i shuffled_(const std::uint8_t* from, const std::uint8_t* places) {
+  return shuffled_(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), places);
+}
+GRADWIRE_INLINE void store_shuffled_(std::uint8_t* to, __m128i bytes, const std::uint8_t* places) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), shuffled_(bytes, places));
+}
+// Each four lanes from 16 bytes of their own.
+GRADWIRE_INLINE U32 shuffled_bytes(const std::uint8_t* const (&from)[4], const std::uint8_t* const (&places)[4]) {
+  const __m512i low = _mm512_inserti32x4(_mm512_castsi128_si512(shuffled_(from[0], places[0])),
+                                         shuffled_(from[1], places[1]), 1);
+  return {_mm512_inserti32x4(_mm512_inserti32x4(low, shuffled_(from[2], places[2]), 2),
+                             shuffled_(from[3], places[3]), 3)};
+}
+// 16 bytes of four lanes, as `places` names them, to each `to`, in that order: later ones may overwrite the former.
+GRADWIRE_INLINE void store_shuffled(std::uint8_t* const (&to)[4], U32 x, const std::uint8_t* const (&places)[4]) {
+  const __m128i quads[4] = {_mm512_castsi512_si128(x.v), _mm512_extracti32x4_epi32(x.v, 1),
+                            _mm512_extracti32x4_epi32(x.v, 2), _mm512_extracti32x4_epi32(x.v, 3)};
+  for (int i = 0; i < 4; ++i) store_shuffled_(to[i], quads[i], places[i]);
 }
 
 // 8 uint64.

@@ -113,6 +113,17 @@ GRADWIRE_INLINE void store_u4(void* p, U32 a, U32 b, U32 c, U32 d) {
   store_u4(q, a), store_u4(q + 8, b), store_u4(q + 16, c), store_u4(q + 24, d);
 }
 
+// The low two bits of each lane, four lanes to a byte, the first lowest.
+GRADWIRE_INLINE void store_u2(void* p, U32 a, U32 b, U32 c, U32 d) {
+  std::uint8_t bytes[4 * kLanes];
+  store_i8(bytes, a, b, c, d);
+  const uint8x16x4_t q = vld4q_u8(bytes);
+  const uint8x16_t two = vdupq_n_u8(3);
+  const uint8x16_t low = vorrq_u8(vandq_u8(q.val[0], two), vshlq_n_u8(vandq_u8(q.val[1], two), 2));
+  const uint8x16_t high = vorrq_u8(vshlq_n_u8(vandq_u8(q.val[2], two), 4), vshlq_n_u8(q.val[3], 6));
+  vst1q_u8(static_cast<std::uint8_t*>(p), vorrq_u8(low, high));
+}
+
 GRADWIRE_INLINE U32 operator+(U32 a, U32 b) { GRADWIRE_LANES_(U32, vaddq_u32(a.v[i], b.v[i])) }
 GRADWIRE_INLINE U32 operator-(U32 a, U32 b) { GRADWIRE_LANES_(U32, vsubq_u32(a.v[i], b.v[i])) }
 GRADWIRE_INLINE U32 operator*(U32 a, U32 b) { GRADWIRE_LANES_(U32, vmulq_u32(a.v[i], b.v[i])) }
@@ -198,6 +209,15 @@ GRADWIRE_INLINE int store_front(std::uint32_t* p, U32 x, Mask m) { return store_
 // The same for masks that rarely select more than four lanes: it then writes little.
 GRADWIRE_INLINE int store_few(std::uint32_t* p, U32 x, Mask m) { return bits(m) ? store_selected(p, x, m) : 0; }
 GRADWIRE_INLINE int store_front_u16(void* p, U32 x, Mask m) { return store_selected_u16(p, x, m); }
+
+// Bytes of `places` name bytes of 16 others; 0x80 names a zero. Each four lanes from 16 bytes of their own.
+GRADWIRE_INLINE U32 shuffled_bytes(const std::uint8_t* const (&from)[4], const std::uint8_t* const (&places)[4]) {
+  GRADWIRE_LANES_(U32, vreinterpretq_u32_u8(vqtbl1q_u8(vld1q_u8(from[i]), vld1q_u8(places[i]))))
+}
+// 16 bytes of four lanes, as `places` names them, to each `to`, in that order: later ones may overwrite the former.
+GRADWIRE_INLINE void store_shuffled(std::uint8_t* const (&to)[4], U32 x, const std::uint8_t* const (&places)[4]) {
+  for (int i = 0; i < 4; ++i) vst1q_u8(to[i], vqtbl1q_u8(vreinterpretq_u8_u32(x.v[i]), vld1q_u8(places[i])));
+}
 
 struct U64 { uint64x2_t v[4]; };
 constexpr int kPhiloxBatches = 1;

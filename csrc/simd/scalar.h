@@ -110,6 +110,15 @@ GRADWIRE_INLINE void store_u4(void* p, U32 a, U32 b, U32 c, U32 d) {
   store_u4(q, a), store_u4(q + 8, b), store_u4(q + 16, c), store_u4(q + 24, d);
 }
 
+// The low two bits of each lane, four lanes to a byte, the first lowest.
+GRADWIRE_INLINE void store_u2(void* p, U32 a, U32 b, U32 c, U32 d) {
+  std::uint8_t q[4 * kLanes], bytes[kLanes];
+  store_i8(q, a, b, c, d);
+  for (int i = 0; i < kLanes; ++i)
+    bytes[i] = std::uint8_t((q[4 * i] & 3) | (q[4 * i + 1] & 3) << 2 | (q[4 * i + 2] & 3) << 4 | q[4 * i + 3] << 6);
+  std::memcpy(p, bytes, sizeof bytes);
+}
+
 GRADWIRE_INLINE U32 operator+(U32 a, U32 b) { GRADWIRE_PARTS_(U32, a.v[i] + b.v[i]) }
 GRADWIRE_INLINE U32 operator-(U32 a, U32 b) { GRADWIRE_PARTS_(U32, a.v[i] - b.v[i]) }
 GRADWIRE_INLINE U32 operator*(U32 a, U32 b) { GRADWIRE_PARTS_(U32, a.v[i] * b.v[i]) }
@@ -207,6 +216,23 @@ GRADWIRE_INLINE int store_front(std::uint32_t* p, U32 x, Mask m) { return store_
 // The same for masks that rarely select more than four lanes: it then writes little.
 GRADWIRE_INLINE int store_few(std::uint32_t* p, U32 x, Mask m) { return bits(m) ? store_selected(p, x, m) : 0; }
 GRADWIRE_INLINE int store_front_u16(void* p, U32 x, Mask m) { return store_selected_u16(p, x, m); }
+
+// Bytes of `places` name bytes of 16 others; 0x80 names a zero.
+GRADWIRE_INLINE void shuffle_(std::uint8_t* to, const std::uint8_t* from, const std::uint8_t* places) {
+  for (int i = 0; i < 16; ++i) to[i] = places[i] & 0x80 ? std::uint8_t{0} : from[places[i]];
+}
+// Each four lanes from 16 bytes of their own.
+GRADWIRE_INLINE U32 shuffled_bytes(const std::uint8_t* const (&from)[4], const std::uint8_t* const (&places)[4]) {
+  std::uint8_t bytes[64];
+  for (int i = 0; i < 4; ++i) shuffle_(bytes + 16 * i, from[i], places[i]);
+  return load_u32(bytes);
+}
+// 16 bytes of four lanes, as `places` names them, to each `to`, in that order: later ones may overwrite the former.
+GRADWIRE_INLINE void store_shuffled(std::uint8_t* const (&to)[4], U32 x, const std::uint8_t* const (&places)[4]) {
+  std::uint8_t bytes[64];
+  store_u32(bytes, x);
+  for (int i = 0; i < 4; ++i) shuffle_(to[i], bytes + 16 * i, places[i]);
+}
 
 struct U64 { std::uint64_t v[8]; };
 

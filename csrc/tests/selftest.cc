@@ -8,6 +8,7 @@
 
 #include "dispatch.h"
 #include "inceptionn.h"
+#include "threshold.h"
 #include "topk.h"
 
 namespace {
@@ -153,7 +154,89 @@ void check_inceptionn(const std::string& target, int bound) {
   });
   compare(target, "inceptionn_add_decoded", [&](Buffers& x, std::int64_t n) {
     x.bytes[0] = std::uint8_t(bound % 2);
-    inceptionn_add_decoded({x.bytes.data(), n, x.a.data(), bound, 0.3f, n}, 1);
+    inceptionn_add_decoded({x.rows(n), 2 * n, x.a.data(), bound, 0.3f, n}, 1);
+  });
+}
+
+void check_cast(const std::string& target, CastTo to) {
+  check(target, "cast_encode", &KernelTable::cast_encode, [&](Buffers& x, std::int64_t) {
+    return CastEncode{x.a.data(), x.bytes.data(), 0.3f, to};
+  });
+  check(target, "cast_encode_feedback", &KernelTable::cast_encode_feedback, [&](Buffers& x, std::int64_t) {
+    return CastEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), to};
+  });
+  check(target, "cast_add_decoded", &KernelTable::cast_add_decoded, [&](Buffers& x, std::int64_t n) {
+    return CastAddDecoded{x.rows(n), x.a.data(), 0.3f, to};
+  });
+}
+
+constexpr std::int64_t kSeed[] = {0x123456789, 7};
+
+void check_rounding(const std::string& target, int bits) {
+  const auto round = [=](Buffers& x) {
+    return Qsgd{x.c.data(), x.bytes.data(), bits, 16, false, 0x9876543210, 3, float((1 << (bits - 1)) - 1), false, 0.7f};
+  };
+  // A tensor that has a norm has no NaN.
+  const auto usable = [](Buffers& x) {
+    x.c[0] = 3.0f;
+    for (float& value : x.a) value = value - value == 0.0f ? value : 1.0f;
+  };
+  check(target, "round_encode", &KernelTable::round_encode, [&](Buffers& x, std::int64_t) {
+    return usable(x), RoundEncode{round(x), x.a.data()};
+  });
+  check(target, "round_keep", &KernelTable::round_keep, [&](Buffers& x, std::int64_t) {
+    return usable(x), RoundKeep{round(x), x.a.data()};
+  });
+}
+
+void check_thc(const std::string& target, std::int64_t block) {
+  check(target, "block_norms", &KernelTable::block_norms, [&](Buffers& x, std::int64_t) {
+    return BlockNorms{x.a.data(), x.c.data(), block};
+  });
+  check(target, "thc_encode", &KernelTable::thc_encode, [&](Buffers& x, std::int64_t) {
+    return ThcEncode{x.a.data(), x.c.data(), kSeed, x.bytes.data(), block, 15.0f, 3.5f, 0x9876543210, 3};
+  });
+  check(target, "thc_add_decoded", &KernelTable::thc_add_decoded, [&](Buffers& x, std::int64_t) {
+    return ThcAddDecoded{x.c.data(), kSeed, x.bytes.data(), x.a.data(), block, 0.1f, 2.0f, 0.3f};
+  });
+}
+
+void check_three_lc(const std::string& target, std::int64_t block) {
+  const auto codes = [=](Buffers& x, std::int64_t n) {
+    return ThreeLc{x.c.data(), reinterpret_cast<std::int16_t*>(x.bytes.data() + 2 * Buffers::row_bytes(n)),
+                   x.bytes.data(), block, 1.2f};
+  };
+  check(target, "three_lc_encode", &KernelTable::three_lc_encode, [&](Buffers& x, std::int64_t n) {
+    return ThreeLcEncode{codes(x, n), x.a.data()};
+  });
+  check(target, "three_lc_encode_feedback", &KernelTable::three_lc_encode_feedback, [&](Buffers& x, std::int64_t n) {
+    return ThreeLcEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, codes(x, n)};
+  });
+  check(target, "three_lc_add_decoded", &KernelTable::three_lc_add_decoded, [&](Buffers& x, std::int64_t n) {
+    return ThreeLcAddDecoded{x.rows(n), x.rows(n), x.rows(n), Buffers::row_bytes(n), x.a.data(), block, 0.3f};
+  });
+}
+
+void check_sketch(const std::string& target, int rows) {
+  constexpr std::int64_t kColumns = 16;
+  compare(target, "sketch_add", [&](Buffers& x, std::int64_t n) {
+    active().sketch_add({x.a.data(), x.c.data(), rows, kColumns, 0x9876543210, 3, n}, 0, rows * ((n + 255) / 256 * 256));
+  });
+  check(target, "sketch_estimate", &KernelTable::sketch_estimate, [&](Buffers& x, std::int64_t) {
+    return SketchEstimate{x.c.data(), x.a.data(), rows, kColumns, 0x9876543210, 3};
+  });
+}
+
+void check_threshold(const std::string& target) {
+  const auto used = [](Buffers& x, std::int64_t n) {
+    return reinterpret_cast<std::int32_t*>(x.bytes.data() + 2 * Buffers::row_bytes(n));
+  };
+  compare(target, "threshold_encode", [&](Buffers& x, std::int64_t n) {
+    threshold_encode({{nullptr, nullptr, nullptr}, x.a.data(), 1.5f, used(x, n), x.bytes.data()}, n, 1);
+  });
+  compare(target, "threshold_encode with feedback", [&](Buffers& x, std::int64_t n) {
+    const Feedback feedback = {x.a.data(), x.b.data(), x.status.data()};
+    threshold_encode({feedback, x.b.data(), 1.5f, used(x, n), x.bytes.data()}, n, 1);
   });
 }
 
@@ -189,12 +272,16 @@ void check_all(const std::string& target) {
   CHECK(triad, Triad{x.a.data(), x.b.data(), x.c.data(), 0.3f, false});
   CHECK(nonfinite, Nonfinite{x.a.data(), x.status.data()});
   CHECK(swap, Swap{x.a.data(), x.b.data()});
-  for (const bool bfloat : {false, true}) {
-    check(target, "cast_encode", &KernelTable::cast_encode, [&](Buffers& x, std::int64_t) {
-      return CastEncode{x.a.data(), x.bytes.data(), 0.3f, bfloat};
+  for (const CastTo to : {CastTo::float16, CastTo::bfloat16, CastTo::float32}) check_cast(target, to);
+  CHECK(accumulate, Feedback{x.a.data(), x.b.data(), x.status.data()});
+  CHECK(largest, Largest{x.a.data(), reinterpret_cast<std::uint32_t*>(x.status.data())});
+  CHECK(largest_sum, LargestSum{x.a.data(), x.b.data(), reinterpret_cast<std::uint32_t*>(x.status.data())});
+  for (const bool centred : {false, true}) {
+    check(target, "moments", &KernelTable::moments, [&](Buffers& x, std::int64_t) {
+      return Moments{x.a.data(), x.c.data(), centred};
     });
-    check(target, "cast_add_decoded", &KernelTable::cast_add_decoded, [&](Buffers& x, std::int64_t n) {
-      return CastAddDecoded{x.rows(n), x.a.data(), 0.3f, bfloat};
+    check(target, "moments_feedback", &KernelTable::moments_feedback, [&](Buffers& x, std::int64_t) {
+      return MomentsFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.c.data(), centred};
     });
   }
   CHECK(twobit_encode, TwobitEncode{x.a.data(), x.bytes.data(), 0.5f});
@@ -216,6 +303,11 @@ void check_all(const std::string& target) {
   });
   CHECK(sparse_add_decoded, SparseAddDecoded{x.rows(n), x.rows(n), x.rows(n), n, x.a.data(), n, 0.3f});
   for (const std::int64_t divisor : {1, 3, 100}) check_topk(target, divisor);
+  for (const std::int64_t block : {16, 64, 1024}) check_thc(target, block);
+  for (const std::int64_t block : {16, 80, 4096}) check_three_lc(target, block);
+  for (const int rows : {1, 3}) check_sketch(target, rows);
+  check_threshold(target);
+  for (int bits = 2; bits <= 8; ++bits) check_rounding(target, bits);
   for (int bits = 2; bits <= 8; ++bits)
     for (const bool powers : {false, true}) check_qsgd(target, bits, bits % 2 != 0, powers);
   for (const std::int64_t block : {0, 48})

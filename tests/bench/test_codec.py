@@ -133,6 +133,12 @@ def test_a_size_that_does_not_fit_is_not_tried(monkeypatch):
     assert available_bytes() > 1e6
 
 
+def test_payloads_of_a_method_of_rounds_are_not_decoded_together():
+    rows = {row["op"]: row for row in codec.rows([PowerSGD()], [1000], repeats=1)}
+    assert rows["decode8"]["skipped"] == "the payload is the mean over all ranks already"
+    assert not any("skipped" in row for op, row in rows.items() if op != "decode8")
+
+
 def test_a_method_is_named_as_on_the_command_line():
     assert codec.label({"method": "qsgd", "params": QSGD(bits=8).properties()["params"]}) == "qsgd:bits=8"
     assert codec.label({"method": "qsgd", "params": QSGD().properties()["params"]}) == "qsgd"

@@ -12,6 +12,24 @@ from tests.ops.example_tensors import floats as _float
 from tests.ops.example_tensors import status as _status
 from tests.ops.threshold_examples import THRESHOLDS
 
+N, RANKS = 32, 2
+
+
+def _float() -> Tensor:
+    return torch.linspace(-1, 1, N)
+
+
+def _status() -> Tensor:
+    return torch.zeros(1, dtype=torch.int32)
+
+
+def _feedback() -> dict[str, Tensor]:
+    return {"grad": _float(), "residual": _float(), "status": _status()}
+
+
+def _codes(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.uint8)
+
 
 def _sparse() -> dict[str, Tensor]:
     indices, counts = torch.empty(4, dtype=torch.int16), torch.empty(1, dtype=torch.int32)
@@ -58,6 +76,7 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
     "block_norms": lambda: {"x": _float(), "norms": torch.empty(2), "block": 16},
     "cast_add_decoded": lambda: {"payloads": torch.ones(RANKS, N).half(), "out": _float(), "scale": 0.5},
     "cast_encode": lambda: {"x": _float(), "out": torch.empty(N, dtype=torch.bfloat16), "scale": 0.5},
+    "cast_encode_feedback": lambda: {**_feedback(), "out": torch.empty(N, dtype=torch.bfloat16)},
     "moments": lambda: {"x": _float(), "table": torch.empty(4), "centred": True},
     "moments_feedback": lambda: {
         "grad": _float(),
@@ -92,7 +111,7 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "block": 16,
         "status": _status(),
     },
-    "inceptionn_add_decoded": lambda: {"stream": _codes(1 + 4 * N), "out": _float(), "bound": 10, "scale": 0.5},
+    "inceptionn_add_decoded": lambda: {"streams": _codes(RANKS, N), "out": _float(), "bound": 10, "scale": 0.5},
     "inceptionn_encode": lambda: {
         "x": _float(),
         "used": _status(),

@@ -29,7 +29,7 @@ def _strided(x: Tensor) -> Tensor:
 # One element more would still be a valid call.
 FREE = {
     ("inceptionn_add_decoded", "out"),
-    ("inceptionn_add_decoded", "stream"),
+    ("inceptionn_add_decoded", "streams"),
     ("bitmap_decode", "indices"),
     ("bitmap_encode", "indices"),
     ("moments", "x"),

@@ -6,7 +6,7 @@ import torch
 from gradwire.errors import ConfigError
 from gradwire.ops import eightbit_add_decoded, eightbit_encode, eightbit_encode_feedback
 from gradwire.ops._eightbit import KINDS, codebook, count
-from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
+from tests.ops.harness import TARGETS, Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -47,6 +47,17 @@ def test_encode_feedback(n, target, threads, offset, kind, watched):
                 arguments["status"] = None
             case = Case(eightbit_encode_feedback, {}, written, arguments)
             check_against_reference(case, target, threads, offset)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@kinds
+def test_a_long_range_is_worked_through_in_parts(target, kind):
+    n, arguments = 150_001, {"kind": kind, "block": 0}
+    case = Case(eightbit_encode, {"x": moderate(n, 2)}, outputs(n, 0), arguments)
+    check_against_reference(case, target, 1, 1)
+    written = {"grad": gradient(n, 2), "residual": moderate(n, 3), "status": torch.tensor([2], dtype=torch.int32)}
+    case = Case(eightbit_encode_feedback, {}, written | outputs(n, 0), arguments)
+    check_against_reference(case, target, 1, 1)
 
 
 @sweep

@@ -36,9 +36,11 @@ def test_encode(n, target, threads, offset, bound):
 @sweep
 @bounds
 def test_add_decoded(n, target, threads, offset, bound):
-    for stream in streams(n, bound):
+    found = list(streams(n, bound))
+    # One rank with the part in use, and several with the whole capacity, codes and tensors as they are among them.
+    for rows in (*(stream[None] for stream in found[1::2]), torch.stack(found[::2])):
         arguments = {"bound": bound, "scale": -1 / 3}
-        case = Case(inceptionn_add_decoded, {"stream": stream}, {"out": gradient(n, 6)}, arguments)
+        case = Case(inceptionn_add_decoded, {"streams": rows}, {"out": gradient(n, 6)}, arguments, pitch=3)
         check_against_reference(case, target, threads, offset)
 
 
@@ -46,10 +48,10 @@ def test_add_decoded(n, target, threads, offset, bound):
 def test_any_bytes_decode_alike(n, target, threads, offset):
     for form in (0, 1, 200):
         for length in (0, 1, n // 8, n // 2, 3 * n):
-            stream = random_bytes((length,), 7)
-            stream[:1] = form
+            rows = random_bytes((2, length), 7)
+            rows[:, :1] = form
             arguments = {"bound": 10, "scale": 1.0}
-            case = Case(inceptionn_add_decoded, {"stream": stream}, {"out": gradient(n, 6)}, arguments)
+            case = Case(inceptionn_add_decoded, {"streams": rows}, {"out": gradient(n, 6)}, arguments)
             check_against_reference(case, target, threads, offset)
 
 

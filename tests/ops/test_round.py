@@ -13,7 +13,7 @@ from gradwire.ops import (
     round_encode,
     round_keep,
 )
-from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep
+from tests.ops.harness import TARGETS, Case, check_against_reference, gradient, random_bytes, sweep
 
 STREAM = {"key": -3, "step": 2**40 + 1}
 FORMS = ((2, 1), (4, 5), (5, 15), (8, 127))
@@ -47,6 +47,16 @@ def test_moments_feedback(n, target, threads, offset, watched):
         else:
             arguments["status"] = None
         check_against_reference(Case(moments_feedback, {}, written, arguments), target, threads, offset)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_long_range_is_worked_through_in_parts(target):
+    n, given, arguments = 150_001, torch.tensor([2.0]), {"bits": 3, "levels": 3, **STREAM}
+    inputs = {"x": gradient(n, 1), "norm": given}
+    check_against_reference(Case(round_encode, inputs, {"codes": codes(n, 3)}, arguments), target, 1, 1)
+    written = {"residual": gradient(n, 1), "codes": codes(n, 3)}
+    case = Case(round_keep, {"norm": given}, written, {"shrink": 0.7, **arguments})
+    check_against_reference(case, target, 1, 1)
 
 
 @sweep

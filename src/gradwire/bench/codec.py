@@ -74,7 +74,7 @@ def rows(
 
 def _row(step: Step, compressor: Compressor, n: int, repeats: int | None, budget: Budget, check: Checks) -> Row:
     named = {"method": compressor.name, "params": compressor.properties()["params"], "size": n, "op": step.name}
-    reason = budget.refusal(step, compressor, n)
+    reason = step.refusal(compressor) or budget.refusal(step, compressor, n)
     if reason is not None:
         return named | {"skipped": reason}
     start = time.perf_counter()

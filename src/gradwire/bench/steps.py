@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gradwire.bench.workload import Workload, filled
-from gradwire.compressors.base import Compressor
+from gradwire.compressors.base import Compressor, MultiRound
 
 __all__ = ["STEPS", "Step"]
 
@@ -43,6 +43,12 @@ class Step:
     fewest_bytes: Callable[[Workload], int]
     decodes: bool = False
     ranks: int = 1
+
+    def refusal(self, compressor: Compressor) -> str | None:
+        """Why there is no such operation; None: there is. Of a method of rounds nobody decodes several payloads."""
+        if self.ranks > 1 and isinstance(compressor, MultiRound):
+            return "the payload is the mean over all ranks already"
+        return None
 
     def workload(self, compressor: Compressor, n: int, poison: int = 0, *, own: bool = False) -> Workload:
         """Tensors as ``run`` and ``plain`` expect them.

@@ -1,4 +1,4 @@
-"""What the two 16-bit casts share."""
+"""What the casts share."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ class Cast(Compressor):
 
     def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
         ops.cast_encode(x.view(-1), payload[0], scale)
+
+    def encode_feedback(
+        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
+    ) -> None:
+        ops.cast_encode_feedback(grad.view(-1), residual.view(-1), payload[0], status)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         ops.cast_add_decoded(payload[0].unsqueeze(0), out.view(-1), scale)

@@ -71,7 +71,10 @@ class Inceptionn(Compressor):
         ops.inceptionn_encode(x.view(-1), used, stream, self.bound)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        ops.inceptionn_add_decoded(payload[1], out.view(-1), self.bound, scale)
+        ops.inceptionn_add_decoded(payload[1].unsqueeze(0), out.view(-1), self.bound, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        ops.inceptionn_add_decoded(payloads[1], out.view(-1), self.bound, scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         used, stream = payload

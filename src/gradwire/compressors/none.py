@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from gradwire.compressors.base import Compressor
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.compressors._cast import Cast
 
 __all__ = ["Identity"]
 
 
 @dataclass(frozen=True)
-class Identity(Compressor):
+class Identity(Cast):
     """Send every element in float32: C(x) = x, 32 bits an element.
 
     Example:
@@ -30,9 +26,8 @@ class Identity(Compressor):
     name = "none"
     family = "cast"
     reference = "uncompressed data-parallel training"
-    summable = True
     unbiased = True
-    elementwise = True
+    dtype = torch.float32
 
     @property
     def contraction(self) -> bool:
@@ -43,12 +38,3 @@ class Identity(Compressor):
 
     def omega(self, n: int) -> float:
         return 0.0
-
-    def layout(self, shape: Sequence[int]) -> Layout:
-        return Layout((Field("values", torch.float32, math.prod(shape)),))
-
-    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
-        payload[0].copy_(x.view(-1))
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        out.view(-1).add_(payload[0], alpha=scale)

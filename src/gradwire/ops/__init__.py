@@ -7,6 +7,7 @@ from gradwire.ops.bitmap_encode import bitmap_encode
 from gradwire.ops.block_norms import block_norms
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
+from gradwire.ops.cast_encode_feedback import cast_encode_feedback
 from gradwire.ops.dithered_encode import dithered_encode
 from gradwire.ops.dithered_encode_feedback import dithered_encode_feedback
 from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
@@ -81,6 +82,7 @@ __all__ = [
     "block_norms",
     "cast_add_decoded",
     "cast_encode",
+    "cast_encode_feedback",
     "dithered_encode",
     "dithered_encode_feedback",
     "eightbit_add_decoded",

@@ -1,9 +1,9 @@
-"""The sum of 16-bit payloads."""
+"""The sum of payloads that are floats."""
 
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import check_half, check_rows, check_vector, float32
+from gradwire.ops._checks import CASTS, check_cast, check_rows, check_vector, float32
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 
@@ -12,7 +12,7 @@ __all__ = ["cast_add_decoded"]
 
 def _check(payloads: Tensor, out: Tensor, scale: float) -> None:  # noqa: ARG001
     check_vector("cast_add_decoded.out", out, torch.float32, out)
-    check_half("cast_add_decoded.payloads", payloads)
+    check_cast("cast_add_decoded.payloads", payloads)
     check_rows("cast_add_decoded.payloads", payloads, payloads.dtype, out, out.numel())
 
 
@@ -21,7 +21,7 @@ def cast_add_decoded(payloads: Tensor, out: Tensor, scale: float) -> None:
     """Add the payloads of all ranks, rank 0 first: out = out + scale * payloads[w], for every w.
 
     Args:
-        payloads: float16 or bfloat16, (W, n), rows contiguous.
+        payloads: float16, bfloat16 or float32, (W, n), rows contiguous.
         out: float32, n elements.
         scale: factor of every payload, rounded to float32; 1 / W for the mean.
 
@@ -41,6 +41,5 @@ def cast_add_decoded(payloads: Tensor, out: Tensor, scale: float) -> None:
 @cast_add_decoded.kernel("CPU")
 def _cpu(payloads: Tensor, out: Tensor, scale: float) -> None:
     ranks, stride = payloads.size(0), payloads.stride(0) * payloads.element_size()
-    bfloat = payloads.dtype is torch.bfloat16
-    threads = torch.get_num_threads()
-    kernels.cast_add_decoded(payloads.data_ptr(), ranks, stride, out.data_ptr(), scale, bfloat, out.numel(), threads)
+    to, threads = CASTS.index(payloads.dtype), torch.get_num_threads()
+    kernels.cast_add_decoded(payloads.data_ptr(), ranks, stride, out.data_ptr(), scale, to, out.numel(), threads)

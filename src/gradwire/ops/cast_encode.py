@@ -1,9 +1,9 @@
-"""A scaled copy in 16 bits."""
+"""A scaled copy, in 16 bits as a rule."""
 
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import check_half, check_vector, float32
+from gradwire.ops._checks import CASTS, check_cast, check_vector, float32
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 
@@ -12,17 +12,17 @@ __all__ = ["cast_encode"]
 
 def _check(x: Tensor, out: Tensor, scale: float) -> None:  # noqa: ARG001
     check_vector("cast_encode.x", x, torch.float32, x)
-    check_half("cast_encode.out", out)
+    check_cast("cast_encode.out", out)
     check_vector("cast_encode.out", out, out.dtype, x, x.numel())
 
 
 @operation("cast_encode(Tensor x, Tensor(a!) out, float scale) -> ()", _check)
 def cast_encode(x: Tensor, out: Tensor, scale: float) -> None:
-    """Round to 16 bits, to nearest even: out = RNE(x * scale).
+    """Round to the format of ``out``, to nearest even: out = RNE(x * scale).
 
     Args:
         x: float32, n elements.
-        out: float16 or bfloat16, n elements. float16 overflows to infinity from 65520 on.
+        out: float16, bfloat16 or float32, n elements. float16 overflows to infinity from 65520 on.
         scale: factor before rounding, rounded to float32 itself; 1 is exact.
 
     Raises:
@@ -38,5 +38,5 @@ def cast_encode(x: Tensor, out: Tensor, scale: float) -> None:
 
 @cast_encode.kernel("CPU")
 def _cpu(x: Tensor, out: Tensor, scale: float) -> None:
-    bfloat = out.dtype is torch.bfloat16
-    kernels.cast_encode(x.data_ptr(), out.data_ptr(), scale, bfloat, x.numel(), torch.get_num_threads())
+    to = CASTS.index(out.dtype)
+    kernels.cast_encode(x.data_ptr(), out.data_ptr(), scale, to, x.numel(), torch.get_num_threads())

@@ -1,15 +1,16 @@
 import pytest
 import torch
 
-from gradwire.ops import cast_add_decoded, cast_encode
+from gradwire.ops import cast_add_decoded, cast_encode, cast_encode_feedback
 from tests.ops.harness import Case, gradient
 from tests.ops.triton.checks import check, sizes
 
 halves = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+casts = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 
 
 @sizes
-@halves
+@casts
 @pytest.mark.parametrize("scale", [1.0, 1 / 3])
 def test_encode(on, n, dtype, scale):
     x = gradient(n, 1, finite=False)
@@ -17,12 +18,25 @@ def test_encode(on, n, dtype, scale):
 
 
 @sizes
-@halves
+@casts
 def test_add_decoded(on, n, dtype):
     for ranks in (0, 1, 3):
         payloads = gradient(n * ranks, 2, finite=False).to(dtype).view(ranks, n)
         case = Case(cast_add_decoded, {"payloads": payloads}, {"out": gradient(n, 3)}, {"scale": -1 / 3}, pitch=3)
         check(case, on, n % 3)
+
+
+@sizes
+@casts
+def test_encode_feedback(on, n, dtype):
+    for finite in (True, False):
+        written = {
+            "grad": gradient(n, 2, finite=finite),
+            "residual": gradient(n, 3),
+            "out": ((n,), dtype),
+            "status": torch.tensor([2], dtype=torch.int32),
+        }
+        check(Case(cast_encode_feedback, {}, written), on, n % 3)
 
 
 @halves

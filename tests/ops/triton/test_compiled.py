@@ -19,6 +19,7 @@ VARIANTS = {
     "accumulate": [UNWATCHED],
     "cast_add_decoded": [{"payloads": torch.ones(RANKS, N, dtype=torch.bfloat16)}],
     "cast_encode": [{"out": torch.empty(N, dtype=torch.float16)}],
+    "cast_encode_feedback": [{"out": torch.empty(N, dtype=torch.float16)}, {"out": torch.empty(N)}, UNWATCHED],
     "dithered_encode_feedback": [UNWATCHED],
     "mean_magnitude": [{"residual": None}],
     "momentum_update": [UNWATCHED],

@@ -1,4 +1,4 @@
-"""The sum of 16-bit payloads."""
+"""The sum of payloads that are floats."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""A scaled copy in 16 bits."""
+"""A scaled copy, in 16 bits as a rule."""
 
 import torch
 import triton
@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.ops._checks import float32
+from gradwire.ops.triton._bfloat import bfloat_bits
 from gradwire.ops.triton._launch import BLOCK, launch
 from gradwire.ops.triton._tile import elements
 
@@ -20,18 +21,9 @@ def _kernel(
     inside = i < n
     scaled = tl.load(x + i, mask=inside) * scale
     if BFLOAT:
-        tl.store(out + i, _bfloat_bits(scaled), mask=inside)
+        tl.store(out + i, bfloat_bits(scaled), mask=inside)
     else:
-        tl.store(out + i, scaled.to(tl.float16), mask=inside)
-
-
-@triton.jit
-def _bfloat_bits(x: tl.tensor) -> tl.tensor:
-    """The bits of x in bfloat16, rounded to nearest even, as int16: the interpreter's own conversion truncates."""
-    bits = x.to(tl.uint32, bitcast=True)
-    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
-    quiet = bits | 0x400000
-    return (tl.where(x == x, rounded, quiet) >> 16).to(tl.int16)
+        tl.store(out + i, scaled.to(out.dtype.element_ty), mask=inside)
 
 
 def cast_encode(x: Tensor, out: Tensor, scale: float) -> None:
