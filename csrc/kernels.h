@@ -9,6 +9,7 @@
 #include "args/basic.h"
 #include "args/common.h"
 #include "args/eightbit.h"
+#include "args/entries.h"
 #include "args/rounding.h"
 #include "args/signs.h"
 #include "args/sketch.h"
@@ -26,6 +27,8 @@ namespace gradwire {
   X(moments, Moments)                                \
   X(moments_feedback, MomentsFeedback)               \
   X(magnitude_sums, MagnitudeSums)                   \
+  X(mark_beyond, MarkBeyond)                         \
+  X(mark_drawn, MarkDrawn)                           \
   X(momentum_update, MomentumUpdate)                 \
   X(eightbit_add_decoded, EightbitAddDecoded)        \
   X(eightbit_encode, EightbitEncode)                 \
@@ -61,6 +64,8 @@ namespace gradwire {
   X(sketch_estimate, SketchEstimate)                 \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(swap, Swap)                                      \
+  X(tail_moments, TailMoments)                       \
+  X(take_marked, TakeMarked)                         \
   X(thc_add_decoded, ThcAddDecoded)                  \
   X(thc_encode, ThcEncode)                           \
   X(three_lc_add_decoded, ThreeLcAddDecoded)         \

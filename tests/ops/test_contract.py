@@ -52,6 +52,7 @@ FREE = {
     ("ternary_add_decoded", "out"),
     ("ternary_add_decoded", "streams"),
     ("three_lc_add_decoded", "stream"),
+    ("tail_moments", "x"),
     ("threshold_add_decoded", "out"),
     ("threshold_add_decoded", "streams"),
     ("topk_encode", "x"),

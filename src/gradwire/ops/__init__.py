@@ -11,6 +11,8 @@ from gradwire.ops.eightbit_encode import eightbit_encode
 from gradwire.ops.eightbit_encode_feedback import eightbit_encode_feedback
 from gradwire.ops.inceptionn_add_decoded import inceptionn_add_decoded
 from gradwire.ops.inceptionn_encode import inceptionn_encode
+from gradwire.ops.mark_beyond import mark_beyond
+from gradwire.ops.mark_drawn import mark_drawn
 from gradwire.ops.mean_magnitude import mean_magnitude
 from gradwire.ops.moments import moments
 from gradwire.ops.moments_feedback import moments_feedback
@@ -51,6 +53,8 @@ from gradwire.ops.sparse_add_decoded import sparse_add_decoded
 from gradwire.ops.strom_encode import strom_encode
 from gradwire.ops.strom_encode_feedback import strom_encode_feedback
 from gradwire.ops.swap import swap
+from gradwire.ops.tail_moments import tail_moments
+from gradwire.ops.take_marked import take_marked
 from gradwire.ops.ternary_add_decoded import ternary_add_decoded
 from gradwire.ops.ternary_encode import ternary_encode
 from gradwire.ops.thc_add_decoded import thc_add_decoded
@@ -83,6 +87,8 @@ __all__ = [
     "inceptionn_add_decoded",
     "inceptionn_encode",
     "kernel_info",
+    "mark_beyond",
+    "mark_drawn",
     "mean_magnitude",
     "moments",
     "moments_feedback",
@@ -122,6 +128,8 @@ __all__ = [
     "strom_encode",
     "strom_encode_feedback",
     "swap",
+    "tail_moments",
+    "take_marked",
     "ternary_add_decoded",
     "ternary_encode",
     "thc_add_decoded",

@@ -1,0 +1,48 @@
+// Writes the marked elements side by side, and the low 16 bits of their places.
+#pragma once
+
+#include "simd/simd.h"
+
+namespace gradwire::GRADWIRE_TARGET {
+
+// `room`: the slots from `to` on that belong to this segment. A bulk store writes all 16 of them.
+GRADWIRE_INLINE int take_step(const TakeMarked& k, std::int64_t i, std::uint16_t marks, std::int64_t to,
+                              std::int64_t room) {
+  if (room >= kLanes) {
+    const Mask marked = mask_of(marks);
+    store_front_u16(k.indices + to, set_u32(std::uint32_t(i)) + iota(), marked);
+    return store_front(reinterpret_cast<std::uint32_t*>(k.values) + to, as_u32(load(k.x + i)), marked);
+  }
+  int taken = 0;
+  for (std::uint32_t left = marks; left != 0 && taken < room; left &= left - 1, ++taken) {
+    const int lane = __builtin_ctz(left);
+    k.values[to + taken] = k.x[i + lane];
+    k.indices[to + taken] = std::uint16_t(i + lane);
+  }
+  return taken;
+}
+
+// 64 bits of the map, or what is left of it.
+GRADWIRE_INLINE std::uint64_t marks_at(const std::uint8_t* bitmap, std::int64_t i, std::int64_t end) {
+  std::uint64_t word = 0;
+  std::memcpy(&word, bitmap + i / 8, end - i >= 64 ? 8 : std::size_t((end - i + 7) / 8));
+  return end - i >= 64 ? word : word & ((std::uint64_t(1) << (end - i)) - 1);
+}
+
+static void take_marked(const TakeMarked& args, std::int64_t begin, std::int64_t end) {
+  const TakeMarked k = args;
+  for (std::int64_t first = begin; first < end; first += kMarkSegment) {
+    const std::int64_t stop = end - first < kMarkSegment ? end : first + kMarkSegment;
+    std::int64_t to = k.starts[first / kMarkSegment];
+    const std::int64_t after = k.starts[first / kMarkSegment + 1];
+    for (std::int64_t i = first; i < stop; i += 64) {
+      // Of the last few elements of a tensor 16 cannot be loaded.
+      const std::int64_t most = stop - i >= 64 ? kMarkSegment : kLanes - 1;
+      std::uint64_t word = marks_at(k.bitmap, i, stop);
+      for (std::int64_t j = i; word != 0; j += kLanes, word >>= kLanes)
+        to += take_step(k, j, std::uint16_t(word), to, after - to < most ? after - to : most);
+    }
+  }
+}
+
+}  // namespace gradwire::GRADWIRE_TARGET
