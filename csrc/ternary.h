@@ -19,7 +19,7 @@ struct TernaryAddDecoded {
   float step;
 };
 
-void ternary_encode(const TernaryEncode& t, std::int64_t n);
+void ternary_encode(const TernaryEncode& t, std::int64_t n, int threads);
 void ternary_add_decoded(const TernaryAddDecoded& t, std::int64_t n, int threads);
 
 }  // namespace gradwire

@@ -47,10 +47,8 @@ struct OnebitAddDecoded {
 struct ThresholdScan : Feedback {  // without feedback grad and residual are null
   const float* x;                  // with feedback the residual
   std::uint32_t least;             // magnitudes above it are sent, as bits without the sign
-  float* values;                   // of this range, with room for all of it
-  std::uint8_t* bitmap;            // of the tensor, in whole 16 bits
-  std::int32_t* counts;            // of each segment of the tensor
-  std::int64_t* found;             // by this range
+  std::uint8_t* bitmap;
+  std::int32_t* counts;            // of each segment
 };
 
 }  // namespace gradwire

@@ -10,14 +10,18 @@ GRADWIRE_INLINE int take_step(const TakeMarked& k, std::int64_t i, std::uint16_t
                               std::int64_t room) {
   if (room >= kLanes) {
     const Mask marked = mask_of(marks);
-    store_front_u16(k.indices + to, set_u32(std::uint32_t(i)) + iota(), marked);
-    return store_front(reinterpret_cast<std::uint32_t*>(k.values) + to, as_u32(load(k.x + i)), marked);
+    const F32 x = load(k.x + i);
+    if (k.left) store(k.left + i, select(marked, set(0.0f), x));
+    if (k.indices) store_front_u16(k.indices + to, set_u32(std::uint32_t(i)) + iota(), marked);
+    return store_front(reinterpret_cast<std::uint32_t*>(k.values) + to, as_u32(x), marked);
   }
   int taken = 0;
-  for (std::uint32_t left = marks; left != 0 && taken < room; left &= left - 1, ++taken) {
-    const int lane = __builtin_ctz(left);
-    k.values[to + taken] = k.x[i + lane];
-    k.indices[to + taken] = std::uint16_t(i + lane);
+  for (std::uint32_t rest = marks; rest != 0 && taken < room; rest &= rest - 1, ++taken) {
+    const std::int64_t place = i + __builtin_ctz(rest);
+    const std::uint16_t low = std::uint16_t(place);
+    std::memcpy(k.values + to + taken, k.x + place, sizeof(float));
+    if (k.indices) std::memcpy(k.indices + to + taken, &low, sizeof low);
+    if (k.left) k.left[place] = 0.0f;
   }
   return taken;
 }

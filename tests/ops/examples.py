@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.ops import mark_examples
+
 N, RANKS = 32, 2
 
 
@@ -73,17 +75,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "table": torch.empty(4),
         "centred": True,
         "status": _status(),
-    },
-    "mark_beyond": lambda: {"x": _float(), "bitmap": _codes(4), "counts": _sizes(), "high": 0.5, "low": 0.5},
-    "mark_drawn": lambda: {
-        "x": _float(),
-        "bitmap": _codes(4),
-        "counts": _sizes(),
-        "whole": _codes(4),
-        "whole_counts": _sizes(),
-        "s": 0.5,
-        "key": 1,
-        "step": 2,
     },
     "mean_magnitude": lambda: {"x": _float(), "mean": torch.empty(1), "residual": _float()},
     "momentum_update": lambda: {"grad": _float(), "momentum": _float(), "beta": 0.9, "status": _status()},
@@ -314,14 +305,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         **_ternary(),
         "status": _status(),
     },
-    "tail_moments": lambda: {"x": _float(), "table": torch.empty(4), "low": 0.5, "high": 1.0, "unit": 1.0},
-    "take_marked": lambda: {
-        "x": _float(),
-        "bitmap": torch.tensor([3, 0, 0, 9], dtype=torch.uint8),
-        "counts": torch.full((1,), 4, dtype=torch.int32),
-        "values": torch.empty(4),
-        "indices": torch.empty(4, dtype=torch.int16),
-    },
     "ternary_add_decoded": lambda: {"streams": _codes(RANKS, 9), "out": _float(), "threshold": 0.5, "scale": 0.5},
     "ternary_encode": lambda: {"codes": _codes(8), "used": _status(), "stream": _codes(9), "n": N, "words": False},
     "threshold_add_decoded": lambda: {"streams": _codes(RANKS, 8 + 4 * N), "out": _float(), "scale": 0.5},
@@ -361,4 +344,5 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "threshold": 0.5,
         "status": _status(),
     },
+    **mark_examples.EXAMPLES,
 }

@@ -9,6 +9,8 @@ from gradwire.ops.cast_encode import cast_encode
 from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
 from gradwire.ops.eightbit_encode import eightbit_encode
 from gradwire.ops.eightbit_encode_feedback import eightbit_encode_feedback
+from gradwire.ops.exponent_add_decoded import exponent_add_decoded
+from gradwire.ops.exponent_encode import exponent_encode
 from gradwire.ops.inceptionn_add_decoded import inceptionn_add_decoded
 from gradwire.ops.inceptionn_encode import inceptionn_encode
 from gradwire.ops.mark_beyond import mark_beyond
@@ -65,6 +67,7 @@ from gradwire.ops.three_lc_encode_feedback import three_lc_encode_feedback
 from gradwire.ops.threshold_add_decoded import threshold_add_decoded
 from gradwire.ops.threshold_encode import threshold_encode
 from gradwire.ops.threshold_encode_feedback import threshold_encode_feedback
+from gradwire.ops.tile_topk import tile_topk
 from gradwire.ops.topk_encode import topk_encode
 from gradwire.ops.topk_encode_feedback import topk_encode_feedback
 from gradwire.ops.two_means_add_decoded import two_means_add_decoded
@@ -73,6 +76,7 @@ from gradwire.ops.two_means_encode_feedback import two_means_encode_feedback
 from gradwire.ops.twobit_add_decoded import twobit_add_decoded
 from gradwire.ops.twobit_encode import twobit_encode
 from gradwire.ops.twobit_encode_feedback import twobit_encode_feedback
+from gradwire.ops.waves_add_decoded import waves_add_decoded
 
 __all__ = [
     "accumulate",
@@ -84,6 +88,8 @@ __all__ = [
     "eightbit_add_decoded",
     "eightbit_encode",
     "eightbit_encode_feedback",
+    "exponent_add_decoded",
+    "exponent_encode",
     "inceptionn_add_decoded",
     "inceptionn_encode",
     "kernel_info",
@@ -140,6 +146,7 @@ __all__ = [
     "threshold_add_decoded",
     "threshold_encode",
     "threshold_encode_feedback",
+    "tile_topk",
     "topk_encode",
     "topk_encode_feedback",
     "two_means_add_decoded",
@@ -148,4 +155,5 @@ __all__ = [
     "twobit_add_decoded",
     "twobit_encode",
     "twobit_encode_feedback",
+    "waves_add_decoded",
 ]
