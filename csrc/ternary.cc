@@ -43,7 +43,15 @@ std::vector<std::int64_t> count(const TernaryEncode& t, std::int64_t n, int thre
   return starts_of(counts.data(), std::int64_t(counts.size()), n);
 }
 
-std::int64_t quotients(const TernaryEncode& t, std::int64_t n, int shift) {
+// The last code that is not 0; -1 where all are.
+std::int64_t last_place(const TernaryEncode& t, std::int64_t n) {
+  for (std::int64_t i = (n - 1) / 32 * 32; n > 0 && i >= 0; i -= 32)
+    if (const std::uint64_t fired = codes_at(t, n, i) & kFired; fired != 0) return i + (63 - __builtin_ctzll(fired)) / 2;
+  return -1;
+}
+
+std::int64_t quotients(const TernaryEncode& t, std::int64_t n, std::int64_t k, int shift) {
+  if (shift == 0) return last_place(t, n) + 1 - k;  // whole gaps
   std::int64_t sum = 0, last = -1;
   for_each(t, n, [&](std::int64_t place, bool) { sum += (place - last - 1) >> shift, last = place; });
   return sum;
@@ -106,7 +114,7 @@ Choice choose(const TernaryEncode& t, std::int64_t n, std::int64_t k, int shift)
   prefer(best, kBitmap, 1 + bytes_of(n) + bytes_of(k));
   const std::int64_t fixed = counted + bytes_of(k) + bytes_of(k * shift);
   // The quotients take a pass over the codes: only where the gaps can win.
-  if (fixed + bytes_of(k) < best.size) prefer(best, kRice + shift, fixed + bytes_of(k + quotients(t, n, shift)));
+  if (fixed + bytes_of(k) < best.size) prefer(best, kRice + shift, fixed + bytes_of(k + quotients(t, n, k, shift)));
   return best;
 }
 

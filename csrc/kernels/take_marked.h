@@ -40,11 +40,12 @@ static void take_marked(const TakeMarked& args, std::int64_t begin, std::int64_t
     std::int64_t to = k.starts[first / kMarkSegment];
     const std::int64_t after = k.starts[first / kMarkSegment + 1];
     for (std::int64_t i = first; i < stop; i += 64) {
-      // Of the last few elements of a tensor 16 cannot be loaded.
-      const std::int64_t most = stop - i >= 64 ? kMarkSegment : kLanes - 1;
       std::uint64_t word = marks_at(k.bitmap, i, stop);
-      for (std::int64_t j = i; word != 0; j += kLanes, word >>= kLanes)
+      for (std::int64_t j = i; word != 0; j += kLanes, word >>= kLanes) {
+        // Of fewer than 16 elements at the end of a tensor 16 cannot be loaded.
+        const std::int64_t most = stop - j >= kLanes ? kMarkSegment : kLanes - 1;
         to += take_step(k, j, std::uint16_t(word), to, after - to < most ? after - to : most);
+      }
     }
   }
 }

@@ -8,7 +8,7 @@ from gradwire.ops._marks import tail_segments
 from gradwire.ops._topk import segments
 from tests.ops.harness import SIZES, TARGETS, Case, check_against_reference, gradient, sweep
 
-BEYOND = {"all": (-1.0, 5.0), "half": (0.5, 0.5), "few": (2.5, 2.5), "none": (float("inf"), float("inf"))}
+BEYOND = {"most": (0.1, -5.0), "half": (0.5, 0.5), "few": (2.5, 2.5)}
 
 
 def marks(n):
@@ -23,7 +23,7 @@ def test_beyond(n, target, threads, offset, high, low):
 
 
 @sweep
-@pytest.mark.parametrize("s", [1.0, 0.4999, 1e-45, 1e-30, 3e38])
+@pytest.mark.parametrize("s", [0.4999, 1e-30, 3e38])
 def test_drawn(n, target, threads, offset, s):
     whole = {f"whole{rest}": value for rest, value in zip(("", "_counts"), marks(n).values(), strict=True)}
     arguments = {"s": s, "key": 0x123456789ABCDEF0, "step": 5}
@@ -54,7 +54,7 @@ def test_take(n, target, high, low):
 
 
 @sweep
-@pytest.mark.parametrize(("low", "high", "unit"), [(0.0, float("inf"), 1.0), (0.0, 0.5, 1.0), (0.7, 1e30, 2.0**-40)])
+@pytest.mark.parametrize(("low", "high", "unit"), [(0.0, float("inf"), 1.0), (0.7, 1e30, 2.0**-40)])
 def test_tail_moments(n, target, threads, offset, low, high, unit):
     arguments = {"low": low, "high": high, "unit": unit}
     outputs = {"table": ((4 * tail_segments(n),), torch.float32)}
