@@ -9,6 +9,7 @@
 #include "args/basic.h"
 #include "args/common.h"
 #include "args/eightbit.h"
+#include "args/entries.h"
 #include "args/rounding.h"
 #include "args/signs.h"
 #include "args/sketch.h"
@@ -22,19 +23,25 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
 // One line per kernel: the name of the function in csrc/kernels/<name>.h and the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
   X(accumulate, Feedback)                            \
+  X(add_waves, AddWaves)                             \
   X(block_norms, BlockNorms)                         \
   X(cast_add_decoded, CastAddDecoded)                \
   X(cast_encode, CastEncode)                         \
   X(cast_encode_feedback, CastEncodeFeedback)        \
+  X(count_ones, CountOnes)                           \
   X(moments, Moments)                                \
   X(moments_feedback, MomentsFeedback)               \
   X(magnitude_sums, MagnitudeSums)                   \
+  X(mark_beyond, MarkBeyond)                         \
+  X(mark_drawn, MarkDrawn)                           \
   X(momentum_update, MomentumUpdate)                 \
   X(dithered_encode, DitheredEncode)                 \
   X(dithered_encode_feedback, DitheredEncodeFeedback)\
   X(eightbit_add_decoded, EightbitAddDecoded)        \
   X(eightbit_encode, EightbitEncode)                 \
   X(eightbit_encode_feedback, EightbitEncodeFeedback)\
+  X(exponent_add_decoded, ExponentAddDecoded)        \
+  X(exponent_codes, ExponentCodes)                   \
   X(inceptionn_add_decoded, InceptionnAddDecoded)    \
   X(inceptionn_codes, InceptionnCodes)               \
   X(inceptionn_sizes, InceptionnSizes)               \
@@ -65,7 +72,13 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(sketch_add, SketchAdd)                           \
   X(sketch_estimate, SketchEstimate)                 \
   X(sparse_add_decoded, SparseAddDecoded)            \
+  X(spread_marked, SpreadMarked)                     \
   X(swap, Swap)                                      \
+  X(tail_moments, TailMoments)                       \
+  X(take_marked, TakeMarked)                         \
+  X(ternary_add_bits, TernaryAddBits)                \
+  X(ternary_bits, TernaryBits)                       \
+  X(ternary_counts, TernaryCounts)                   \
   X(thc_add_decoded, ThcAddDecoded)                  \
   X(thc_encode, ThcEncode)                           \
   X(three_lc_add_decoded, ThreeLcAddDecoded)         \

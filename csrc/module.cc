@@ -21,6 +21,7 @@ NB_MODULE(_kernels, m) {
   m.def("calls", &calls, "name"_a);
   bind_basic(m);
   bind_eightbit(m);
+  bind_entries(m);
   bind_entropy(m);
   bind_rounding(m);
   bind_signs(m);

@@ -36,7 +36,7 @@ struct RandomkAddDecoded : Choice {
   float scale;
 };
 
-void randomk_encode(const RandomkEncode& r);
-void randomk_add_decoded(const RandomkAddDecoded& r);
+void randomk_encode(const RandomkEncode& r, int threads);
+void randomk_add_decoded(const RandomkAddDecoded& r, int threads);
 
 }  // namespace gradwire

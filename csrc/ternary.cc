@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dispatch.h"
+#include "marks.h"
 #include "rice.h"
 
 namespace gradwire {
@@ -35,13 +36,22 @@ void for_each(const TernaryEncode& t, std::int64_t n, const F& f) {
   }
 }
 
-std::int64_t count(const TernaryEncode& t, std::int64_t n) {
-  std::int64_t k = 0;
-  for (std::int64_t i = 0; i < n; i += 32) k += __builtin_popcountll(codes_at(t, n, i) & kFired);
-  return k;
+// How many codes before each segment are not 0, and in all.
+std::vector<std::int64_t> count(const TernaryEncode& t, std::int64_t n, int threads) {
+  std::vector<std::int64_t> counts(std::size_t(mark_segments(n)));
+  run(&KernelTable::ternary_counts, {{t.codes, code_bytes(n)}, n, counts.data()}, n, kMarkSegment, threads);
+  return starts_of(counts.data(), std::int64_t(counts.size()), n);
 }
 
-std::int64_t quotients(const TernaryEncode& t, std::int64_t n, int shift) {
+// The last code that is not 0; -1 where all are.
+std::int64_t last_place(const TernaryEncode& t, std::int64_t n) {
+  for (std::int64_t i = (n - 1) / 32 * 32; n > 0 && i >= 0; i -= 32)
+    if (const std::uint64_t fired = codes_at(t, n, i) & kFired; fired != 0) return i + (63 - __builtin_ctzll(fired)) / 2;
+  return -1;
+}
+
+std::int64_t quotients(const TernaryEncode& t, std::int64_t n, std::int64_t k, int shift) {
+  if (shift == 0) return last_place(t, n) + 1 - k;  // whole gaps
   std::int64_t sum = 0, last = -1;
   for_each(t, n, [&](std::int64_t place, bool) { sum += (place - last - 1) >> shift, last = place; });
   return sum;
@@ -67,13 +77,13 @@ void write_words(const TernaryEncode& t, std::int64_t n, std::uint8_t* p) {
   });
 }
 
-void write_bitmap(const TernaryEncode& t, std::int64_t n, std::uint8_t* p) {
-  BitWriter signs(p + bytes_of(n));
-  for_each(t, n, [&](std::int64_t place, bool positive) {
-    p[place / 8] |= std::uint8_t(1u << place % 8);
-    signs.put(positive, 1);
-  });
-  signs.finish();
+void write_bitmap(const TernaryEncode& t, std::int64_t n, const std::vector<std::int64_t>& starts, std::uint8_t* p,
+                  int threads) {
+  std::vector<std::uint8_t> edges(starts.size() - 1);
+  std::uint8_t* const signs = p + bytes_of(n);
+  run(&KernelTable::ternary_bits, {{t.codes, code_bytes(n)}, n, starts.data(), p, signs, edges.data()}, n,
+      kMarkSegment, threads);
+  join_edges(signs, starts, edges, 1);
 }
 
 void write_rice(const TernaryEncode& t, std::int64_t n, std::int64_t k, int shift, std::uint8_t* p) {
@@ -104,7 +114,7 @@ Choice choose(const TernaryEncode& t, std::int64_t n, std::int64_t k, int shift)
   prefer(best, kBitmap, 1 + bytes_of(n) + bytes_of(k));
   const std::int64_t fixed = counted + bytes_of(k) + bytes_of(k * shift);
   // The quotients take a pass over the codes: only where the gaps can win.
-  if (fixed + bytes_of(k) < best.size) prefer(best, kRice + shift, fixed + bytes_of(k + quotients(t, n, shift)));
+  if (fixed + bytes_of(k) < best.size) prefer(best, kRice + shift, fixed + bytes_of(k + quotients(t, n, k, shift)));
   return best;
 }
 
@@ -118,11 +128,34 @@ struct Adder {
   }
 };
 
-void add_bitmap(Bytes body, const Adder& add, std::int64_t n) {
-  const Bytes signs = body.from(bytes_of(n));
-  Ones places(body.first(bytes_of(n)));
-  std::int64_t place;
-  for (std::int64_t j = 0; (place = places.next()) >= 0 && place < n; ++j) add(place, signs.bits(j, 1) != 0);
+// One rank's bitmap and signs, and how many of these there are before each segment.
+struct Bitmap {
+  ByteRun marks, signs;
+  std::vector<std::int64_t> starts;
+  float step;
+};
+
+Bitmap bitmap_of(Bytes row, float step, std::int64_t n, int threads) {
+  const Bytes body = row.from(1), marks = body.first(bytes_of(n)), signs = body.from(bytes_of(n));
+  std::vector<std::int64_t> counts(std::size_t(mark_segments(n)));
+  const ByteRun part = {marks.data, marks.size};
+  run(&KernelTable::count_ones, {part, n, counts.data()}, n, kMarkSegment, threads);
+  return {part, {signs.data, signs.size}, starts_of(counts.data(), std::int64_t(counts.size()), n), step};
+}
+
+// A little of the sum at a time for all of them, so that it stays in the cache.
+void add_bitmaps(const TernaryAddDecoded& t, const std::vector<Bitmap>& bitmaps, std::int64_t n, int threads) {
+  constexpr std::int64_t kStep = 4096;
+  count_call();
+  parallel_for(n, kMarkSegment, threads, [&](std::int64_t begin, std::int64_t end, int) {
+    std::vector<std::int64_t> places;
+    for (const Bitmap& b : bitmaps) places.push_back(b.starts[std::size_t(begin / kMarkSegment)]);
+    for (std::int64_t i = begin; i < end; i += kStep)
+      for (std::size_t w = 0; w < bitmaps.size(); ++w)
+        active().ternary_add_bits({bitmaps[w].marks, bitmaps[w].signs, &places[w], t.out, n, bitmaps[w].step},
+                                  i,
+                                  std::min(i + kStep, end));
+  });
 }
 
 void add_words(Bytes body, const Adder& add, std::int64_t n, std::int64_t k) {
@@ -182,7 +215,6 @@ void add_row(const TernaryAddDecoded& t, Bytes row, std::int64_t n, int threads)
   const Adder add = {t.out, t.step};
   if (form == kDense) return add_dense(body, t, n, threads);
   count_call();
-  if (form == kBitmap) return add_bitmap(body, add, n);
   const std::int64_t k = read_varint(body, n);
   if (form == kWords) return add_words(body, add, n, k);
   if (form - kRice <= kLargestShift) add_rice(body, add, n, k, form - kRice);
@@ -190,9 +222,10 @@ void add_row(const TernaryAddDecoded& t, Bytes row, std::int64_t n, int threads)
 
 }  // namespace
 
-void ternary_encode(const TernaryEncode& t, std::int64_t n) {
+void ternary_encode(const TernaryEncode& t, std::int64_t n, int threads) {
   count_call();
-  const std::int64_t k = count(t, n);
+  const std::vector<std::int64_t> starts = count(t, n, threads);
+  const std::int64_t k = starts.back();
   const int shift = rice_shift(n, k);
   const Choice choice = choose(t, n, k, shift);
   std::memset(t.stream, 0, std::size_t(1 + code_bytes(n)));
@@ -202,18 +235,28 @@ void ternary_encode(const TernaryEncode& t, std::int64_t n) {
   if (choice.form == kDense)
     std::copy_n(t.codes, code_bytes(n), body);
   else if (choice.form == kBitmap)
-    write_bitmap(t, n, body);
+    write_bitmap(t, n, starts, body, threads);
   else if (choice.form == kWords)
     write_words(t, n, put_varint(body, k));
   else
     write_rice(t, n, k, shift, put_varint(body, k));
 }
 
+// Neighbours that are all bitmaps are added in one pass.
 void ternary_add_decoded(const TernaryAddDecoded& t, std::int64_t n, int threads) {
-  for (std::int64_t w = 0; w < t.streams.count; ++w) {
-    TernaryAddDecoded row = t;
-    row.step = t.step * factor_of(t.steps, w);
-    add_row(row, {t.streams.data + w * t.streams.stride, t.length}, n, threads);
+  std::vector<Bitmap> bitmaps;
+  for (std::int64_t w = 0; w <= t.streams.count; ++w) {
+    const bool more = w < t.streams.count;
+    const Bytes row = {t.streams.data + w * t.streams.stride, more ? t.length : 0};
+    TernaryAddDecoded mine = t;
+    mine.step = t.step * (more ? factor_of(t.steps, w) : 1.0f);
+    if (row.size > 0 && row.data[0] == kBitmap) {
+      bitmaps.push_back(bitmap_of(row, mine.step, n, threads));
+      continue;
+    }
+    if (!bitmaps.empty()) add_bitmaps(t, bitmaps, n, threads);
+    bitmaps.clear();
+    if (more) add_row(mine, row, n, threads);
   }
 }
 

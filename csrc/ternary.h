@@ -20,7 +20,7 @@ struct TernaryAddDecoded {
   Rows steps;  // factors of the step, one for each row; without data: 1
 };
 
-void ternary_encode(const TernaryEncode& t, std::int64_t n);
+void ternary_encode(const TernaryEncode& t, std::int64_t n, int threads);
 void ternary_add_decoded(const TernaryAddDecoded& t, std::int64_t n, int threads);
 
 }  // namespace gradwire

@@ -6,6 +6,7 @@
 
 #include "bits.h"
 #include "dispatch.h"
+#include "marks.h"
 
 namespace gradwire {
 
@@ -31,13 +32,11 @@ Form smallest(std::int64_t n, std::int64_t k) {
   return best;
 }
 
-// What the pass over the tensor left, a range for each thread.
+// What the pass over the tensor left.
 struct Found {
-  std::int64_t range;
-  std::vector<std::int64_t> counts;  // of each range
-  std::vector<std::int32_t> segments;
+  std::vector<std::int32_t> counts;  // of each segment
   std::vector<std::uint8_t>& bitmap;
-  std::int64_t total = 0;
+  std::vector<std::int64_t> starts;
 };
 
 // Memory that a thread keeps for its next call, as fetching fresh pages takes longer than filling them.
@@ -47,51 +46,31 @@ std::vector<std::uint8_t>& scratch(std::int64_t size) {
   return bytes;
 }
 
-float* values_of(const Threshold& t) { return reinterpret_cast<float*>(t.stream + kHead); }
-
 Found scan(const Threshold& t, std::int64_t n, int threads) {
-  const std::int64_t range = range_size(n, kSegment, threads);
-  Found f = {range, std::vector<std::int64_t>(std::size_t((n + range - 1) / range)),
-             std::vector<std::int32_t>(std::size_t(segments(n))), scratch((n + 63) / 64 * 8)};
+  Found f = {std::vector<std::int32_t>(std::size_t(segments(n))), scratch((n + 63) / 64 * 8), {}};
   std::uint32_t least;
   std::memcpy(&least, &t.threshold, sizeof least);
-  std::fill_n(f.bitmap.data() + n / 64 * 8, n % 64 ? 8 : 0, std::uint8_t(0));
-  parallel_tasks(int(f.counts.size()), [&](int r) {
-    const std::int64_t begin = r * range, end = std::min(begin + range, n);
-    active().threshold_scan({t, t.x, least & 0x7fffffff, t.level, values_of(t) + begin, f.bitmap.data(), f.segments.data(),
-                             &f.counts[std::size_t(r)]},
-                            begin, end);
-  });
-  for (const std::int64_t count : f.counts) f.total += count;
+  run(&KernelTable::threshold_scan, {t, t.x, least & 0x7fffffff, t.level, f.bitmap.data(), f.counts.data()}, n, kSegment,
+      threads);
+  f.starts = starts_of(f.counts.data(), segments(n), n);
   return f;
 }
 
-// The values of all ranges, end to end.
-void close_ranks(const Threshold& t, const Found& f) {
-  float* to = values_of(t);
-  for (std::size_t r = 0; r < f.counts.size(); ++r) {
-    const float* const from = values_of(t) + std::int64_t(r) * f.range;
-    if (r > 0) std::memmove(to, from, sizeof(float) * std::size_t(f.counts[r]));
-    to += f.counts[r];
+// The values and, in the block form, their places.
+void write_entries(const Threshold& t, const Found& f, Form form, std::int64_t n, int threads) {
+  float* const values = reinterpret_cast<float*>(t.stream + kHead);
+  float* const left = t.grad ? t.residual : nullptr;
+  if (form == kDense)
+    return run(&KernelTable::spread_marked, {t.x, f.bitmap.data(), values, left}, n, kSegment, threads);
+  std::uint8_t* const places = t.stream + kHead + 4 * f.starts.back();
+  std::uint16_t* indices = nullptr;
+  if (form == kBitmap)
+    std::memcpy(places, f.bitmap.data(), std::size_t((n + 7) / 8));
+  else {
+    std::memcpy(places, f.counts.data(), sizeof(std::int32_t) * f.counts.size());
+    indices = reinterpret_cast<std::uint16_t*>(places + sizeof(std::int32_t) * f.counts.size());
   }
-}
-
-// From the back, so that no value is overwritten before it is moved.
-void spread(const Threshold& t, const Found& f, std::int64_t n) {
-  std::int64_t left = f.total;
-  for (std::int64_t i = n - 1; i >= 0; --i)
-    values_of(t)[i] = f.bitmap[std::size_t(i / 8)] >> i % 8 & 1 ? values_of(t)[--left] : 0.0f;
-}
-
-void write_block(const Found& f, std::int64_t n, std::uint8_t* to) {
-  const std::int64_t nbytes = std::int64_t(sizeof(std::int32_t)) * segments(n);
-  std::memcpy(to, f.segments.data(), std::size_t(nbytes));
-  to += nbytes;
-  Ones places({f.bitmap.data(), (n + 63) / 64 * 8});
-  for (std::int64_t place; (place = places.next()) >= 0; to += 2) {
-    const std::uint16_t low = std::uint16_t(place);
-    std::memcpy(to, &low, sizeof low);
-  }
+  run(&KernelTable::take_marked, {t.x, f.bitmap.data(), f.starts.data(), values, indices, left}, n, kSegment, threads);
 }
 
 void clear(std::uint8_t* from, std::uint8_t* to, int threads) {
@@ -167,15 +146,11 @@ void add_row(const ThresholdAddDecoded& t, Bytes row, std::int64_t n, int thread
 void threshold_encode(const Threshold& t, std::int64_t n, int threads) {
   count_call();
   const Found f = scan(t, n, threads);
-  const Form form = smallest(n, f.total);
-  const std::int64_t sent = form == kDense ? n : f.total;
+  const Form form = smallest(n, f.starts.back());
+  const std::int64_t sent = form == kDense ? n : f.starts.back();
   const std::int32_t head[2] = {form, std::int32_t(sent)};
-  close_ranks(t, f);
-  if (form == kDense) spread(t, f, n);
   std::memcpy(t.stream, head, sizeof head);
-  std::uint8_t* const places = t.stream + kHead + 4 * sent;
-  if (form == kBitmap) std::memcpy(places, f.bitmap.data(), std::size_t((n + 7) / 8));
-  if (form == kBlock) write_block(f, n, places);
+  write_entries(t, f, form, n, threads);
   *t.used = std::int32_t(size_of(form, n, sent));
   clear(t.stream + *t.used, t.stream + kHead + 4 * n, threads);
 }

@@ -61,10 +61,8 @@ struct ThresholdScan : Feedback {  // without feedback grad and residual are nul
   const float* x;                  // with feedback the residual
   std::uint32_t least;             // magnitudes above it are sent, as bits without the sign
   float level;                     // where it is not 0: magnitudes from d * level on are sent instead
-  float* values;                   // of this range, with room for all of it
-  std::uint8_t* bitmap;            // of the tensor, in whole 16 bits
-  std::int32_t* counts;            // of each segment of the tensor
-  std::int64_t* found;             // by this range
+  std::uint8_t* bitmap;
+  std::int32_t* counts;            // of each segment
 };
 
 }  // namespace gradwire

@@ -47,6 +47,7 @@ void serial(nb::module_& m, const char* name, Function function, const Arguments
 
 void bind_basic(nb::module_& m);
 void bind_eightbit(nb::module_& m);
+void bind_entries(nb::module_& m);
 void bind_entropy(nb::module_& m);
 void bind_rounding(nb::module_& m);
 void bind_signs(nb::module_& m);

@@ -22,13 +22,16 @@ Choice choice(Size seed, Size k, Size run, Size n) {
   return {std::uint32_t(seed), k, run, n};
 }
 
-void randomk_encode_(Address x, Address values, Size seed, Size k, Size run, bool scaled, double scale, Size n) {
-  randomk_encode({choice(seed, k, run, n), pointer<const float>(x, n), pointer<float>(values, k), float(scale), scaled});
+void randomk_encode_(Address x, Address values, Size seed, Size k, Size run, bool scaled, double scale, Size n,
+                     int threads) {
+  randomk_encode({choice(seed, k, run, n), pointer<const float>(x, n), pointer<float>(values, k), float(scale), scaled},
+                 threads);
 }
 
-void randomk_add_decoded_(Address values, Address out, Size seed, Size k, Size run, double scale, Size n) {
+void randomk_add_decoded_(Address values, Address out, Size seed, Size k, Size run, double scale, Size n,
+                          int threads) {
   randomk_add_decoded(
-      {choice(seed, k, run, n), pointer<const std::uint8_t>(values, k), pointer<float>(out, n), float(scale)});
+      {choice(seed, k, run, n), pointer<const std::uint8_t>(values, k), pointer<float>(out, n), float(scale)}, threads);
 }
 
 void check_k(Size k, Size n) {
@@ -76,8 +79,8 @@ void bind_sparse(nb::module_& m) {
   serial(m, "bitmap_encode", &convert_places<bitmap_encode, std::uint8_t>, "indices"_a, "counts"_a, "bitmap"_a, "k"_a);
   serial(m, "bitmap_decode", &convert_places<bitmap_decode, const std::uint8_t>, "indices"_a, "counts"_a, "bitmap"_a,
          "k"_a);
-  serial(m, "randomk_encode", &randomk_encode_, "x"_a, "values"_a, "seed"_a, "k"_a, "run"_a, "scaled"_a, "scale"_a);
-  serial(m, "randomk_add_decoded", &randomk_add_decoded_, "values"_a, "out"_a, "seed"_a, "k"_a, "run"_a, "scale"_a);
+  kernel(m, "randomk_encode", &randomk_encode_, "x"_a, "values"_a, "seed"_a, "k"_a, "run"_a, "scaled"_a, "scale"_a);
+  kernel(m, "randomk_add_decoded", &randomk_add_decoded_, "values"_a, "out"_a, "seed"_a, "k"_a, "run"_a, "scale"_a);
 }
 
 }  // namespace gradwire::bindings

@@ -42,10 +42,10 @@ Rows factors(Address address, Size count, Size stride) {
   return {reinterpret_cast<const std::uint8_t*>(address), count, stride};
 }
 
-void ternary_encode_(Address codes, Address used, Address stream, bool words, Size n) {
+void ternary_encode_(Address codes, Address used, Address stream, bool words, Size n, int threads) {
   ternary_encode({pointer<const std::uint8_t>(codes, n), pointer<std::int32_t>(used, 1),
                   pointer<std::uint8_t>(stream, 1), words},
-                 n);
+                 n, threads);
 }
 
 void ternary_add_decoded_(Address streams, Size count, Size stride, Size length, Address steps, Size steps_stride,
@@ -154,8 +154,7 @@ void bind_thresholds(nb::module_& m) {
   kernel(m, "strom_encode", &strom_encode, "x"_a, "codes"_a, "threshold"_a);
   kernel(m, "strom_encode_feedback", &strom_encode_feedback, "grad"_a, "residual"_a, "codes"_a, "threshold"_a,
          "status"_a);
-  m.def("ternary_encode", &ternary_encode_, "codes"_a, "used"_a, "stream"_a, "words"_a, "n"_a,
-        nb::call_guard<nb::gil_scoped_release>());
+  kernel(m, "ternary_encode", &ternary_encode_, "codes"_a, "used"_a, "stream"_a, "words"_a);
   kernel(m, "ternary_add_decoded", &ternary_add_decoded_, "streams"_a, "count"_a, "stride"_a, "length"_a, "steps"_a,
          "steps_stride"_a, "out"_a, "threshold"_a, "scale"_a);
   kernel(m, "threshold_encode", &threshold_encode_, "x"_a, "used"_a, "stream"_a, "threshold"_a, "level"_a);

@@ -23,8 +23,14 @@ GRADWIRE_INLINE void add_segment(const SparseAddDecoded& k, std::int64_t w, std:
   const std::int64_t stop = place + count_in(k, w, segment, k.k - place);
   const std::uint8_t* const values = k.values.data + w * k.values.stride;
   const std::uint8_t* const indices = k.indices.data + w * k.indices.stride;
+  constexpr std::int64_t kAhead = 32;
   for (; place < stop; ++place) {
     std::uint16_t low;
+    // No further than this segment: there the bytes are indices.
+    if (stop - place > kAhead) {
+      std::memcpy(&low, indices + (place + kAhead) * std::int64_t(sizeof low), sizeof low);
+      __builtin_prefetch(k.out + segment * kSegment + low, 1);
+    }
     float value;
     std::memcpy(&low, indices + place * std::int64_t(sizeof low), sizeof low);
     std::memcpy(&value, values + place * std::int64_t(sizeof value), sizeof value);

@@ -1,8 +1,9 @@
-// The one pass over what a threshold looks at: values side by side, a bit for each element, and a count a segment.
+// The first pass over what a threshold looks at: a bit for each element and a count a segment; with feedback the sum.
 #pragma once
 
 #include "kernels/compensate.h"
 #include "kernels/dither.h"
+#include "kernels/marks.h"
 
 namespace gradwire::GRADWIRE_TARGET {
 
@@ -13,30 +14,23 @@ GRADWIRE_INLINE Mask exceeds(const ThresholdScan& k, std::int64_t i, F32 x) {
 }
 
 template <bool kDithered>
-GRADWIRE_INLINE void threshold_step(const ThresholdScan& k, std::int64_t i, int count, std::int64_t room,
-                                    std::int64_t& found, U32& worst) {
+GRADWIRE_INLINE int threshold_step(const ThresholdScan& k, std::int64_t i, int count, U32& worst) {
   const F32 x = k.grad ? compensate(k, i, count, worst) : load_ahead(k.x + i, count);
-  const Mask sent = first_of(exceeds<kDithered>(k, i, x), count);
-  if (k.grad) store(k.residual + i, select(sent, set(0.0f), x), count);
-  const std::uint16_t word = bits(sent);
-  std::memcpy(k.bitmap + i / 8, &word, sizeof word);
-  std::uint32_t* const values = reinterpret_cast<std::uint32_t*>(k.values) + found;
-  // A bulk store may write 16, and beyond the room lies what another thread writes.
-  found += found + kLanes <= room ? store_front(values, as_u32(x), sent) : store_selected(values, as_u32(x), sent);
+  if (k.grad) store(k.residual + i, x, count);
+  return put_marks(k.bitmap, i, bits_below(exceeds<kDithered>(k, i, x), count), count);
 }
 
 template <bool kDithered>
 GRADWIRE_INLINE void threshold_scan_of(const ThresholdScan& args, std::int64_t begin, std::int64_t end) {
   const ThresholdScan k = args;
-  std::int64_t found = 0;
   U32 worst = set_u32(0);
   for (std::int64_t i = begin; i < end;) {
-    const std::int64_t stop = end - i < 65536 ? end : i + 65536, segment = i / 65536, before = found;
-    for (; stop - i >= kLanes; i += kLanes) threshold_step<kDithered>(k, i, kLanes, end - begin, found, worst);
-    if (i < stop) threshold_step<kDithered>(k, i, int(stop - i), end - begin, found, worst), i = stop;
-    k.counts[segment] = std::int32_t(found - before);
+    const std::int64_t stop = end - i < 65536 ? end : i + 65536, segment = i / 65536;
+    std::int32_t found = 0;
+    for (; stop - i >= kLanes; i += kLanes) found += threshold_step<kDithered>(k, i, kLanes, worst);
+    if (i < stop) found += threshold_step<kDithered>(k, i, int(stop - i), worst), i = stop;
+    k.counts[segment] = found;
   }
-  *k.found = found;
   if (k.status) flag_nonfinite(k.status, worst);
 }
 

@@ -4,6 +4,7 @@
 //                              swap_lanes<d>: lane i from lane i ^ d
 //   U32   16 uint32            + - * & | ^ shl shr sar eq ge gt max_u32 select
 //   U64   8 uint64             xor3 high_half mul_low_halves store_low_halves: what Philox needs
+//   bits of words: gather_bits and scatter_bits, as pext and pdep
 //   Mask  a truth value a lane, & and_not; bits() and mask_of() convert to and from 16 bits, lane i in bit i
 //
 // Every operation rounds once, to nearest even, keeps subnormals, and gives the same bits on every target (NaNs may
@@ -103,6 +104,41 @@ GRADWIRE_INLINE int count_of(Mask m) { return __builtin_popcount(bits(m)); }
 
 // Without the lanes from `count` on.
 GRADWIRE_INLINE Mask first_of(Mask m, int count) { return count == kLanes ? m : m & mask_of(bits_of_count(count)); }
+
+#if !defined(GRADWIRE_FAST_BITS)
+// After H. S. Warren, "Hacker's Delight", section 7-4: the moves that bring the bits of a mask side by side.
+struct BitMoves { std::uint64_t of[6]; };
+GRADWIRE_INLINE BitMoves bit_moves(std::uint64_t mask) {
+  BitMoves moves;
+  std::uint64_t zeros = ~mask << 1;
+  for (int i = 0; i < 6; ++i) {
+    std::uint64_t odd = zeros ^ zeros << 1;
+    for (int j = 2; j < 64; j *= 2) odd ^= odd << j;
+    moves.of[i] = odd & mask;
+    mask = (mask ^ moves.of[i]) | moves.of[i] >> (1 << i);
+    zeros &= ~odd;
+  }
+  return moves;
+}
+
+// The bits of x that the mask selects, side by side from the lowest on.
+GRADWIRE_INLINE std::uint64_t gather_bits(std::uint64_t x, std::uint64_t mask) {
+  const BitMoves moves = bit_moves(mask);
+  x &= mask;
+  for (int i = 0; i < 6; ++i) {
+    const std::uint64_t moved = x & moves.of[i];
+    x = (x ^ moved) | moved >> (1 << i);
+  }
+  return x;
+}
+
+// The lowest bits of x, in order, at the places that the mask selects.
+GRADWIRE_INLINE std::uint64_t scatter_bits(std::uint64_t x, std::uint64_t mask) {
+  const BitMoves moves = bit_moves(mask);
+  for (int i = 5; i >= 0; --i) x = (x & ~moves.of[i]) | ((x << (1 << i)) & moves.of[i]);
+  return x & mask;
+}
+#endif
 
 // Remembers in `worst` the largest magnitude seen; flag_nonfinite() then sets the status to 1 if that is no number.
 GRADWIRE_INLINE void watch(U32& worst, F32 x) { worst = max_u32(worst, abs_bits(x)); }

@@ -2,6 +2,6 @@
 #if defined(__x86_64__)
 #define GRADWIRE_TARGET avx512
 #define GRADWIRE_TARGET_HEADER "simd/avx512.h"
-#define GRADWIRE_TARGET_FEATURES "avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,popcnt"
+#define GRADWIRE_TARGET_FEATURES "avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2,f16c,popcnt"
 #include "targets/table.inc"
 #endif

@@ -28,6 +28,9 @@ def _strided(x: Tensor) -> Tensor:
 
 # One element more would still be a valid call.
 FREE = {
+    ("exponent_add_decoded", "out"),
+    ("exponent_add_decoded", "streams"),
+    ("exponent_encode", "codes"),
     ("inceptionn_add_decoded", "out"),
     ("inceptionn_add_decoded", "streams"),
     ("bitmap_decode", "indices"),
@@ -52,9 +55,11 @@ FREE = {
     ("ternary_add_decoded", "out"),
     ("ternary_add_decoded", "streams"),
     ("three_lc_add_decoded", "stream"),
+    ("tail_moments", "x"),
     ("threshold_add_decoded", "out"),
     ("threshold_add_decoded", "streams"),
     ("topk_encode", "x"),
+    ("waves_add_decoded", "out"),
 }
 WRONG = {
     "dtype": lambda x: x.to(torch.float64),

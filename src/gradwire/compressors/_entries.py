@@ -19,12 +19,11 @@ from gradwire.errors import WireError
 from gradwire.ops import _topk
 
 __all__ = [
-    "add_entries", "check_places", "few", "fill", "find", "in_use", "pack_bits", "part", "pieces", "places", "sample",
-    "segments", "unpack_bits", "write_places",
+    "add_entries", "bitmap_for", "check_places", "few", "fill", "find", "in_use", "pack_bits", "part", "pieces",
+    "sample", "segments", "take", "unpack_bits",
 ]  # fmt: skip
 
 segments = _topk.segments
-write_places = _topk.write_places
 
 _PIECE = 1 << 15
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -40,6 +39,23 @@ def pieces(x: Tensor) -> Iterator[tuple[int, Tensor]]:
     size = _PIECE if x.device.type == "cpu" else max(1, x.numel())
     for begin in range(0, x.numel(), size):
         yield begin, x[begin : begin + size]
+
+
+def bitmap_for(x: Tensor) -> Tensor:
+    """Room for a mark on each element: a thirty-second of x."""
+    return torch.empty(-(-x.numel() // 8), dtype=torch.uint8, device=x.device)
+
+
+def take(x: Tensor, bitmap: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The marked elements of a flat tensor, and the low 16 bits of their indices as int16.
+
+    >>> take(torch.tensor([5.0, 6.0, 7.0]), torch.tensor([5], dtype=torch.uint8), torch.tensor([2], dtype=torch.int32))
+    (tensor([5., 7.]), tensor([0, 2], dtype=torch.int16))
+    """
+    k = int(counts.sum())
+    values, low = torch.empty(k, device=x.device), torch.empty(k, dtype=torch.int16, device=x.device)
+    ops.take_marked(x, bitmap, counts, values, low)
+    return values, low
 
 
 def find(x: Tensor, keep: Keep, limit: int) -> Tensor | None:
@@ -108,13 +124,6 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
     """The first ``count`` bools of ``packed``."""
     spread = packed.long().mul_(0x0101010101010101).bitwise_and_(0x8040201008040201 - (1 << 64))
     return spread.view(torch.uint8)[:count] != 0
-
-
-def places(index: Tensor, counts: Tensor) -> Tensor:
-    """Write the counts of increasing indices; returns their low 16 bits as int16."""
-    low = torch.empty(index.numel(), dtype=torch.int16, device=index.device)
-    write_places(index, low, counts)
-    return low
 
 
 def add_entries(values: Tensor, low: Tensor, counts: Tensor, out: Tensor, scale: float) -> None:

@@ -13,62 +13,29 @@ What has no spread is exponential.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors._entries import pieces
+from gradwire.compressors._measure import Moments, measure, unit_of
 
-__all__ = ["STAGE_RATIO", "Moments", "fit", "moments", "threshold"]
+__all__ = ["STAGE_RATIO", "fit", "sum_of_logs", "threshold"]
 
 STAGE_RATIO = 0.25
 _FEW = 30
 _SMALLEST = 2.0**-149
 
 
-class Moments(NamedTuple):
-    """Of magnitudes above zero: how many, the sums of y, y^2 and ln y (the last two where wanted), and the largest."""
+def fit(of: Moments, share: float, distribution: str, logs: float = 0.0) -> float:
+    """The threshold that a share of the fitted distribution exceeds, >= 0; ``logs`` is the sum of ln y, for "gamma".
 
-    size: int
-    total: float
-    squares: float
-    logs: float
-    largest: float
-
-
-def moments(parts: Iterable[Tensor], distribution: str) -> Moments:
-    """Sums in float64 over parts of magnitudes >= 0; zeros do not count."""
-    sums = Moments(0, 0.0, 0.0, 0.0, 0.0)
-    for y in parts:
-        sums = Moments(
-            sums.size + int((y > 0).count_nonzero()),
-            sums.total + float(y.sum(dtype=torch.float64)),
-            sums.squares + (float(y.double().square_().sum()) if distribution == "gp" else 0.0),
-            sums.logs + (_sum_of_logs(y) if distribution == "gamma" else 0.0),
-            _larger(sums.largest, float(y.amax()) if y.numel() else 0.0),
-        )
-    return sums
-
-
-def _sum_of_logs(y: Tensor) -> float:
-    return float(torch.where(y > 0, y, 1.0).log_().sum(dtype=torch.float64))
-
-
-def _larger(a: float, b: float) -> float:
-    return b if b > a or math.isnan(b) else a
-
-
-def fit(of: Moments, share: float, distribution: str) -> float:
-    """The threshold that a share of the fitted distribution exceeds, >= 0.
-
-    >>> round(fit(Moments(size=4, total=8.0, squares=0.0, logs=0.0, largest=5.0), 0.25, "exp"), 4)
+    >>> round(fit(Moments(size=4, total=8.0, squares=0.0, largest=5.0), 0.25, "exp"), 4)
     2.7726
     """
     mean = of.total / of.size
     if distribution == "gamma":
-        return max(0.0, _gamma(mean, math.log(mean) - of.logs / of.size, share))
+        return max(0.0, _gamma(mean, math.log(mean) - logs / of.size, share))
     if distribution == "gp":
         return _pareto(mean, of.squares / of.size - mean * mean, share)
     return mean * math.log(1 / share)
@@ -94,19 +61,30 @@ def threshold(x: Tensor, ratio: float, distribution: str, stages: int) -> float:
 
     Never above the largest magnitude, so that something is sent; 0 where all are zero, NaN where one is not finite.
     """
-    first = moments((piece.abs() for _, piece in pieces(x)), distribution)
+    first = measure(x)
     if not math.isfinite(first.largest) or first.largest == 0:
         return 0.0 if first.largest == 0 else math.nan
+    unit = unit_of(first.largest)
+    if distribution != "exp" or math.isinf(first.total):
+        first = measure(x, unit=unit)
     share = ratio * x.numel() / first.size
-    eta = _stages(x, first, share, distribution, stages) if share < 1 else 0.0
+    eta = _stages(x, first, share, distribution, stages, unit) if share < 1 else 0.0
     return min(max(eta, _SMALLEST), first.largest)
 
 
-def _stages(x: Tensor, of: Moments, share: float, distribution: str, stages: int) -> float:
+def _stages(x: Tensor, of: Moments, share: float, distribution: str, stages: int, unit: float) -> float:
+    logs = sum_of_logs(x) if distribution == "gamma" else 0.0
     later = "gp" if distribution == "gamma" else distribution
     left, eta = min(stages, 1 + int(math.log(share) / math.log(STAGE_RATIO))), 0.0
     while left > 1 and of.size >= _FEW:
-        eta += fit(of, STAGE_RATIO, distribution)
-        of = moments((piece.abs().sub_(eta).clamp_(min=0.0) for _, piece in pieces(x)), later)
+        eta += fit(of, STAGE_RATIO, distribution, logs)
+        of = measure(x, low=eta, unit=unit)
         distribution, share, left = later, share / STAGE_RATIO, left - 1
-    return eta + fit(of, share, distribution) if of.size else eta
+    return eta + fit(of, share, distribution, logs) if of.size else eta
+
+
+def sum_of_logs(x: Tensor) -> float:
+    """Of ln |x| where it is above 0."""
+    return sum(
+        float(torch.where(piece != 0, piece.abs(), 1.0).log_().sum(dtype=torch.float64)) for _, piece in pieces(x)
+    )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gradwire import ops
 from gradwire.compressors import _entries
+from gradwire.compressors._measure import Moments, measure, unit_of
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
@@ -35,7 +36,8 @@ class AdaptiveSparse(Compressor):
 
     Elements above s are sent with their value, in 48 bits; all others that are kept decode to s or -s, in 17 bits.
     Their number is random, but whether x itself travels instead (float32, where the entries could take as much) follows
-    from x alone and not from the draw, so no outcome is left out of the mean. With a NaN it is x that travels.
+    from x alone and not from the draw, so no outcome is left out of the mean. With a NaN or an infinity it is x that
+    travels.
 
     Args:
         mode: "greedy" or "closed".
@@ -105,50 +107,54 @@ class AdaptiveSparse(Compressor):
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, step, sizes, counts, stream = payload
         flat = x.view(-1)
-        s = self._step(flat)
-        above, below = _count(flat, s) if math.isfinite(s) else (flat.numel(), 0)
+        all_of = measure(flat)
+        s = self._step(flat, all_of)
         step.fill_(s)
-        if _nbytes(above, below) >= 4 * flat.numel():
+        drawn = _draw(flat, s, counts, key) if math.isfinite(s) else None
+        # Of what is not zero, all that is below s could be kept.
+        if drawn is None or _nbytes(drawn.above, all_of.size - drawn.above) >= 4 * flat.numel():
             sizes.fill_(-1)
             counts.zero_()
             _entries.fill(used, stream, flat)
             return
-        stream_key = key.stream()
-        index = _entries.find(flat, lambda begin, piece: _kept(piece, s, stream_key, key.step, begin), above + below)
-        assert index is not None, "no more are kept than could be"
-        values = flat[index]
-        whole = values.abs() >= s
-        signs = _entries.pack_bits(values[~whole] < 0)
         half = counts.numel() // 2
-        low = _entries.places(index[whole], counts[:half]), _entries.places(index[~whole], counts[half:])
-        sizes.copy_(torch.tensor([indices.numel() for indices in low], dtype=torch.int32))
-        _entries.fill(used, stream, values[whole], *low, signs)
+        whole, whole_places = _entries.take(flat, drawn.whole, counts[:half])
+        signs, sign_places = _entries.take(flat, drawn.below, counts[half:])
+        sizes.copy_(torch.tensor([whole.numel(), signs.numel()], dtype=torch.int32))
+        _entries.fill(used, stream, whole, whole_places, sign_places, _entries.pack_bits(signs < 0))
 
-    def _step(self, flat: Tensor) -> float:
-        """s, a float32 above 0; NaN or infinite where x is not finite."""
-        s = self._greedy(flat) if self.mode == "greedy" else self._closed(flat)
+    def _step(self, flat: Tensor, all_of: Moments) -> float:
+        """s, a float32 above 0; NaN where x is not finite."""
+        if not math.isfinite(all_of.largest):
+            return math.nan
+        s = _SMALLEST
+        if all_of.largest > 0:
+            unit = unit_of(all_of.largest)
+            if self.mode == "closed" or math.isinf(all_of.total):
+                all_of = measure(flat, unit=unit)
+            s = self._greedy(flat, all_of, unit) if self.mode == "greedy" else self._closed(flat, all_of, unit)
         # The probabilities must be those of the s that is sent.
-        return float(torch.tensor(max(s, _SMALLEST) if s == s else s, dtype=torch.float32))
+        return float(torch.tensor(max(s, _SMALLEST), dtype=torch.float32))
 
-    def _greedy(self, flat: Tensor) -> float:
+    def _greedy(self, flat: Tensor, all_of: Moments, unit: float) -> float:
         k = max(1.0, self.ratio * flat.numel())
-        s = _split(flat, math.inf).total / k
-        for _ in range(self.iterations if math.isfinite(s) else 0):
-            split = _split(flat, s)
-            left = k - split.above
-            if split.total == 0 or split.total >= s * left:
+        s = all_of.total / k
+        for _ in range(self.iterations):
+            below = measure(flat, high=s, unit=unit)
+            left = k - (all_of.size - below.size)
+            if below.total == 0 or below.total >= s * left:
                 break
-            s = split.total / left
+            s = below.total / left
         return s
 
-    def _closed(self, flat: Tensor) -> float:
-        split = _split(flat, math.inf, squares=True)
-        budget, above = self.eps * split.squares, -1
+    def _closed(self, flat: Tensor, all_of: Moments, unit: float) -> float:
+        below, s, above = all_of, 0.0, -1
+        budget = self.eps * all_of.squares
         # An element that is above s stays there: moving it out of the sums only lowers s.
-        while split.above > above and split.total > 0 and math.isfinite(budget):
-            s, above = (budget + split.squares) / split.total, split.above
-            split = _split(flat, s, squares=True)
-        return s if above >= 0 else split.total
+        while all_of.size - below.size > above and below.total > 0:
+            s, above = (budget + below.squares) / below.total, all_of.size - below.size
+            below = measure(flat, high=s, unit=unit)
+        return s
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         used, step, sizes, counts, stream = payload
@@ -181,42 +187,20 @@ class AdaptiveSparse(Compressor):
             _entries.check_places(self.name, counts[half:], low[a:], n)
 
 
-class _Split(NamedTuple):
-    """How many elements reach s, and of the others the sums of |x| and, for "closed", of x^2."""
+class _Drawn(NamedTuple):
+    """Marks on what reaches s, how many these are, and marks on what else is kept."""
 
+    whole: Tensor
     above: int
-    total: float
-    squares: float
+    below: Tensor
 
 
-def _split(flat: Tensor, s: float, *, squares: bool = False) -> _Split:
-    above, total, square = 0, 0.0, 0.0
-    for _, piece in _entries.pieces(flat):
-        magnitudes = piece.abs()
-        reach = magnitudes >= s
-        above += int(reach.count_nonzero())
-        rest = magnitudes.masked_fill_(reach, 0.0)
-        total += float(rest.sum(dtype=torch.float64))
-        if squares:
-            square += float(rest.double().square_().sum())
-    return _Split(above, total, square)
-
-
-def _count(flat: Tensor, s: float) -> tuple[int, int]:
-    """How many elements reach s, and how many of the others are not zero."""
-    above, nonzero = 0, 0
-    for _, piece in _entries.pieces(flat):
-        above += int((piece.abs() >= s).count_nonzero())
-        nonzero += int((piece != 0).count_nonzero())
-    return above, nonzero - above
-
-
-def _kept(piece: Tensor, s: float, stream: int, step: int, begin: int) -> Tensor:
-    """|x| > u s, u from 32 random bits of each element, never 0 or 1."""
-    words = torch.empty(piece.shape, dtype=torch.int32, device=piece.device)
-    ops.philox(words, stream, step, begin // 4)
-    u = words.double().add_(2.0**31 + 0.5).mul_(2.0**-32)
-    return u.mul_(s) < piece.abs()
+def _draw(flat: Tensor, s: float, counts: Tensor, key: Key) -> _Drawn:
+    """Draw, and write the counts of both kinds."""
+    whole, below = _entries.bitmap_for(flat), _entries.bitmap_for(flat)
+    half = counts.numel() // 2
+    ops.mark_drawn(flat, below, counts[half:], whole, counts[:half], s, key.stream(), key.step)
+    return _Drawn(whole, int(counts[:half].sum()), below)
 
 
 def _nbytes(above: int, below: int) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire import ops
 from gradwire.compressors import _entries
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import WireError, is_float32, require
@@ -89,15 +90,16 @@ class AdaptiveThreshold(Compressor):
         high, low = self._thresholds(_entries.sample(flat, max(_LEAST_SAMPLE, math.ceil(32 / self.ratio))))
         # Entries must take fewer bytes than the dense form: its length is what tells it from them.
         limit = 8 * (_dense_bytes(flat.numel()) - 1) // 17
-        index = _entries.find(flat, lambda _, piece: _positive(piece, high) | (piece <= -low), limit)
-        if index is None:
+        bitmap = _entries.bitmap_for(flat)
+        ops.mark_beyond(flat, bitmap, counts, high, low)
+        if int(counts.sum()) > limit:
             counts.zero_()
             means.copy_(_means(flat, high, low))
             _entries.fill(used, stream, *(_codes(piece, high, low) for _, piece in _entries.pieces(flat)))
             return
-        values = flat[index]
+        values, places = _entries.take(flat, bitmap, counts)
         means.copy_(_means(values, high, low))
-        _entries.fill(used, stream, _entries.places(index, counts), _entries.pack_bits(values < 0))
+        _entries.fill(used, stream, places, _entries.pack_bits(values < 0))
 
     def _thresholds(self, sample: Tensor) -> tuple[float, float]:
         """The least positive element that is sent, and the least magnitude of a negative one; both above 0."""

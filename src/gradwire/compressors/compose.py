@@ -141,6 +141,14 @@ class Compose(Compressor):
         self.inner.add_decoded(coded, values)
         self._outer.scatter(values.unsqueeze(0), rows_of(places), out.view(-1), scale)
 
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        """All values first, so that they are added in one pass over ``out``."""
+        coded, places = self._apart(payloads, out.numel())
+        values = torch.zeros(payloads[0].shape[0], *self._slots(out.numel()), device=out.device)
+        for rank, own in enumerate(values):
+            self.inner.add_decoded(tuple(field[rank] for field in coded), own)
+        self._outer.scatter(values, places, out.view(-1), scale)
+
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         n = math.prod(shape)
         coded, places = self._apart(payload, n)

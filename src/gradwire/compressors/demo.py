@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradwire import ops
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
@@ -97,23 +98,21 @@ class DeMo(Compressor):
         for kind, values, places in self._fields(x.shape, payload):
             rows, columns = _cosines(kind.a, x.device), _cosines(kind.b, x.device)
             for tiles, first in _batches(matrix, kind):
-                spectrum = (rows @ (tiles.reshape(-1, kind.b) @ columns.mT).view(-1, kind.a, kind.b)).flatten(1)
-                # A NaN among the magnitudes counts as the largest.
-                found = spectrum.abs().topk(kind.k, dim=1, sorted=False).indices.sort(dim=1).values
-                part = slice(first, first + found.shape[0])
-                torch.gather(spectrum, 1, found, out=values[part])
-                places[part] = found - ((found >> 15) << 16)
+                spectrum = rows @ (tiles.reshape(-1, kind.b) @ columns.mT).view(-1, kind.a, kind.b)
+                part = slice(first, first + spectrum.shape[0])
+                ops.tile_topk(spectrum.view(-1), values[part].view(-1), places[part].view(-1), kind.a * kind.b)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        matrix = out.view(_rows(out.shape), -1) if out.numel() else out
-        for kind, values, places in self._fields(out.shape, payload):
-            rows, columns = _cosines(kind.a, out.device), _cosines(kind.b, out.device)
-            for tiles, first in _batches(matrix, kind):
-                part = slice(first, first + tiles.shape[0] * tiles.shape[1])
-                where = places[part].long() & 0xFFFF
-                left = rows[where // kind.b] * values[part].unsqueeze(-1)
-                waves = left.mT @ columns[where % kind.b]
-                tiles.add_(waves.view(tiles.shape), alpha=scale)
+        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        pitch = out.numel() // max(1, _rows(out.shape))
+        for kind, start, end in self._parts(out.shape):
+            values, places = (field[:, start:end] for field in payloads)
+            waves = _cosines(kind.a, out.device).view(-1), _cosines(kind.b, out.device).view(-1)
+            flat = out.view(-1)[kind.top * pitch + kind.left :]
+            sizes = kind.a, kind.b, kind.down, kind.across, pitch
+            ops.waves_add_decoded(values, places, *waves, flat, *sizes, scale)
 
     def settle(self, mean: Tensor) -> None:
         if self.sign:
@@ -141,14 +140,19 @@ class DeMo(Compressor):
             for left, across, b in acrosses
         ]
 
-    def _fields(self, shape: Sequence[int], payload: Payload) -> Iterator[tuple[_Kind, Tensor, Tensor]]:
-        """Each kind of tile with its part of the payload, (tiles, k)."""
+    def _parts(self, shape: Sequence[int]) -> Iterator[tuple[_Kind, int, int]]:
+        """Each kind of tile, and where its part of the fields starts and ends."""
         first = 0
         for kind in self._kinds(shape):
             last = first + kind.tiles * kind.k
+            yield kind, first, last
+            first = last
+
+    def _fields(self, shape: Sequence[int], payload: Payload) -> Iterator[tuple[_Kind, Tensor, Tensor]]:
+        """Each kind of tile with its part of the payload, (tiles, k)."""
+        for kind, first, last in self._parts(shape):
             values, places = (field[first:last].view(-1, kind.k) for field in payload)
             yield kind, values, places
-            first = last
 
 
 class _Kind(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gradwire import ops
 from gradwire.compressors import _entries, _tails
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import WireError, is_float32, is_int, require
@@ -104,13 +105,16 @@ class SIDCo(Compressor):
             return
         # Entries must take fewer bytes than the dense form: its length is what tells it from them.
         limit = -1 if math.isnan(threshold) else (4 * flat.numel() - 1) // 6
-        index = _entries.find(flat, lambda _, piece: piece.abs() >= threshold, limit)
-        if index is None:
+        bitmap = _entries.bitmap_for(flat)
+        ops.mark_beyond(flat, bitmap, counts, threshold, threshold)
+        sent = int(counts.sum())
+        if sent > limit:
+            sent = flat.numel()
             counts.zero_()
             _entries.fill(used, stream, flat)
         else:
-            _entries.fill(used, stream, flat[index], _entries.places(index, counts))
-        self._learn(state, flat.numel() if index is None else index.numel(), flat.numel())
+            _entries.fill(used, stream, *_entries.take(flat, bitmap, counts))
+        self._learn(state, sent, flat.numel())
 
     def _learn(self, state: State, sent: int, n: int) -> None:
         steps, total, before, move = state["history"].tolist()

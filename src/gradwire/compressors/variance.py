@@ -9,16 +9,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire import ops
 from gradwire.compressors import _entries
+from gradwire.compressors._measure import measure
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import WireError
+from gradwire.ops._exponents import INFINITE, codes_of, rounded, values_of
+from gradwire.ops._topk import read_places
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["Variance"]
 
 _DEPTH = 7
 _INDEX_BITS = 28
-_INFINITE = 255
 
 
 @dataclass(frozen=True)
@@ -73,32 +76,44 @@ class Variance(Compressor):
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, head, stream = payload
         flat = x.view(-1)
-        top = _largest_exponent(flat)
+        top = int(rounded(torch.tensor(measure(flat).largest)))
         # Of what is not finite the largest exponent is 255, and only such elements are sent.
-        least = _least(max(1, top - _DEPTH) if top < _INFINITE else _INFINITE)
-        index = _entries.find(flat, lambda _, piece: _reaches(piece, least), _most_words(flat.numel()))
-        if index is not None:
-            codes = _codes(flat[index], top)
-            _entries.fill(used, stream, codes << _INDEX_BITS | index.int())
+        least = _least(max(1, top - _DEPTH) if top < INFINITE else INFINITE)
+        bitmap = stream[: -(-flat.numel() // 8)]
+        counts = torch.empty(_entries.segments(flat.numel()), dtype=torch.int32, device=x.device)
+        ops.mark_beyond(flat, bitmap, counts, least, least)
+        k = int(counts.sum())
+        if _as_words(k, flat.numel()):
+            values, low = _entries.take(flat, bitmap, counts)
+            _entries.fill(used, stream, codes_of(values, top) << _INDEX_BITS | read_places(low, counts).int())
         else:
-            bitmap, codes = _marked(flat, top, least)
-            _entries.fill(used, stream, bitmap, _nibbles(codes))
-        head.copy_(torch.tensor([top, codes.numel()], dtype=torch.int32))
+            nbytes = _nbytes(k, flat.numel())
+            ops.exponent_encode(flat, bitmap, counts, stream[bitmap.numel() : nbytes], top)
+            stream[nbytes:].zero_()
+            used.fill_(nbytes)
+        head.copy_(torch.tensor([top, k], dtype=torch.int32))
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        used, head, stream = payload
-        flat, (top, k) = out.view(-1), head.tolist()
-        stream = stream[: _entries.in_use(used, stream)]
-        if _as_words(k, flat.numel()):
-            index, codes = _words(stream, k)
-            inside = index < flat.numel()
-            flat.index_add_(0, index[inside], _values(codes, top)[inside], alpha=scale)
-            return
-        codes, done = _unpaired(stream[-(-flat.numel() // 8) :]), 0
-        for begin, local in _unmarked(stream, flat):
-            own = codes[done : done + local.numel()]
-            flat[begin:].index_add_(0, local[: own.numel()], _values(own, top), alpha=scale)
-            done += own.numel()
+        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        flat = out.view(-1)
+        for first, last, words in self._runs(payloads, flat.numel()):
+            used, heads, streams = (field[first:last] for field in payloads)
+            if words:
+                for rank in range(last - first):
+                    _add_words(used[rank], heads[rank], streams[rank], flat, scale)
+            else:
+                ops.exponent_add_decoded(streams, used, heads[:, :1], flat, scale)
+
+    def _runs(self, payloads: Payload, n: int) -> Iterator[tuple[int, int, bool]]:
+        """First and last of the ranks that follow each other in one form, and whether it is that of words."""
+        forms = [_as_words(k, n) for k in payloads[1][:, 1].tolist()]
+        first = 0
+        for rank in range(1, len(forms) + 1):
+            if rank == len(forms) or forms[rank] != forms[first]:
+                yield first, rank, forms[first]
+                first = rank
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Refuse an exponent, a count or indices that cannot be.
@@ -109,10 +124,10 @@ class Variance(Compressor):
         """
         used, head, stream = payload
         n, (top, k) = math.prod(shape), head.tolist()
-        if not 0 <= top <= _INFINITE or not 0 <= k <= n or int(used) != _nbytes(k, n):
+        if not 0 <= top <= INFINITE or not 0 <= k <= n or int(used) != _nbytes(k, n):
             raise WireError(f"variance says an exponent of {top}, {k} entries and {int(used)} bytes for {n} elements")
         if not _as_words(k, n):
-            marked = sum(local.numel() for _, local in _unmarked(stream, torch.empty(n, device="meta")))
+            marked = int(_entries.unpack_bits(stream[: -(-n // 8)], n).sum())
             if marked != k:
                 raise WireError(f"variance needs {k} marks for as many entries, got {marked}")
             return
@@ -121,80 +136,25 @@ class Variance(Compressor):
             raise WireError(f"variance needs {k} increasing indices below {n}, got {_entries.few(index)}")
 
 
-def _exponents(x: Tensor) -> Tensor:
-    """Biased exponents of |x| rounded to a power of two, int32; 255 only for what is not finite."""
-    bits = x.view(torch.int32) & 0x7FFFFFFF
-    rounded = (bits + 0x400000 >> 23).clamp_(max=_INFINITE - 1)
-    return torch.where(bits >= _INFINITE << 23, _INFINITE, rounded)
-
-
-def _largest_exponent(flat: Tensor) -> int:
-    largest = [piece.abs().amax() for _, piece in _entries.pieces(flat)]
-    return int(_exponents(torch.stack(largest)).amax()) if largest else 0
-
-
 def _least(exponent: int) -> float:
     """The smallest magnitude that is rounded to this biased exponent: 1.5 of the one below."""
-    bits = (exponent << 23) - (0x400000 if exponent < _INFINITE else 0)
+    bits = (exponent << 23) - (0x400000 if exponent < INFINITE else 0)
     return float(torch.tensor(bits, dtype=torch.int32).view(torch.float32))
 
 
-def _reaches(x: Tensor, least: float) -> Tensor:
-    """|x| >= least, and NaN."""
-    return (x.abs() < least).logical_not_()
-
-
-def _codes(x: Tensor, top: int) -> Tensor:
-    return (top - _exponents(x)) | (x < 0).int() << 3
-
-
-def _values(codes: Tensor, top: int) -> Tensor:
-    if top == _INFINITE:
-        return torch.full(codes.shape, math.nan, device=codes.device)
-    bits = (top - (codes & _DEPTH).int()).clamp_(0, _INFINITE) << 23
-    return torch.where(codes > _DEPTH, -1.0, 1.0) * bits.view(torch.float32)
+def _add_words(used: Tensor, head: Tensor, stream: Tensor, flat: Tensor, scale: float) -> None:
+    top, k = head.tolist()
+    index, codes = _words(stream[: _entries.in_use(used, stream)], k)
+    inside = index < flat.numel()
+    flat.index_add_(0, index[inside], values_of(codes[inside], top), alpha=scale)
 
 
 def _as_words(k: int, n: int) -> bool:
     return n <= 1 << _INDEX_BITS and 4 * k <= -(-n // 8) + -(-k // 2)
 
 
-def _most_words(n: int) -> int:
-    """The most entries that travel as words."""
-    if n > 1 << _INDEX_BITS:
-        return -1
-    k = -(-n // 8) * 2 // 7
-    return k + 1 if _as_words(k + 1, n) else k
-
-
 def _nbytes(k: int, n: int) -> int:
     return 4 * k if _as_words(k, n) else -(-n // 8) + -(-k // 2)
-
-
-def _marked(flat: Tensor, top: int, least: float) -> tuple[Tensor, Tensor]:
-    """A bit for each element, set where it is sent, and the codes of those that are, uint8."""
-    bits, codes = [flat.new_empty(0, dtype=torch.uint8)], [flat.new_empty(0, dtype=torch.uint8)]
-    for _, piece in _entries.pieces(flat):
-        mark = _reaches(piece, least)
-        bits.append(_entries.pack_bits(mark))
-        codes.append(_codes(piece, top).to(torch.uint8)[mark])
-    return torch.cat(bits), torch.cat(codes)
-
-
-def _unmarked(bitmap: Tensor, like: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Offset and indices within it of what is set, for each piece of ``like``."""
-    for begin, piece in _entries.pieces(like):
-        end = begin + piece.numel()
-        yield begin, _entries.unpack_bits(bitmap[begin // 8 : -(-end // 8)], piece.numel()).nonzero().view(-1)
-
-
-def _nibbles(codes: Tensor) -> Tensor:
-    pairs = torch.nn.functional.pad(codes, (0, codes.numel() % 2)).view(-1, 2)
-    return pairs[:, 0] | pairs[:, 1] << 4
-
-
-def _unpaired(packed: Tensor) -> Tensor:
-    return torch.stack([packed & 15, packed >> 4], 1).view(-1)
 
 
 def _words(stream: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,12 @@ from gradwire.ops.dithered_encode_feedback import dithered_encode_feedback
 from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
 from gradwire.ops.eightbit_encode import eightbit_encode
 from gradwire.ops.eightbit_encode_feedback import eightbit_encode_feedback
+from gradwire.ops.exponent_add_decoded import exponent_add_decoded
+from gradwire.ops.exponent_encode import exponent_encode
 from gradwire.ops.inceptionn_add_decoded import inceptionn_add_decoded
 from gradwire.ops.inceptionn_encode import inceptionn_encode
+from gradwire.ops.mark_beyond import mark_beyond
+from gradwire.ops.mark_drawn import mark_drawn
 from gradwire.ops.mean_magnitude import mean_magnitude
 from gradwire.ops.moments import moments
 from gradwire.ops.moments_feedback import moments_feedback
@@ -55,6 +59,8 @@ from gradwire.ops.sparse_add_decoded import sparse_add_decoded
 from gradwire.ops.strom_encode import strom_encode
 from gradwire.ops.strom_encode_feedback import strom_encode_feedback
 from gradwire.ops.swap import swap
+from gradwire.ops.tail_moments import tail_moments
+from gradwire.ops.take_marked import take_marked
 from gradwire.ops.ternary_add_decoded import ternary_add_decoded
 from gradwire.ops.ternary_encode import ternary_encode
 from gradwire.ops.thc_add_decoded import thc_add_decoded
@@ -65,6 +71,7 @@ from gradwire.ops.three_lc_encode_feedback import three_lc_encode_feedback
 from gradwire.ops.threshold_add_decoded import threshold_add_decoded
 from gradwire.ops.threshold_encode import threshold_encode
 from gradwire.ops.threshold_encode_feedback import threshold_encode_feedback
+from gradwire.ops.tile_topk import tile_topk
 from gradwire.ops.topk_encode import topk_encode
 from gradwire.ops.topk_encode_feedback import topk_encode_feedback
 from gradwire.ops.two_means_add_decoded import two_means_add_decoded
@@ -73,6 +80,7 @@ from gradwire.ops.two_means_encode_feedback import two_means_encode_feedback
 from gradwire.ops.twobit_add_decoded import twobit_add_decoded
 from gradwire.ops.twobit_encode import twobit_encode
 from gradwire.ops.twobit_encode_feedback import twobit_encode_feedback
+from gradwire.ops.waves_add_decoded import waves_add_decoded
 
 __all__ = [
     "accumulate",
@@ -88,9 +96,13 @@ __all__ = [
     "eightbit_add_decoded",
     "eightbit_encode",
     "eightbit_encode_feedback",
+    "exponent_add_decoded",
+    "exponent_encode",
     "inceptionn_add_decoded",
     "inceptionn_encode",
     "kernel_info",
+    "mark_beyond",
+    "mark_drawn",
     "mean_magnitude",
     "moments",
     "moments_feedback",
@@ -130,6 +142,8 @@ __all__ = [
     "strom_encode",
     "strom_encode_feedback",
     "swap",
+    "tail_moments",
+    "take_marked",
     "ternary_add_decoded",
     "ternary_encode",
     "thc_add_decoded",
@@ -140,6 +154,7 @@ __all__ = [
     "threshold_add_decoded",
     "threshold_encode",
     "threshold_encode_feedback",
+    "tile_topk",
     "topk_encode",
     "topk_encode_feedback",
     "two_means_add_decoded",
@@ -148,4 +163,5 @@ __all__ = [
     "twobit_add_decoded",
     "twobit_encode",
     "twobit_encode_feedback",
+    "waves_add_decoded",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.ops._checks import check_vector
 
-__all__ = ["SEGMENT", "check_table", "segments", "write_moments"]
+__all__ = ["SEGMENT", "check_table", "lane_sums", "segments", "write_moments"]
 
 SEGMENT = 4096
 _LANES = 16
@@ -33,12 +33,13 @@ def write_moments(x: Tensor, table: Tensor, centred: bool) -> None:
     rows[:, 1] = parts[:, 0] if centred else 0.0
     inside = torch.arange(parts.numel(), device=x.device).view_as(parts) < n
     distance = (parts - rows[:, 1:2]).masked_fill_(~inside, 0.0)
-    rows[:, 2], rows[:, 3] = _sum(distance), _sum(distance * distance)
+    rows[:, 2], rows[:, 3] = lane_sums(distance), lane_sums(distance * distance)
 
 
-def _sum(parts: Tensor) -> Tensor:
+def lane_sums(parts: Tensor) -> Tensor:
+    """The sum of each row, in the order of a kernel with 16 lanes."""
     lanes = parts.new_zeros(parts.size(0), _LANES)
-    for step in parts.view(parts.size(0), SEGMENT // _LANES, _LANES).unbind(1):
+    for step in parts.view(parts.size(0), parts.size(1) // _LANES, _LANES).unbind(1):
         lanes += step
     for half in (8, 4, 2, 1):
         lanes = lanes[:, :half] + lanes[:, half:]

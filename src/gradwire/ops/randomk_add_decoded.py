@@ -56,5 +56,5 @@ def randomk_add_decoded(values: Tensor, header: Tensor, out: Tensor, run: int, s
 @randomk_add_decoded.kernel("CPU")
 def _cpu(values: Tensor, header: Tensor, out: Tensor, run: int, scale: float) -> None:
     for row, head in zip(values, header, strict=True):
-        seed = int(read_seed(head))
-        kernels.randomk_add_decoded(row.data_ptr(), out.data_ptr(), seed, row.numel() // run, run, scale, out.numel())
+        seed, k, threads = int(read_seed(head)), row.numel() // run, torch.get_num_threads()
+        kernels.randomk_add_decoded(row.data_ptr(), out.data_ptr(), seed, k, run, scale, out.numel(), threads)

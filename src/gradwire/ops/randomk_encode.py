@@ -71,4 +71,5 @@ def randomk_encode(x: Tensor, values: Tensor, header: Tensor, seed: int, run: in
 @randomk_encode.kernel("CPU")
 def _cpu(x: Tensor, values: Tensor, header: Tensor, seed: int, run: int, scaled: bool, scale: float) -> None:
     write_seed(seed, header)
-    kernels.randomk_encode(x.data_ptr(), values.data_ptr(), seed, values.numel() // run, run, scaled, scale, x.numel())
+    addresses, k = (x.data_ptr(), values.data_ptr()), values.numel() // run
+    kernels.randomk_encode(*addresses, seed, k, run, scaled, scale, x.numel(), torch.get_num_threads())

@@ -45,4 +45,5 @@ def ternary_encode(codes: Tensor, used: Tensor, stream: Tensor, n: int, words: b
 
 @ternary_encode.kernel("CPU")
 def _cpu(codes: Tensor, used: Tensor, stream: Tensor, n: int, words: bool = False) -> None:
-    kernels.ternary_encode(codes.data_ptr(), used.data_ptr(), stream.data_ptr(), words, n)
+    threads = torch.get_num_threads()
+    kernels.ternary_encode(codes.data_ptr(), used.data_ptr(), stream.data_ptr(), words, n, threads)

@@ -1,0 +1,62 @@
+#include "exponents.h"
+
+#include <cstring>
+
+#include "dispatch.h"
+#include "marks.h"
+
+namespace gradwire {
+
+namespace {
+
+std::int32_t number_at(const Rows& rows, std::int64_t rank) {
+  std::int32_t number;
+  std::memcpy(&number, rows.data + rank * rows.stride, sizeof number);
+  return number;
+}
+
+// One rank's payload, and how many codes there are before each segment.
+struct Sent {
+  ByteRun bitmap, codes;
+  std::int32_t top;
+  std::vector<std::int64_t> starts;
+};
+
+Sent sent_by(const ExponentSum& e, std::int64_t rank, std::int64_t n, int threads) {
+  const std::uint8_t* const data = e.streams.data + rank * e.streams.stride;
+  const std::int64_t used = std::clamp<std::int64_t>(number_at(e.used, rank), 0, e.length);
+  const std::int64_t middle = std::min((n + 7) / 8, used);
+  Sent s = {{data, middle}, {data + middle, used - middle}, std::clamp(number_at(e.heads, rank), 0, 255), {}};
+  std::vector<std::int64_t> counts(std::size_t(mark_segments(n)));
+  run(&KernelTable::count_ones, {s.bitmap, n, counts.data()}, n, kMarkSegment, threads);
+  s.starts = starts_of(counts.data(), std::int64_t(counts.size()), n);
+  return s;
+}
+
+}  // namespace
+
+void exponent_encode(const ExponentEncode& e, std::int64_t n, int threads) {
+  const auto starts = starts_of(e.counts, mark_segments(n), e.k);
+  std::vector<std::uint8_t> edges(starts.size() - 1);
+  run(&KernelTable::exponent_codes, {e.x, e.bitmap, starts.data(), e.codes, edges.data(), e.top}, n, kMarkSegment,
+      threads);
+  join_edges(e.codes, starts, edges, 4);
+}
+
+// A little of the sum at a time for all ranks, so that it stays in the cache.
+void exponent_add_decoded(const ExponentSum& e, std::int64_t n, int threads) {
+  constexpr std::int64_t kStep = 4096;
+  std::vector<Sent> ranks;
+  for (std::int64_t w = 0; w < e.streams.count; ++w) ranks.push_back(sent_by(e, w, n, threads));
+  count_call();
+  parallel_for(n, kMarkSegment, threads, [&](std::int64_t begin, std::int64_t end, int) {
+    std::vector<std::int64_t> places;
+    for (const Sent& s : ranks) places.push_back(s.starts[std::size_t(begin / kMarkSegment)]);
+    for (std::int64_t i = begin; i < end; i += kStep)
+      for (std::size_t w = 0; w < ranks.size(); ++w)
+        active().exponent_add_decoded({ranks[w].bitmap, ranks[w].codes, &places[w], e.out, n, ranks[w].top, e.scale}, i,
+                                      std::min(i + kStep, end));
+  });
+}
+
+}  // namespace gradwire

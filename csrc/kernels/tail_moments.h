@@ -1,0 +1,42 @@
+// The moments of magnitudes between two thresholds, for each segment.
+#pragma once
+
+#include "kernels/moments.h"
+
+namespace gradwire::GRADWIRE_TARGET {
+
+struct Tail {
+  U32 largest;
+  F32 count, sum, squares;
+};
+
+// Lanes beyond `count` hold zero, which is never above `low`.
+GRADWIRE_INLINE void add_to(Tail& t, const TailMoments& k, std::int64_t i, int count) {
+  const F32 x = load_ahead(k.x + i, count), size = as_f32(abs_bits(x));
+  watch(t.largest, x);
+  const Mask inside = gt(size, set(k.low)) & lt(size, set(k.high));
+  const F32 y = select(inside, (size - set(k.low)) * set(k.unit), set(0.0f));
+  t.count = t.count + select(inside, set(1.0f), set(0.0f));
+  t.sum = t.sum + y;
+  t.squares = t.squares + y * y;
+}
+
+GRADWIRE_INLINE void write_tail(float* row, const Tail& t) {
+  const std::uint32_t largest = reduce_max(t.largest);
+  std::memcpy(row, &largest, sizeof largest);
+  row[1] = sum_of(t.count), row[2] = sum_of(t.sum), row[3] = sum_of(t.squares);
+}
+
+static void tail_moments(const TailMoments& args, std::int64_t begin, std::int64_t end) {
+  const TailMoments k = args;
+  for (std::int64_t first = begin; first < end; first += kTailSegment) {
+    const std::int64_t after = end - first < kTailSegment ? end : first + kTailSegment;
+    Tail t = {set_u32(0), set(0.0f), set(0.0f), set(0.0f)};
+    std::int64_t i = first;
+    for (; after - i >= kLanes; i += kLanes) add_to(t, k, i, kLanes);
+    if (i < after) add_to(t, k, i, int(after - i));
+    write_tail(k.table + first / kTailSegment * 4, t);
+  }
+}
+
+}  // namespace gradwire::GRADWIRE_TARGET

@@ -1,0 +1,53 @@
+// Writes the marked elements side by side, and the low 16 bits of their places.
+#pragma once
+
+#include "simd/simd.h"
+
+namespace gradwire::GRADWIRE_TARGET {
+
+// `room`: the slots from `to` on that belong to this segment. A bulk store writes all 16 of them.
+GRADWIRE_INLINE int take_step(const TakeMarked& k, std::int64_t i, std::uint16_t marks, std::int64_t to,
+                              std::int64_t room) {
+  if (room >= kLanes) {
+    const Mask marked = mask_of(marks);
+    const F32 x = load(k.x + i);
+    if (k.left) store(k.left + i, select(marked, set(0.0f), x));
+    if (k.indices) store_front_u16(k.indices + to, set_u32(std::uint32_t(i)) + iota(), marked);
+    return store_front(reinterpret_cast<std::uint32_t*>(k.values) + to, as_u32(x), marked);
+  }
+  int taken = 0;
+  for (std::uint32_t rest = marks; rest != 0 && taken < room; rest &= rest - 1, ++taken) {
+    const std::int64_t place = i + __builtin_ctz(rest);
+    const std::uint16_t low = std::uint16_t(place);
+    std::memcpy(k.values + to + taken, k.x + place, sizeof(float));
+    if (k.indices) std::memcpy(k.indices + to + taken, &low, sizeof low);
+    if (k.left) k.left[place] = 0.0f;
+  }
+  return taken;
+}
+
+// 64 bits of the map, or what is left of it.
+GRADWIRE_INLINE std::uint64_t marks_at(const std::uint8_t* bitmap, std::int64_t i, std::int64_t end) {
+  std::uint64_t word = 0;
+  std::memcpy(&word, bitmap + i / 8, end - i >= 64 ? 8 : std::size_t((end - i + 7) / 8));
+  return end - i >= 64 ? word : word & ((std::uint64_t(1) << (end - i)) - 1);
+}
+
+static void take_marked(const TakeMarked& args, std::int64_t begin, std::int64_t end) {
+  const TakeMarked k = args;
+  for (std::int64_t first = begin; first < end; first += kMarkSegment) {
+    const std::int64_t stop = end - first < kMarkSegment ? end : first + kMarkSegment;
+    std::int64_t to = k.starts[first / kMarkSegment];
+    const std::int64_t after = k.starts[first / kMarkSegment + 1];
+    for (std::int64_t i = first; i < stop; i += 64) {
+      std::uint64_t word = marks_at(k.bitmap, i, stop);
+      for (std::int64_t j = i; word != 0; j += kLanes, word >>= kLanes) {
+        // Of fewer than 16 elements at the end of a tensor 16 cannot be loaded.
+        const std::int64_t most = stop - j >= kLanes ? kMarkSegment : kLanes - 1;
+        to += take_step(k, j, std::uint16_t(word), to, after - to < most ? after - to : most);
+      }
+    }
+  }
+}
+
+}  // namespace gradwire::GRADWIRE_TARGET
