@@ -31,7 +31,7 @@ class ClaimsTooMuch(TopK):
 
 class LeavesAByte(TwoBit):
     def layout(self, shape):
-        return Layout((*super().layout(shape).fields, Field("spare", torch.uint8, 1)))
+        return Layout((Field("spare", torch.uint8, 1), *super().layout(shape).fields))
 
 
 class WritesBeside(TwoBit):

@@ -50,7 +50,7 @@ def test_a_pattern_or_a_scheduled_name_that_matches_nothing_is_named() -> None:
     names = ["layer.weight", "layer.bias"]
     with pytest.raises(ConfigError, match=r"'layer.wait' matches no parameter: did you mean 'layer.weight'"):
         Policy(exclude=["layer.wait"]).check(MAIN, names)
-    with pytest.raises(ConfigError, match=r"no parameter 'ratio'.*Known: threshold"):
+    with pytest.raises(ConfigError, match=r"no parameter 'ratio'.*Known: target, threshold"):
         Policy(schedule={"ratio": float}).check(MAIN, names)
 
 

@@ -78,7 +78,7 @@ def memories() -> Iterator[str]:
     yield "|---|---|---|---|"
     for name in registry.names("memory"):
         cls: type[Memory] = registry.find("memory", name)
-        yield f"| [`{name}`](#memory-{name}) | {parameters(cls)} | {4 * len(cls.buffers)} | {summary(cls)} |"
+        yield f"| [`{name}`](#memory-{name}) | {parameters(cls)} | {4 * len(cls().buffers)} | {summary(cls)} |"
 
 
 def strategies() -> Iterator[str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire import ops
 from gradwire.compressors._cast import Cast
 from gradwire.compressors._entries import pieces
+from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 from gradwire.types import Key, Payload, State
 
@@ -89,3 +90,11 @@ class BF16(Cast):
             # A carry would turn some NaN into a number; the cast keeps them.
             values.copy_(piece)
             torch.where(piece.isfinite(), upper, values.view(torch.int16), out=values.view(torch.int16))
+
+    def encode_feedback(
+        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
+    ) -> None:
+        if self.random:
+            Compressor.encode_feedback(self, grad, residual, payload, state, key, status)
+        else:
+            super().encode_feedback(grad, residual, payload, state, key, status)

@@ -48,12 +48,9 @@ def tile_topk(x: Tensor, values: Tensor, places: Tensor, size: int) -> None:
     tiles = x.view(-1, size)
     k = values.numel() // tiles.size(0)
     magnitudes = tiles.view(torch.int32) & 0x7FFFFFFF
-    least = magnitudes.topk(k, dim=1).values[:, -1:]
-    larger, equal = magnitudes > least, magnitudes == least
-    chosen = larger | (equal & (equal.cumsum(1) <= k - larger.sum(1, keepdim=True)))
-    found = chosen.nonzero()[:, 1]
-    values.copy_(tiles[chosen])
-    places.copy_((found ^ 0x8000) - 0x8000)
+    found = magnitudes.sort(dim=1, descending=True, stable=True).indices[:, :k].sort(dim=1).values
+    values.copy_(tiles.gather(1, found).view(-1))
+    places.copy_((found.view(-1) ^ 0x8000) - 0x8000)
 
 
 @tile_topk.kernel("CPU")

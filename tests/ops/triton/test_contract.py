@@ -29,6 +29,10 @@ LEFT_TO_TORCH = {
         "rice_decode", "rice_encode", "ternary_add_decoded", "ternary_encode", "three_lc_add_decoded",
         "three_lc_encode", "three_lc_encode_feedback",
     },
+    "marks, and what is found by them": {
+        "exponent_add_decoded", "exponent_encode", "mark_beyond", "mark_drawn", "tail_moments", "take_marked",
+    },
+    "selections and transforms in tiles": {"tile_topk", "waves_add_decoded"},
     "rotations": {"thc_add_decoded", "thc_encode"},
 }  # fmt: skip
 
