@@ -56,7 +56,7 @@ def test_every_operation_is_rounded_as_written(compiler, name):
         assert INEXACT.findall(kernel.ptx) == []
 
 
-@pytest.mark.parametrize("name", ["philox", "qsgd_encode", "qsgd_encode_feedback"])
+@pytest.mark.parametrize("name", ["mark_drawn", "philox", "qsgd_encode", "qsgd_encode_feedback"])
 def test_another_step_compiles_nothing(compiler, name):
     streams = ((0, 0), (2**40, 1), (-7, 16), (2**31, 2**62))
     _compile(compiler, name, [{}])

@@ -21,8 +21,8 @@ _PARTS = SEGMENT // PART
 
 
 def before(counts: Tensor) -> Tensor:
-    """How many there are in all parts before each, as int64."""
-    return counts.cumsum(0) - counts
+    """How many there are in all parts before each, as int64; rows are on their own."""
+    return counts.cumsum(-1) - counts
 
 
 def write_counts(ends: Tensor, counts: Tensor) -> None:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-__all__ = ["philox_words"]
+__all__ = ["philox_table", "philox_words"]
 
 
 @triton.jit
@@ -21,3 +21,13 @@ def philox_words(
         (upper >> 32).to(tl.uint32),
     )
     return word0, word1, word2, word3
+
+
+@triton.jit
+def philox_table(counter: tl.tensor, key: tl.tensor, step: tl.tensor) -> tl.tensor:
+    """The words of these counters, one row of four for each, as uint32."""
+    word0, word1, word2, word3 = philox_words(counter, key, step)
+    word = tl.arange(0, 4)[None, :]
+    low = tl.where(word == 0, word0[:, None], word1[:, None])
+    high = tl.where(word == 2, word2[:, None], word3[:, None])
+    return tl.where(word < 2, low, high)

@@ -1,20 +1,15 @@
 """A bit for each element back to places, block by block."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from gradwire.ops.triton._compact import PART, before, bits_of, rank, write_counts
 from gradwire.ops.triton._launch import launch
+from gradwire.ops.triton._marks import count_marks
 from gradwire.ops.triton._tile import elements
 
 __all__ = ["bitmap_decode"]
-
-
-@triton.jit
-def _count(bitmap: tl.tensor, named: tl.tensor, size: tl.tensor, n: tl.tensor, PART: tl.constexpr) -> None:
-    tl.store(named + tl.program_id(0), tl.sum(bits_of(bitmap, size, n, PART).to(tl.int32)))
 
 
 @triton.jit
@@ -34,9 +29,7 @@ def _write(
 
 def bitmap_decode(bitmap: Tensor, indices: Tensor, counts: Tensor, n: int) -> None:
     """As the operation."""
-    parts, size, k = triton.cdiv(n, PART), bitmap.numel(), indices.numel()
-    named = torch.empty(parts, dtype=torch.int32, device=bitmap.device)
-    launch(_count, (parts,), bitmap, named, size, n, PART=PART)
+    named, size, k = count_marks(bitmap, n), bitmap.numel(), indices.numel()
     indices.zero_()
-    launch(_write, (parts,), bitmap, before(named), indices, size, n, k, PART=PART)
+    launch(_write, (named.numel(),), bitmap, before(named), indices, size, n, k, PART=PART)
     write_counts(named.cumsum(0).clamp_(max=k), counts)

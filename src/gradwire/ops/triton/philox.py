@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwire.ops.triton._launch import BLOCK, launch
-from gradwire.ops.triton._philox import philox_words
+from gradwire.ops.triton._philox import philox_table
 
 __all__ = ["philox"]
 
@@ -15,12 +15,8 @@ def _kernel(
     out: tl.tensor, n: tl.tensor, key: tl.int64, step: tl.int64, offset: tl.int64, COUNTERS: tl.constexpr
 ) -> None:
     counter = tl.program_id(0).to(tl.int64) * COUNTERS + tl.arange(0, COUNTERS)
-    word0, word1, word2, word3 = philox_words(counter + offset, key, step)
-    word = tl.arange(0, 4)[None, :]
-    low = tl.where(word == 0, word0[:, None], word1[:, None])
-    high = tl.where(word == 2, word2[:, None], word3[:, None])
-    i = counter[:, None] * 4 + word
-    tl.store(out + i, tl.where(word < 2, low, high).to(tl.int32, bitcast=True), mask=i < n)
+    i = counter[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(out + i, philox_table(counter + offset, key, step).to(tl.int32, bitcast=True), mask=i < n)
 
 
 def philox(out: Tensor, key: int, step: int, offset: int = 0) -> None:

@@ -1,0 +1,37 @@
+"""Marks, a bit for each element, as ``gradwire.ops._marks`` has them: written and read in the same parts."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.ops.triton._compact import PART, bits_of
+from gradwire.ops.triton._launch import launch
+from gradwire.ops.triton._signs import pack_signs
+
+__all__ = ["count_marks", "room_for_counts", "store_marks"]
+
+
+@triton.jit
+def store_marks(marked: tl.tensor, bitmap: tl.tensor, named: tl.tensor, n: tl.tensor, PART: tl.constexpr) -> None:
+    """Write the bits of this part, and how many of them are set."""
+    byte = tl.program_id(0).to(tl.int64) * (PART // 8) + tl.arange(0, PART // 8)
+    tl.store(bitmap + byte, pack_signs(tl.reshape(marked, (PART // 8, 8))), mask=byte * 8 < n)
+    tl.store(named + tl.program_id(0), tl.sum(marked.to(tl.int32)))
+
+
+@triton.jit
+def _count(bitmap: tl.tensor, named: tl.tensor, size: tl.tensor, n: tl.tensor, PART: tl.constexpr) -> None:
+    tl.store(named + tl.program_id(0), tl.sum(bits_of(bitmap, size, n, PART).to(tl.int32)))
+
+
+def room_for_counts(x: Tensor, n: int) -> Tensor:
+    """How many of n elements are marked in each part will be written here."""
+    return torch.empty(triton.cdiv(n, PART), dtype=torch.int32, device=x.device)
+
+
+def count_marks(bitmap: Tensor, n: int) -> Tensor:
+    """How many bits are set in each part."""
+    named = room_for_counts(bitmap, n)
+    launch(_count, (named.numel(),), bitmap, named, bitmap.numel(), n, PART=PART)
+    return named
