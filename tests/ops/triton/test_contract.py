@@ -30,7 +30,7 @@ LEFT_TO_TORCH = {
         "three_lc_encode", "three_lc_encode_feedback",
     },
     "marks, and what is found by them": {
-        "exponent_add_decoded", "exponent_encode", "tail_moments",
+        "tail_moments",
     },
     "selections and transforms in tiles": {"tile_topk", "waves_add_decoded"},
     "rotations": {"thc_add_decoded", "thc_encode"},
