@@ -35,9 +35,11 @@ VARIANTS = {
     "signum_encode": [UNWATCHED],
     "strom_encode_feedback": [UNWATCHED],
     "threshold_encode_feedback": [UNWATCHED],
+    "tile_topk": [{"x": torch.ones(8192), "size": 8192}],
     "two_means_encode_feedback": [UNWATCHED, {"block": 2048}],
     "twobit_add_decoded": [{"steps": None}],
     "twobit_encode_feedback": [UNWATCHED],
+    "waves_add_decoded": [{"a": 64, "b": 64}],
 }
 
 

@@ -29,10 +29,6 @@ LEFT_TO_TORCH = {
         "rice_decode", "rice_encode", "ternary_add_decoded", "ternary_encode", "three_lc_add_decoded",
         "three_lc_encode", "three_lc_encode_feedback",
     },
-    "marks, and what is found by them": {
-        "tail_moments",
-    },
-    "selections and transforms in tiles": {"tile_topk", "waves_add_decoded"},
     "rotations": {"thc_add_decoded", "thc_encode"},
 }  # fmt: skip
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from gradwire.ops import mark_beyond, mark_drawn, take_marked
+from gradwire.ops import mark_beyond, mark_drawn, tail_moments, take_marked
+from gradwire.ops._marks import tail_segments
 from gradwire.ops._topk import SEGMENT
 from tests.ops.harness import Case, gradient
 from tests.ops.test_marks import BEYOND, marks
@@ -57,3 +58,11 @@ def test_more_marks_than_room_write_nothing_outside(on):
     for buffer in (memory, indices):
         assert bool((buffer[:10] == 7).all())
         assert bool((buffer[30:] == 7).all())
+
+
+@sizes
+@pytest.mark.parametrize(("low", "high", "unit"), [(0.0, float("inf"), 1.0), (0.7, 1e30, 2.0**-40)])
+def test_tail_moments(on, n, low, high, unit):
+    arguments = {"low": low, "high": high, "unit": unit}
+    outputs = {"table": ((4 * tail_segments(n),), torch.float32)}
+    check(Case(tail_moments, {"x": gradient(n, 6, finite=False)}, outputs, arguments), on, 4 * (n % 3))

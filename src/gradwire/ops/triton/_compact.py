@@ -43,10 +43,10 @@ def read_ends(counts: Tensor, k: int | Tensor) -> Tensor:
 
 
 @triton.jit
-def rank(kept: tl.tensor) -> tl.tensor:
+def rank(kept: tl.tensor, AXIS: tl.constexpr = 0) -> tl.tensor:
     """How many are kept in front of each, within this part."""
     one = kept.to(tl.int32)
-    return tl.cumsum(one, 0) - one
+    return tl.cumsum(one, AXIS) - one
 
 
 @triton.jit

@@ -15,6 +15,7 @@ __all__ = [
     "pack_signs",
     "store_signs",
     "total",
+    "total_of_16",
     "unpack_signs",
 ]
 
@@ -57,8 +58,13 @@ def count_of(block: tl.tensor, n: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
 @triton.jit
 def total(lanes: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
     """The sum of each row of 32, as a tree."""
-    sixteen = _fold(lanes, ROWS, 16)
-    four = _fold(_fold(sixteen, ROWS, 8), ROWS, 4)
+    return total_of_16(_fold(lanes, ROWS, 16), ROWS)
+
+
+@triton.jit
+def total_of_16(lanes: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
+    """The sum of each row of 16, as a tree."""
+    four = _fold(_fold(lanes, ROWS, 8), ROWS, 4)
     return tl.reshape(_fold(_fold(four, ROWS, 2), ROWS, 1), (ROWS,))
 
 
