@@ -43,6 +43,16 @@ def test_encode_feedback(on, n, watched):
         check(Case(threshold_encode_feedback, {}, written, {"threshold": threshold}), on, 4 * (n % 3))
 
 
+@sizes
+def test_encode_what_reaches_a_level(on, n):
+    for level in (0.3, 1.7, float("nan")):
+        inputs = {"level": torch.tensor([level])}
+        case = Case(threshold_encode, inputs | {"x": gradient(n, 3, finite=False)}, outputs(n), {"threshold": 1e9})
+        check(case, on, 4 * (n % 3))
+        written = {"grad": gradient(n, 1), "residual": gradient(n, 2), **outputs(n)}
+        check(Case(threshold_encode_feedback, inputs, written, {"threshold": 1e9}), on, 4 * (n % 3))
+
+
 def test_all_three_forms_were_met():
     assert {row(1000, threshold)[0].item() for threshold in THRESHOLDS} == {0, 1, 2}
 
