@@ -48,11 +48,12 @@ def _add(
     ranks: tl.tensor,
     out: tl.tensor,
     length: tl.tensor,
+    middle: tl.tensor,
     n: tl.tensor,
     scale: tl.float32,
     PART: tl.constexpr,
 ) -> None:
-    i, middle = elements(PART), tl.cdiv(n, 8)
+    i = elements(PART)
     total = tl.load(out + i, mask=i < n, other=0.0)
     for _ in range(ranks):
         size = _size(used, length)
@@ -78,4 +79,4 @@ def exponent_add_decoded(streams: Tensor, used: Tensor, tops: Tensor, out: Tenso
     rows = streams, streams.stride(0), used, used.stride(0)
     launch(_count, (parts, ranks), *rows, named, length, n, PART=PART)
     heads = tops, tops.stride(0), before(named), ranks
-    launch(_add, (parts,), *rows, *heads, out, length, n, float32(scale), PART=PART)
+    launch(_add, (parts,), *rows, *heads, out, length, triton.cdiv(n, 8), n, float32(scale), PART=PART)

@@ -31,8 +31,9 @@ def _sum(
     for c in range(k):
         where = tl.load(places + c).to(tl.int32) & 0xFFFF
         there = where < a * b
-        left = tl.load(tall + where // b * a + row, mask=there & (row < a), other=0.0) * tl.load(values + c)
-        right = tl.load(wide + where % b * b + column, mask=column < b, other=0.0)
+        f, g = (where // b).to(tl.int64), (where % b).to(tl.int64)
+        left = tl.load(tall + f * a + row, mask=there & (row < a), other=0.0) * tl.load(values + c)
+        right = tl.load(wide + g * b + column, mask=column < b, other=0.0)
         sums = tl.where(there, sums + left[:, None] * right[None, :], sums)
     return sums
 
