@@ -29,6 +29,8 @@ def test_encode(on, n, finite):
     for threshold in THRESHOLDS:
         x = {"x": gradient(n, 3, finite=finite)}
         check(Case(threshold_encode, x, outputs(n), {"threshold": threshold}), on, 4 * (n % 3))
+        x["level"] = torch.tensor([threshold + 0.2])
+        check(Case(threshold_encode, x, outputs(n), {"threshold": threshold}), on)
 
 
 @sizes
@@ -40,7 +42,8 @@ def test_encode_feedback(on, n, watched):
         written["residual"][n // 2 : n // 2 + 1] = float("inf")
         if watched:
             written["status"] = torch.tensor([2], dtype=torch.int32)
-        check(Case(threshold_encode_feedback, {}, written, {"threshold": threshold}), on, 4 * (n % 3))
+        for level in ({}, {"level": torch.tensor([threshold + 0.2])}):
+            check(Case(threshold_encode_feedback, level, written, {"threshold": threshold}), on, 4 * (n % 3))
 
 
 def test_all_three_forms_were_met():

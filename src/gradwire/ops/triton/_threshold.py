@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.ops._threshold import BITMAP, BLOCK, DENSE
 from gradwire.ops._topk import SEGMENT, segments
 from gradwire.ops.triton._compact import PART, before, rank, write_counts
+from gradwire.ops.triton._dither import dither
 from gradwire.ops.triton._launch import launch
 from gradwire.ops.triton._signs import pack_signs
 from gradwire.ops.triton._status import compensate
@@ -25,9 +26,12 @@ _HEAD = tl.constexpr(8)
 
 
 @triton.jit
-def _exceeds(x: tl.tensor, threshold: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Where |x| is above the threshold, or is not a number."""
-    return inside & ((tl.abs(x) > threshold) | (x != x))
+def _exceeds(x: tl.tensor, threshold: tl.tensor, level: tl.tensor, i: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """Where |x| is above the threshold, or with a level at or above its own part of that, or is not a number."""
+    beyond = tl.abs(x) > threshold
+    if level is not None:
+        beyond = tl.abs(x) >= tl.load(level) * dither(i)
+    return inside & (beyond | (x != x))
 
 
 @triton.jit
@@ -36,6 +40,7 @@ def _count(
     grad: tl.tensor,
     status: tl.tensor,
     sent: tl.tensor,
+    level: tl.tensor,
     n: tl.tensor,
     threshold: tl.float32,
     PART: tl.constexpr,
@@ -46,7 +51,7 @@ def _count(
         tl.store(x + i, value, mask=i < n)
     else:
         value = tl.load(x + i, mask=i < n, other=0.0)
-    tl.store(sent + tl.program_id(0), tl.sum(_exceeds(value, threshold, i < n).to(tl.int32)))
+    tl.store(sent + tl.program_id(0), tl.sum(_exceeds(value, threshold, level, i, i < n).to(tl.int32)))
 
 
 @triton.jit
@@ -59,6 +64,7 @@ def _write(
     head: tl.tensor,
     starts: tl.tensor,
     counts: tl.tensor,
+    level: tl.tensor,
     n: tl.tensor,
     segments: tl.tensor,
     threshold: tl.float32,
@@ -68,7 +74,7 @@ def _write(
     i, part = elements(PART), tl.program_id(0)
     form, k = tl.load(head), tl.load(head + 2)
     value = tl.load(x + i, mask=i < n, other=0.0)
-    sent = _exceeds(value, threshold, i < n)
+    sent = _exceeds(value, threshold, level, i, i < n)
     place = tl.load(starts + part) + rank(sent)
     tl.store(floats + 2 + tl.where(form == _DENSE, i, place), value, mask=sent)
     if form == _BITMAP:
@@ -84,13 +90,14 @@ def _write(
 
 
 def write_exceeding(
-    x: Tensor, used: Tensor, stream: Tensor, threshold: float, grad: Tensor | None = None, status: Tensor | None = None
-) -> None:
+    x: Tensor, used: Tensor, stream: Tensor, threshold: float, level: Tensor | None, grad: Tensor | None = None,
+    status: Tensor | None = None,
+) -> None:  # fmt: skip
     """Write the elements above the threshold. With ``grad``, x is the residual: it gets the sum less what was sent."""
     n, count = x.numel(), segments(x.numel())
     parts = triton.cdiv(n, PART)
     sent = torch.empty(parts, dtype=torch.int32, device=x.device)
-    launch(_count, (parts,), x, grad, status, sent, n, threshold, PART=PART)
+    launch(_count, (parts,), x, grad, status, sent, level, n, threshold, PART=PART)
     head = _head(sent.sum(dtype=torch.int64), n)
     counts = torch.empty(count, dtype=torch.int32, device=x.device)
     write_counts(sent.cumsum(0), counts)
@@ -100,7 +107,7 @@ def write_exceeding(
     words[:2].copy_(head[:2])
     views = words.view(torch.float32), words, stream.view(torch.int16), stream
     starts, clear = before(sent), grad is not None
-    launch(_write, (parts,), x, *views, head, starts, counts, n, count, threshold, CLEAR=clear, PART=PART)
+    launch(_write, (parts,), x, *views, head, starts, counts, level, n, count, threshold, CLEAR=clear, PART=PART)
 
 
 def _head(k: Tensor, n: int) -> Tensor:

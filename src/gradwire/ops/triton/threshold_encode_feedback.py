@@ -9,7 +9,8 @@ __all__ = ["threshold_encode_feedback"]
 
 
 def threshold_encode_feedback(
-    grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, threshold: float, status: Tensor | None = None
-) -> None:
+    grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, threshold: float, status: Tensor | None = None,
+    level: Tensor | None = None,
+) -> None:  # fmt: skip
     """As the operation."""
-    write_exceeding(residual, used, stream, float32(threshold), grad, status)
+    write_exceeding(residual, used, stream, float32(threshold), level, grad, status)
