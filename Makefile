@@ -30,7 +30,7 @@ convergence: .venv/.bench
 	$(BIN)/gradwire check convergence --json convergence.json --markdown docs/methods.md
 
 test: lint
-	$(BIN)/pytest --doctest-modules src tests $(PYTEST)
+	$(BIN)/pytest -n auto --dist loadscope --doctest-modules src tests $(PYTEST)
 
 lint: .venv/.test
 	$(BIN)/ruff check .

@@ -14,10 +14,6 @@ from tests.ops.example_tensors import status as _status
 from tests.ops.threshold_examples import THRESHOLDS
 
 
-def _feedback() -> dict[str, Tensor]:
-    return {"grad": _float(), "residual": _float(), "status": _status()}
-
-
 def _sparse() -> dict[str, Tensor]:
     indices, counts = torch.empty(4, dtype=torch.int16), torch.empty(1, dtype=torch.int32)
     return {"values": torch.empty(4), "indices": indices, "counts": counts}
@@ -64,7 +60,12 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
         "block_norms": lambda: {"x": _float(), "norms": torch.empty(2), "block": 16},
         "cast_add_decoded": lambda: {"payloads": torch.ones(RANKS, N).half(), "out": _float(), "scale": 0.5},
         "cast_encode": lambda: {"x": _float(), "out": torch.empty(N, dtype=torch.bfloat16), "scale": 0.5},
-        "cast_encode_feedback": lambda: {**_feedback(), "out": torch.empty(N, dtype=torch.bfloat16)},
+        "cast_encode_feedback": lambda: {
+            "grad": _float(),
+            "residual": _float(),
+            "out": torch.empty(N, dtype=torch.bfloat16),
+            "status": _status(),
+        },
         "moments": lambda: {"x": _float(), "table": torch.empty(4), "centred": True},
         "moments_feedback": lambda: {
             "grad": _float(),

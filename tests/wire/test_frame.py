@@ -88,7 +88,7 @@ def test_every_flipped_bit(data):
 
 @pytest.mark.parametrize("more", [b"\0", b" ", small()])
 def test_trailing_bytes(more):
-    with pytest.raises(WireError, match=f"frame of 108 bytes is followed by {len(more)} others"):
+    with pytest.raises(WireError, match=f"frame of 124 bytes is followed by {len(more)} others"):
         unframe(small() + more)
 
 
@@ -166,7 +166,7 @@ REFUSED = {
     "payload too short": (with_(shape=[2]), r"4 bytes of payload, but 'none' of shape \(2,\) has 8"),
     "payload too long": (with_(shape=[0]), r"4 bytes of payload, but 'none' of shape \(0,\) has 0"),
     "truncated prefix": (small()[:27], "truncated: its prefix needs 24 bytes, 23 are left"),
-    "truncated header": (small()[:103], "truncated: its header needs 76 bytes, 75 are left"),
+    "truncated header": (small()[:103], "truncated: its header needs 92 bytes, 75 are left"),
     "truncated payload": (small()[:-1], "truncated: its payload needs 4 bytes, 3 are left"),
     "header changed": (small().replace(b"0.5", b"0.4"), "header is corrupted"),
     "payload changed": (small()[:-1] + b"\1", "payload is corrupted"),

@@ -63,7 +63,7 @@ class Row:
     @property
     def anchor(self) -> str:
         """The method's section in the docs; a label may have parameters behind the name."""
-        return str(self.settings["compressor"]["name"]) if self.settings else self.method
+        return str(self.settings["compressor"]["name"]) if self.settings else self.method.partition(":")[0]
 
     @property
     def accuracy(self) -> float:

@@ -29,6 +29,8 @@ def test_encode(on, n, finite):
     for threshold in THRESHOLDS:
         x = {"x": gradient(n, 3, finite=finite)}
         check(Case(threshold_encode, x, outputs(n), {"threshold": threshold}), on, 4 * (n % 3))
+        x["level"] = torch.tensor([threshold + 0.2])
+        check(Case(threshold_encode, x, outputs(n), {"threshold": threshold}), on)
 
 
 @sizes
@@ -40,17 +42,14 @@ def test_encode_feedback(on, n, watched):
         written["residual"][n // 2 : n // 2 + 1] = float("inf")
         if watched:
             written["status"] = torch.tensor([2], dtype=torch.int32)
-        check(Case(threshold_encode_feedback, {}, written, {"threshold": threshold}), on, 4 * (n % 3))
+        for level in ({}, {"level": torch.tensor([threshold + 0.2])}):
+            check(Case(threshold_encode_feedback, level, written, {"threshold": threshold}), on, 4 * (n % 3))
 
 
 @sizes
-def test_encode_what_reaches_a_level(on, n):
-    for level in (0.3, 1.7, float("nan")):
-        inputs = {"level": torch.tensor([level])}
-        case = Case(threshold_encode, inputs | {"x": gradient(n, 3, finite=False)}, outputs(n), {"threshold": 1e9})
-        check(case, on, 4 * (n % 3))
-        written = {"grad": gradient(n, 1), "residual": gradient(n, 2), **outputs(n)}
-        check(Case(threshold_encode_feedback, inputs, written, {"threshold": 1e9}), on, 4 * (n % 3))
+def test_a_level_that_is_not_a_number_sends_all(on, n):
+    inputs = {"level": torch.tensor([float("nan")]), "x": gradient(n, 3, finite=False)}
+    check(Case(threshold_encode, inputs, outputs(n), {"threshold": 1e9}), on, 4 * (n % 3))
 
 
 def test_all_three_forms_were_met():

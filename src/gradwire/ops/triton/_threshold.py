@@ -26,10 +26,10 @@ _HEAD = tl.constexpr(8)
 
 
 @triton.jit
-def _exceeds(x: tl.tensor, i: tl.tensor, n: tl.tensor, threshold: tl.tensor, level: tl.tensor) -> tl.tensor:
-    """Where |x| is above the threshold, or reaches the level times the element's dither, or is not a number."""
+def _exceeds(x: tl.tensor, threshold: tl.tensor, level: tl.tensor, i: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """Where |x| is above the threshold, or with a level at or above its own part of that, or either is a NaN."""
     below = tl.abs(x) <= threshold if level is None else tl.abs(x) < tl.load(level) * dither(i)
-    return (i < n) & ~below
+    return inside & ~below
 
 
 @triton.jit
@@ -37,8 +37,8 @@ def _count(
     x: tl.tensor,
     grad: tl.tensor,
     status: tl.tensor,
-    level: tl.tensor,
     sent: tl.tensor,
+    level: tl.tensor,
     n: tl.tensor,
     threshold: tl.float32,
     PART: tl.constexpr,
@@ -49,7 +49,7 @@ def _count(
         tl.store(x + i, value, mask=i < n)
     else:
         value = tl.load(x + i, mask=i < n, other=0.0)
-    tl.store(sent + tl.program_id(0), tl.sum(_exceeds(value, i, n, threshold, level).to(tl.int32)))
+    tl.store(sent + tl.program_id(0), tl.sum(_exceeds(value, threshold, level, i, i < n).to(tl.int32)))
 
 
 @triton.jit
@@ -72,7 +72,7 @@ def _write(
     i, part = elements(PART), tl.program_id(0)
     form, k = tl.load(head), tl.load(head + 2)
     value = tl.load(x + i, mask=i < n, other=0.0)
-    sent = _exceeds(value, i, n, threshold, level)
+    sent = _exceeds(value, threshold, level, i, i < n)
     place = tl.load(starts + part) + rank(sent)
     tl.store(floats + 2 + tl.where(form == _DENSE, i, place), value, mask=sent)
     if form == _BITMAP:
@@ -88,14 +88,14 @@ def _write(
 
 
 def write_exceeding(
-    x: Tensor, used: Tensor, stream: Tensor, threshold: float, level: Tensor | None,
-    grad: Tensor | None = None, status: Tensor | None = None,
+    x: Tensor, used: Tensor, stream: Tensor, threshold: float, level: Tensor | None, grad: Tensor | None = None,
+    status: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write the elements above the threshold. With ``grad``, x is the residual: it gets the sum less what was sent."""
     n, count = x.numel(), segments(x.numel())
     parts = triton.cdiv(n, PART)
     sent = torch.empty(parts, dtype=torch.int32, device=x.device)
-    launch(_count, (parts,), x, grad, status, level, sent, n, threshold, PART=PART)
+    launch(_count, (parts,), x, grad, status, sent, level, n, threshold, PART=PART)
     head = _head(sent.sum(dtype=torch.int64), n)
     counts = torch.empty(count, dtype=torch.int32, device=x.device)
     write_counts(sent.cumsum(0), counts)
@@ -104,8 +104,8 @@ def write_exceeding(
     words = stream.view(torch.int32)
     words[:2].copy_(head[:2])
     views = words.view(torch.float32), words, stream.view(torch.int16), stream
-    places, clear = (before(sent), counts), grad is not None
-    launch(_write, (parts,), x, *views, head, *places, level, n, count, threshold, CLEAR=clear, PART=PART)
+    starts, clear = before(sent), grad is not None
+    launch(_write, (parts,), x, *views, head, starts, counts, level, n, count, threshold, CLEAR=clear, PART=PART)
 
 
 def _head(k: Tensor, n: int) -> Tensor:
