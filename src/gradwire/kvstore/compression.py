@@ -67,8 +67,8 @@ def parse(params: Any) -> Compression:
         ConfigError: something else, with what is allowed.
 
     Example:
-        >>> parse({"type": "2bit", "threshold": "0.25"}).push
-        TwoBit(threshold=0.25, wire='dense')
+        >>> parse({"type": "2bit", "threshold": "0.25"}).push.threshold
+        0.25
         >>> parse({"type": "topk", "ratio": 0.1}).memory
         Residual(beta=1.0, gamma=1.0, dtype='float32')
     """
