@@ -27,12 +27,12 @@ from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.keeper import Keeper
-from gradwire.memory.base import Memory
+from gradwire.memory.base import Memory, default_memory
 from gradwire.metrics import Metrics
 from gradwire.policy import Policy
 from gradwire.types import Key
 
-__all__ = ["Exchange", "Named", "default_memory", "default_strategy"]
+__all__ = ["Exchange", "Named", "default_strategy"]
 
 Named = tuple[str, tuple[int, ...]]
 """A parameter's name and shape."""
@@ -40,13 +40,6 @@ Named = tuple[str, tuple[int, ...]]
 ALLGATHER_UP_TO = 4
 """Workers up to which ``allgather`` is chosen: it moves W-1 payloads a rank, ``two_phase`` 2 (W-1)/W, but the second
 compression costs quality and time; from 5 workers on the traffic decides."""
-
-
-def default_memory(compressor: Compressor) -> str:
-    """The method's own; else ``residual`` where it needs or contains error feedback, else ``none``."""
-    if compressor.memory is not None:
-        return compressor.memory
-    return "residual" if compressor.feedback in ("required", "built-in") else "none"
 
 
 def default_strategy(compressor: Compressor, world: int) -> str:

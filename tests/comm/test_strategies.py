@@ -12,7 +12,8 @@ import torch
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
-from gradwire.exchange import default_memory, default_strategy
+from gradwire.exchange import default_strategy
+from gradwire.memory.base import default_memory
 from gradwire.testing.processes import run_ranks
 from tests.comm.jobs import conserved, run_all
 

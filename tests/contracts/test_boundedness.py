@@ -19,7 +19,8 @@ from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.terngrad import TernGrad
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange, default_memory
+from gradwire.exchange import Exchange
+from gradwire.memory.base import default_memory
 from gradwire.memory.residual import Residual
 from gradwire.types import Key
 

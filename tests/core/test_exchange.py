@@ -13,7 +13,8 @@ from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange, default_memory, default_strategy
+from gradwire.exchange import Exchange, default_strategy
+from gradwire.memory.base import default_memory
 from gradwire.memory.residual import Residual
 from gradwire.policy import Policy
 from gradwire.schedules import stages

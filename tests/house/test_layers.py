@@ -18,11 +18,12 @@ LAYERS = (
     ("schedules", "exchange"),
     ("settings",),
     ("integrations",),
-    ("optim",),
+    ("optim", "kvstore"),
     ("",),
     ("testing",),
     ("bench",),
     ("cli",),
+    ("__main__",),
 )
 """Lowest first. A name is a module or a folder of gradwire; the empty one is ``gradwire/__init__.py``."""
 

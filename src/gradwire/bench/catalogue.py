@@ -15,8 +15,8 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor
-from gradwire.exchange import default_memory, default_strategy
-from gradwire.memory.base import Memory
+from gradwire.exchange import default_strategy
+from gradwire.memory.base import Memory, default_memory
 from gradwire.types import Key, State
 from gradwire.wire import sent_nbytes
 

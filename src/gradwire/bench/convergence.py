@@ -17,7 +17,7 @@ from gradwire.bench.recommended import recommended, setup_of
 from gradwire.bench.tasks.digits import ClassifyDigits
 from gradwire.bench.train import Method, Run, train
 from gradwire.errors import GradwireError
-from gradwire.exchange import default_memory
+from gradwire.memory.base import default_memory
 
 __all__ = ["BASELINE", "TOLERANCE", "Row", "kept_in", "markdown", "rows"]
 

@@ -22,7 +22,14 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.types import Key, Payload, State
 
-__all__ = ["Memory"]
+__all__ = ["Memory", "default_memory"]
+
+
+def default_memory(compressor: Compressor) -> str:
+    """The method's own; else ``residual`` where it needs or contains error feedback, else ``none``."""
+    if compressor.memory is not None:
+        return compressor.memory
+    return "residual" if compressor.feedback in ("required", "built-in") else "none"
 
 
 class Memory(ABC):

@@ -1,0 +1,57 @@
+"""Scanned digits, learned by several workers through a parameter server, with MXNet's flags.
+
+    gradwire launch -n 2 -s 1 -- python examples/kvstore_digits.py --gc-type 2bit --gc-threshold 0.5
+
+Each worker has its share of the images. Losses are sums over a batch, as MXNet's convention is, so a threshold of 0.5
+suits; the trainer divides by the number of samples of all workers.
+"""
+
+import argparse
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from gradwire import kvstore
+
+BATCH = 32
+
+
+def main() -> None:
+    """Train, and let worker 0 say how well."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kv-store", default="dist_sync", help="device, dist_sync, dist_async, ...")
+    parser.add_argument("--gc-type", default="none", help="none, 2bit, 1bit, or a method of `gradwire methods`")
+    parser.add_argument("--gc-threshold", default="0.5", help="a number, or auto")
+    parser.add_argument("--num-epochs", type=int, default=15)
+    args = parser.parse_args()
+    kv = kvstore.create(args.kv_store)
+    torch.manual_seed(0)
+    digits = load_digits()
+    x = torch.tensor(digits.data, dtype=torch.float32).div(16)
+    y = torch.tensor(digits.target)
+    train, test = slice(0, 1437), slice(1437, None)
+    mine = torch.arange(1437)[kv.rank :: kv.num_workers]
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    thresholds = {"2bit", "1bit", "twobit", "onebit"}
+    own = {"threshold": args.gc_threshold} if args.gc_type in thresholds else {}
+    compression = None if args.gc_type == "none" else {"type": args.gc_type, **own}
+    trainer = kvstore.Trainer(
+        model.parameters(), "sgd", {"learning_rate": 0.03, "momentum": 0.9}, kvstore=kv, compression_params=compression
+    )
+    for epoch in range(args.num_epochs):
+        generator = torch.Generator().manual_seed(1000 * epoch + kv.rank)
+        order = mine[torch.randperm(len(mine), generator=generator)]
+        # All workers make as many steps.
+        for batch in order[: len(x[train]) // kv.num_workers // BATCH * BATCH].split(BATCH):
+            model.zero_grad()
+            nn.functional.cross_entropy(model(x[batch]), y[batch], reduction="sum").backward()
+            trainer.step(BATCH * kv.num_workers)
+    if kv.rank == 0:
+        accuracy = (model(x[test]).argmax(1) == y[test]).float().mean()
+        print(f"{args.kv_store}, {args.gc_type}, {kv.num_workers} workers: {100 * accuracy:.1f} % of the test images")
+    kv.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""``python -m gradwire`` is ``gradwire``."""
+
+from gradwire.cli.main import main
+
+main()

@@ -1,0 +1,67 @@
+"""``gradwire server``: one server of the KVStore."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import click
+import torch
+
+from gradwire.kvstore.core import ServerCore
+from gradwire.kvstore.metrics import serve
+from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.server import Server
+from gradwire.kvstore.snapshot import Snapshots, load_core
+
+__all__ = ["command"]
+
+
+@click.command("server")
+@click.option("--workers", type=click.IntRange(1), required=True, help="How many workers there are.")
+@click.option("--bind", default="tcp://127.0.0.1:0", show_default=True, help="Where to listen; port 0 is a free one.")
+@click.option(
+    "--keys", type=click.Path(path_type=Path, file_okay=False), help="The servers' folder of gradwire keygen."
+)
+@click.option("--insecure", is_flag=True, help="Listen where others can reach it, without keys.")
+@click.option("--on-dead-worker", type=click.Choice(["error", "continue"]), default="error", show_default=True)
+@click.option(
+    "--dead-after", type=click.FloatRange(0, min_open=True), default=6.0, show_default=True, metavar="SECONDS",
+    help="Silence after which a worker counts as dead.",
+)  # fmt: skip
+@click.option(
+    "--staleness", type=click.IntRange(0), help="In async: how many steps ahead of the slowest. Default: any."
+)
+@click.option(
+    "--snapshot", type=click.Path(path_type=Path, dir_okay=False),
+    help="Go on from this file if it is there, and write it every so many steps.",
+)  # fmt: skip
+@click.option("--snapshot-every", type=click.IntRange(1), default=100, show_default=True, metavar="STEPS")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics on loopback; 0: free one."
+)
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="That add gradients up.")
+def command(
+    workers: int, bind: str, keys: Path | None, insecure: bool, on_dead_worker: str, dead_after: float,
+    staleness: int | None, snapshot: Path | None, snapshot_every: int, metrics_port: int | None, threads: int,
+) -> None:  # fmt: skip
+    """Keep values for the workers of a dist store until ended by SIGTERM or Ctrl-C.
+
+    Prints the address on its first line.
+    """
+    torch.set_num_threads(threads)
+    rules = Rules(workers, on_dead_worker, dead_after, staleness, snapshots=snapshot is not None)
+    restored = snapshot is not None and snapshot.exists()
+    core = load_core(snapshot, rules) if snapshot is not None and restored else ServerCore(rules)
+    server = Server(core, bind, keys=keys, insecure=insecure)
+    ended: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: ended.append(number))
+    click.echo(f"listening on {server.endpoint}")
+    if metrics_port is not None:
+        click.echo(f"metrics on http://127.0.0.1:{serve(core, metrics_port)}/metrics")
+    writer = None if snapshot is None else Snapshots(snapshot, snapshot_every)
+    try:
+        server.run(lambda: bool(ended), (lambda: None) if writer is None else (lambda: writer.after(core)))
+    finally:
+        server.close()

@@ -1,0 +1,11 @@
+"""MXNet's parameter server and its gradient compression, over torch tensors.
+
+The names, the order of arguments and the arithmetic are those of MXNet 1.9's ``mx.kv``; ``create`` makes a store.
+"""
+
+from gradwire.kvstore._create import create
+from gradwire.kvstore.base import KVStore
+from gradwire.kvstore.optimizers import OptimizerConfig
+from gradwire.kvstore.trainer import Trainer
+
+__all__ = ["KVStore", "OptimizerConfig", "Trainer", "create"]

@@ -1,0 +1,42 @@
+"""Stores by MXNet's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradwire.errors import nearest, require
+from gradwire.kvstore.base import KVStore
+from gradwire.kvstore.dist import DistStore
+from gradwire.kvstore.local import DeviceStore, LocalStore
+
+__all__ = ["create"]
+
+TYPES: dict[str, type[LocalStore | DistStore]] = {
+    "local": LocalStore, "local_update_cpu": LocalStore, "local_allreduce_cpu": LocalStore,
+    "device": DeviceStore, "local_allreduce_device": DeviceStore,
+    "dist": DistStore, "dist_sync": DistStore, "dist_sync_device": DistStore, "dist_device_sync": DistStore,
+    "dist_async": DistStore, "dist_async_device": DistStore, "dist_device_async": DistStore,
+}  # fmt: skip
+
+
+def create(name: str = "local", **options: Any) -> KVStore:
+    """A store by its type.
+
+    Args:
+        name: "local" (also "local_update_cpu", "local_allreduce_cpu") sums what the senders of this process push;
+            "device" (also "local_allreduce_device") compresses it before; "dist_sync" and "dist_async" (with "_device"
+            in them, too) keep values on servers, which the environment names: see ``gradwire launch``.
+        options: ``seed`` of the random streams of methods that have them; of a dist store also ``timeout`` in seconds
+            and ``bound``, the elements from which on a key is cut over all servers.
+
+    Raises:
+        ConfigError: an unknown type.
+
+    Example:
+        >>> create("device").type
+        'device'
+    """
+    require(isinstance(name, str), "name", "a str", name)
+    known = name.lower()
+    require(known in TYPES, "name", nearest(known, TYPES), name)
+    return TYPES[known](known, **options)

@@ -1,0 +1,313 @@
+"""The distributed store, as a worker sees it.
+
+Each part of a key has its own residual at this worker; what the worker's own senders push is added up first and
+compressed once, as MXNet's dist stores do. A push returns when it is on its way; a pull waits for this worker's last
+push of the key to count.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import MultiRound
+from gradwire.errors import ConfigError, is_float32, require
+from gradwire.kvstore.base import KVStore, UpdaterFunction
+from gradwire.kvstore.compression import Compression
+from gradwire.kvstore.environment import Place, read_place
+from gradwire.kvstore.keys import StoreKey
+from gradwire.kvstore.link import Links
+from gradwire.kvstore.merge import add_dense
+from gradwire.kvstore.optimizers import OptimizerConfig
+from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
+from gradwire.kvstore.request import Request
+from gradwire.kvstore.sender import Sender
+from gradwire.kvstore.states import from_bytes, replace_file, to_bytes
+from gradwire.wire import sent_nbytes
+
+__all__ = ["DistStore"]
+
+
+@dataclass
+class Shared:
+    """A key, as this worker knows it."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    sparse: bool
+    parts: list[Part]
+    step: int = 0
+    senders: dict[int, Sender] = field(default_factory=dict)
+    pushes: list[Future[int]] = field(default_factory=list)
+
+    def part_shape(self, part: Part) -> tuple[int, ...]:
+        return tuple(self.shape) if len(self.parts) == 1 else (part.numel,)
+
+
+class DistStore(KVStore):
+    """Values on servers, shared by the workers of a group.
+
+    Args:
+        type: the name it was created by; with "async" in it every push counts at once.
+        where: the worker's place; None reads the environment.
+        timeout: seconds that any answer may take, > 0.
+        bound: elements from which on a key is cut over all servers.
+        seed: of the random streams of methods that have them, the same on all workers.
+    """
+
+    def __init__(
+        self, type: str = "dist_sync", where: Place | None = None, *, timeout: float = 120.0,  # noqa: A002
+        bound: int = BIGARRAY_BOUND, seed: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(type)
+        require(is_float32(timeout) and timeout > 0, "timeout", "seconds > 0", timeout)
+        self.place, self.bound, self.seed = where or read_place(), bound, seed
+        self._keys: dict[StoreKey, Shared] = {}
+        self._config = self._optimizer = self._barriers = 0
+        self._links = Links(
+            self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
+            keys=self.place.keys,
+        )  # fmt: skip
+        atexit.register(_finish_at_exit, weakref.ref(self))
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def num_workers(self) -> int:
+        return self.place.world
+
+    def set_updater(self, updater: UpdaterFunction) -> None:
+        raise ConfigError("a function cannot travel to the servers: use set_optimizer, or update_on_kvstore=False")
+
+    def barrier(self) -> None:
+        self._flush()
+        self._barriers += 1
+        self._ask_all("barrier", {"number": self._barriers}, f"barrier {self._barriers}")
+
+    def get_num_dead_node(self, node_id: int = 0, timeout: float = 60.0) -> int:
+        return len(self._links.dead()) + len(self._links.silent(timeout))
+
+    def version(self, key: StoreKey) -> int:
+        """Steps of a key that this worker has pushed, or that were made before it came: where to go on."""
+        return self._shared(key).step
+
+    def finish(self) -> None:
+        """Push no more: the others make their steps without this worker from now on."""
+        self._flush()
+        self._ask_all("finish", {}, "finish")
+
+    def close(self) -> None:
+        """Let the connections go."""
+        self._links.close()
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Write the states of all servers to a safetensors file, by one worker for all of them."""
+        requests = [Request("states", {}) for _ in self.place.servers]
+        self._wait(requests, "the optimizer states")
+        states: dict[StoreKey, dict[str, Any]] = {}
+        config = None
+        for server, request in enumerate(requests):
+            theirs, config = from_bytes(bytes(request.answer or b""))
+            states.update({json.dumps([server, key]): state for key, state in theirs.items()})
+        replace_file(Path(fname), lambda temporary: Path(temporary).write_bytes(
+            to_bytes(states, config if dump_optimizer else None)))  # fmt: skip
+
+    def load_optimizer_states(self, fname: str) -> None:
+        try:
+            data = Path(fname).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{fname} cannot be read as optimizer states: {error}") from error
+        states, _ = from_bytes(data, fname)
+        split: list[dict[StoreKey, dict[str, Any]]] = [{} for _ in self.place.servers]
+        for label, state in states.items():
+            server, key = json.loads(str(label))
+            require(server < len(split), "fname", f"of {len(split)} servers, as there are now", f"server {server}")
+            split[server][key] = state
+        requests = [
+            Request("restore", {}, torch.frombuffer(bytearray(to_bytes(mine)), dtype=torch.uint8)) for mine in split
+        ]
+        self._wait(requests, "the optimizer states")
+
+    def _init(self, key: StoreKey, value: Tensor) -> None:
+        require(key not in self._keys, f"key {key!r}", "initialised once", "a second time")
+        dense = (value.to_dense() if value.is_sparse else value).detach().cpu().contiguous()
+        push = self.compression.push
+        alignment = 1 if push is None else push.alignment
+        bound = 2**62 if value.is_sparse else self.bound
+        parts = place(key, dense.numel(), len(self.place.servers), bound=bound, alignment=alignment)
+        shared = Shared(dense.shape, dense.dtype, value.is_sparse, parts)
+        requests = []
+        for part in parts:
+            fields = {
+                "key": key, "shape": list(shared.part_shape(part)), "dtype": str(dense.dtype).removeprefix("torch."),
+                "start": part.start, "total": dense.numel(), "sparse": value.is_sparse,
+            }  # fmt: skip
+            if self.rank == 0:
+                requests.append(Request("init", fields, as_bytes(dense.view(-1)[part.start : part.stop].clone())))
+            else:
+                requests.append(Request("init", {**fields, "chunk": 0, "chunks": 0}))
+        versions = self._wait(requests, f"init of key {key!r}", [part.server for part in parts])
+        shared.step = max(versions)
+        self._keys[key] = shared
+
+    def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
+        shared = self._shared(key)
+        shared.pushes = [future for future in shared.pushes if not failed_or_done(future)]
+        shared.step += 1
+        compressed = self.compression.push is not None
+        for part in shared.parts:
+            rows, data = self._payload(key, shared, part, grads)
+            fields = {
+                "key": key, "step": shared.step, "config": self._config if compressed else 0,
+                "optimizer": self._optimizer, "rows": rows,
+            }  # fmt: skip
+            request = Request("push", fields, data, priority=priority, log=(key, shared.step))
+            shared.pushes.append(self._links.ask(part.server, request))
+
+    def _payload(self, key: StoreKey, shared: Shared, part: Part, grads: Sequence[Tensor]) -> tuple[int, Tensor]:
+        """How many rows (-1: it is dense) and the bytes of a push."""
+        if all(grad.is_sparse for grad in grads) and len(shared.parts) == 1:
+            grad = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
+            rows = grad.indices()[0].contiguous()
+            plain = self.compression.push is None
+            data = as_bytes(grad.values().to(shared.dtype)) if plain else self._encoded(key, shared, part, grad)
+            return len(rows), torch.cat([as_bytes(rows), data])
+        total = add_dense(grads, shared.shape, "cpu")
+        piece = total.view(-1)[part.start : part.stop].view(shared.part_shape(part))
+        if self.compression.push is not None:
+            return -1, self._encoded(key, shared, part, piece)
+        return -1, as_bytes(piece.to(shared.dtype))
+
+    def _encoded(self, key: StoreKey, shared: Shared, part: Part, grad: Tensor) -> Tensor:
+        compressor = self.compression.push
+        assert compressor is not None
+        if part.start not in shared.senders:
+            name = key if len(shared.parts) == 1 else f"{key!r}[{part.start}]"
+            shape = torch.Size(shared.part_shape(part))
+            shared.senders[part.start] = Sender(name, shape, seed=self.seed, rank=self.rank)
+        sender = shared.senders[part.start]
+        sender.use(self.compression)
+        payload = sender.encode(grad)
+        if compressor.fixed_size:
+            return payload
+        sent = grad.values().shape if grad.is_sparse else grad.shape
+        return payload[: sent_nbytes(compressor, compressor.layout(tuple(sent)), payload)]
+
+    def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
+        targets, requests, servers = [], [], []
+        for key, outs in pairs:
+            shared = self._shared(key)
+            value = torch.empty(shared.shape, dtype=shared.dtype)
+            targets.append((value, outs))
+            for part in shared.parts:
+                room = as_bytes(value.view(-1)[part.start : part.stop])
+                requests.append(Request("pull", {"key": key, "step": shared.step}, out=room, priority=priority))
+                servers.append(part.server)
+        self._wait(requests, f"the pull of {', '.join(repr(key) for key, _ in pairs[:5])}", servers)
+        for key, _ in pairs:
+            self._check_pushes(key)
+        with torch.no_grad():
+            for value, outs in targets:
+                for out in outs:
+                    out.copy_(value.to_sparse(1) if out.is_sparse else value)
+
+    def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
+        shared = self._shared(key)
+        if len(shared.parts) > 1:
+            whole = torch.empty(shared.shape, dtype=shared.dtype)
+            self._pull_all([(key, [whole])], priority)
+            values = whole[rows.cpu()]
+        else:
+            values = torch.empty((len(rows), *shared.shape[1:]), dtype=shared.dtype)
+            fields = {"key": key, "step": shared.step}
+            request = Request("rows", fields, as_bytes(rows.cpu()), as_bytes(values.view(-1)))
+            self._wait([request], f"rows of key {key!r}", [shared.parts[0].server])
+        with torch.no_grad():
+            if out.is_sparse:
+                out.copy_(torch.sparse_coo_tensor(rows.cpu()[None], values, shared.shape))
+            else:
+                out.zero_()[rows.to(out.device)] = values.to(out.device, out.dtype)
+
+    def _shape(self, key: StoreKey) -> torch.Size:
+        return self._shared(key).shape
+
+    def _is_sparse(self, key: StoreKey) -> bool:
+        return self._shared(key).sparse
+
+    def _shared(self, key: StoreKey) -> Shared:
+        if key not in self._keys:
+            raise ConfigError(f"key {key!r} must be initialised before it is used: call init first")
+        return self._keys[key]
+
+    def _set_compression(self, compression: Compression) -> None:
+        if isinstance(compression.push, MultiRound):
+            raise ConfigError(
+                f"{compression.push.name!r} needs rounds between the workers, which a server does not make: use it "
+                "with compress_ddp, or another method here"
+            )
+        self._config += 1
+        self._ask_all("config", {"number": self._config, "config": compression.to_config()}, "a compression", True)
+
+    def _set_optimizer(self, config: OptimizerConfig) -> None:
+        self._optimizer += 1
+        numbers = dict(config.numbers)
+        fields = {"number": self._optimizer, "name": config.name, "numbers": numbers}
+        self._ask_all("optimizer", fields, "an optimizer", True)
+
+    def _ask_all(self, op: str, fields: dict[str, Any], what: str, declare: bool = False) -> None:
+        self._wait([Request(op, fields, declare=declare) for _ in self.place.servers], what)
+
+    def _wait(self, requests: Sequence[Request], what: str, servers: Sequence[int] | None = None) -> list[int]:
+        places = range(len(requests)) if servers is None else servers
+        futures = [self._links.ask(server, request) for server, request in zip(places, requests, strict=True)]
+        return self._links.wait(futures, what)
+
+    def _flush(self) -> None:
+        for key in self._keys:
+            self._check_pushes(key, wait=True)
+
+    def _check_pushes(self, key: StoreKey, wait: bool = False) -> None:
+        """Raise what a push of the key met with."""
+        shared = self._keys[key]
+        done = [future for future in shared.pushes if wait or future.done()]
+        shared.pushes = [future for future in shared.pushes if future not in done]
+        self._links.wait(done, f"a push of key {key!r}")
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def failed_or_done(future: Future[int]) -> bool:
+    """Whether a push need not be looked at again; what it met with is raised.
+
+    Raises:
+        GradwireError: what the push met with.
+    """
+    if future.done():
+        future.result()
+    return future.done()
+
+
+def _finish_at_exit(reference: weakref.ref[DistStore]) -> None:
+    """A script that ends in peace says so, or the others would wait for its next push."""
+    store = reference()
+    if store is None:
+        return
+    # The process ends whatever happens, and the servers notice that in any case.
+    with contextlib.suppress(Exception):
+        store.finish()
+    store.close()

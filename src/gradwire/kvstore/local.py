@@ -1,0 +1,168 @@
+"""The store of one process: "local" adds up what several senders of this process push, "device" also compresses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import MultiRound
+from gradwire.errors import ConfigError, require
+from gradwire.kvstore.base import KVStore, UpdaterFunction
+from gradwire.kvstore.compression import Compression
+from gradwire.kvstore.keys import StoreKey
+from gradwire.kvstore.merge import Merger, add_dense
+from gradwire.kvstore.optimizers import OptimizerConfig, Updater
+from gradwire.kvstore.sender import Sender
+from gradwire.kvstore.states import load_states, save_states
+
+__all__ = ["DeviceStore", "LocalStore"]
+
+
+@dataclass
+class Entry:
+    """A key: its value, and what its senders and its sums keep."""
+
+    value: Tensor
+    sparse: bool
+    merger: Merger
+    senders: list[Sender] = field(default_factory=list)
+
+
+class LocalStore(KVStore):
+    """Values of this process; sums of uncompressed gradients."""
+
+    compresses = False
+
+    def __init__(self, type: str = "local", seed: int = 0) -> None:  # noqa: A002
+        super().__init__(type)
+        self.seed = seed
+        self._entries: dict[StoreKey, Entry] = {}
+        self._updater: UpdaterFunction | None = None
+
+    def set_updater(self, updater: UpdaterFunction) -> None:
+        require(callable(updater), "updater", "a function of key, merged and stored", updater)
+        self._updater = updater
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        updater = self._own_updater()
+        save_states(fname, updater.state_dict(), updater.config if dump_optimizer else None)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        updater = self._own_updater()
+        states, config = load_states(fname)
+        if config is not None:
+            updater.use(config)
+        updater.load_state_dict(states)
+
+    def _own_updater(self) -> Updater:
+        if not isinstance(self._updater, Updater):
+            raise ConfigError("a store has optimizer states after set_optimizer, and not before")
+        return self._updater
+
+    def _init(self, key: StoreKey, value: Tensor) -> None:
+        require(key not in self._entries, f"key {key!r}", "initialised once", "a second time")
+        dense = value.to_dense() if value.is_sparse else value.clone(memory_format=torch.contiguous_format)
+        self._entries[key] = Entry(dense, value.is_sparse, Merger(dense.shape, dense.device))
+
+    def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
+        entry = self._entry(key)
+        compressed = self.compression.push is not None
+        merged = self._compressed_sum(entry, key, grads) if compressed else self._plain_sum(entry, grads)
+        if self._updater is None:
+            entry.value.copy_(merged)
+        else:
+            self._updater(key, merged, entry.value)
+
+    def _plain_sum(self, entry: Entry, grads: Sequence[Tensor]) -> Tensor:
+        return add_dense(grads, entry.value.shape, entry.value.device)
+
+    def _compressed_sum(self, entry: Entry, key: StoreKey, grads: Sequence[Tensor]) -> Tensor:
+        senders = self._senders(entry, key, grads)
+        if any(grad.is_sparse for grad in grads):
+            rows = [each.indices()[0] if each.is_sparse else torch.arange(len(each)) for each in grads]
+            grads = [each if each.is_sparse else all_rows(each) for each in grads]
+            payloads = [sender.encode(grad) for sender, grad in zip(senders, grads, strict=True)]
+            return entry.merger.merge_rows(self.compression, payloads, rows)
+        if isinstance(self.compression.push, MultiRound):
+            return averaged(self.compression.push, senders, grads).mul_(len(senders)).to(entry.value.device)
+        payloads = [sender.encode(grad) for sender, grad in zip(senders, grads, strict=True)]
+        return entry.merger.merge(self.compression, payloads)
+
+    def _senders(self, entry: Entry, key: StoreKey, grads: Sequence[Tensor]) -> list[Sender]:
+        for rank, grad in enumerate(grads[len(entry.senders) :], len(entry.senders)):
+            entry.senders.append(Sender(key, entry.value.shape, seed=self.seed, rank=rank, device=grad.device))
+        senders = entry.senders[: len(grads)]
+        for sender in senders:
+            sender.use(self.compression)
+        return senders
+
+    @torch.no_grad()
+    def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
+        for key, outs in pairs:
+            value = self._entry(key).value
+            for out in outs:
+                out.copy_(value.to_sparse(1) if out.is_sparse else value)
+
+    def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
+        value = self._entry(key).value
+        rows = rows.to(value.device)
+        with torch.no_grad():
+            if out.is_sparse:
+                out.copy_(torch.sparse_coo_tensor(rows[None], value[rows], value.shape))
+            else:
+                out.zero_()[rows.to(out.device)] = value[rows].to(out.device, out.dtype)
+
+    def _shape(self, key: StoreKey) -> torch.Size:
+        return self._entry(key).value.shape
+
+    def _is_sparse(self, key: StoreKey) -> bool:
+        return self._entry(key).sparse
+
+    def _entry(self, key: StoreKey) -> Entry:
+        if key not in self._entries:
+            raise ConfigError(f"key {key!r} must be initialised before it is used: call init first")
+        return self._entries[key]
+
+    def _set_compression(self, compression: Compression) -> None:
+        return
+
+    def _set_optimizer(self, config: OptimizerConfig) -> None:
+        if isinstance(self._updater, Updater) and self._updater.config.name == config.name:
+            self._updater.use(config)
+        else:
+            self._updater = Updater(config)
+
+
+class DeviceStore(LocalStore):
+    """Values of this process; each sender's gradients are compressed before they are summed, as MXNet's "device"."""
+
+    compresses = True
+
+
+def all_rows(grad: Tensor) -> Tensor:
+    """A dense gradient as a row-sparse one with every row."""
+    return torch.sparse_coo_tensor(torch.arange(len(grad))[None], grad, grad.shape).coalesce()
+
+
+def averaged(compressor: MultiRound, senders: Sequence[Sender], grads: Sequence[Tensor]) -> Tensor:
+    """The mean over the senders by a method of several rounds, all of whose sides are in this process."""
+    running: list[Iterator[tuple[tuple[Tensor, ...], int, str]]]
+    running = [sender.rounds(grad) for sender, grad in zip(senders, grads, strict=True)]
+    payload: tuple[Tensor, ...] = ()
+    for told in zip(*running, strict=True):
+        (payload, _, how), fields = told[0], [each[0][each[1]] for each in told]
+        result = reduced(fields, how) if fields[0].numel() else fields[0]
+        for target in fields:
+            target.copy_(result)
+    mean = torch.zeros(senders[0].shape, device=senders[0].device)
+    compressor.add_decoded(payload, mean)
+    compressor.settle(mean)
+    return mean
+
+
+def reduced(fields: Sequence[Tensor], how: str) -> Tensor:
+    rows = torch.stack([each.to(fields[0].device) for each in fields])
+    return rows.amax(0) if how == "max" else rows.mean(0) if how == "mean" else rows.sum(0, dtype=rows.dtype)

@@ -1,0 +1,43 @@
+"""How a server behaves, and what it counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Counters", "Rules"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a server behaves.
+
+    Args:
+        workers: how many there are.
+        on_dead_worker: "error": the others are told; "continue": steps are made without it.
+        dead_after: seconds of silence after which a worker counts as dead, > 0.
+        staleness: in async, how many steps a worker may be ahead of the slowest; None: any number.
+        max_bytes: of a key's part.
+        max_keys: that a server keeps.
+        snapshots: workers keep what they pushed until ``mark_durable`` was called after it.
+    """
+
+    workers: int
+    on_dead_worker: str = "error"
+    dead_after: float = 6.0
+    staleness: int | None = None
+    max_bytes: int = 2**34
+    max_keys: int = 2**20
+    snapshots: bool = False
+
+
+@dataclass
+class Counters:
+    """What a server did; for the metrics."""
+
+    pushes: dict[str, int] = field(default_factory=dict)
+    pulls: int = 0
+    bytes_in: dict[str, int] = field(default_factory=dict)
+    bytes_out: int = 0
+    steps: int = 0
+    refused: int = 0
+    repeated: int = 0

@@ -1,0 +1,140 @@
+"""A server: the core, a ROUTER socket, and a clock."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import zmq
+import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
+
+from gradwire.errors import ConfigError, require
+from gradwire.kvstore.core import ServerCore
+from gradwire.kvstore.protocol import CHUNK, MAX_HEADER
+from gradwire.kvstore.waits import Outgoing
+
+__all__ = ["Server", "check_exposure"]
+
+TICK = 0.25
+"""Seconds after which the clock is looked at when nothing arrives."""
+
+BATCH = 64
+"""Messages that are taken before answers are sent."""
+
+
+class Server:
+    """Answers workers until it is told to stop.
+
+    Args:
+        core: what it knows.
+        endpoint: "tcp://ADDRESS:PORT"; port 0 takes a free one.
+        keys: folder made by ``gradwire keygen``: traffic is encrypted and only workers with a key of it may speak.
+        insecure: allow an address that others can reach without keys.
+
+    Raises:
+        ConfigError: an address that others can reach, without keys.
+    """
+
+    def __init__(
+        self, core: ServerCore, endpoint: str = "tcp://127.0.0.1:0", *, keys: str | Path | None = None,
+        insecure: bool = False,
+    ) -> None:  # fmt: skip
+        check_exposure(endpoint, keys is not None, insecure)
+        self.core = core
+        self._context = zmq.Context()
+        self._authenticator: ThreadAuthenticator | None = None
+        self._socket = self._context.socket(zmq.ROUTER)
+        if keys is not None:
+            self._lock(Path(keys))
+        # A peer that is gone is an error here and not a silent loss; a worker that comes again takes its name over.
+        for option, value in ((zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.LINGER, 0),
+                              (zmq.SNDHWM, 0), (zmq.MAXMSGSIZE, max(CHUNK, MAX_HEADER))):  # fmt: skip
+            self._socket.setsockopt(option, value)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"endpoint {endpoint!r} cannot be bound: {error}") from error
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def run(self, stopped: Callable[[], bool], after: Callable[[], None] = lambda: None) -> None:
+        """Serve.
+
+        Args:
+            stopped: asked several times a second.
+            after: called after each batch of messages, with nothing half done: the moment for a snapshot.
+        """
+        last = 0.0
+        while not stopped():
+            if self._socket.poll(int(1000 * TICK)):
+                for _ in range(BATCH):
+                    if not self._take():
+                        break
+            now = time.monotonic()
+            if now - last >= TICK:
+                self._send(self.core.tick(now))
+                last = now
+            after()
+
+    def close(self) -> None:
+        """Let the address go."""
+        self._socket.close()
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.term()
+
+    def _take(self) -> bool:
+        try:
+            peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        parts = [frame.buffer for frame in frames]
+        self._send(self.core.receive(peer.bytes, parts, time.monotonic()))
+        return True
+
+    def _send(self, messages: list[Outgoing]) -> None:
+        for peer, frames in messages:
+            try:
+                self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+            except zmq.ZMQError as error:
+                # Whom it cannot reach comes again and asks again.
+                if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                    raise
+
+    def _lock(self, folder: Path) -> None:
+        secret = folder / "server.key_secret"
+        require(secret.is_file(), "keys", "a folder made by gradwire keygen", str(folder))
+        public, private = zmq.auth.load_certificate(secret)
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve(domain="*", location=str(folder / "workers"))
+        self._socket.curve_publickey, self._socket.curve_secretkey = public, private
+        self._socket.curve_server = True
+
+
+def check_exposure(endpoint: str, locked: bool, insecure: bool) -> None:
+    """Refuse to be reachable for strangers.
+
+    >>> check_exposure("tcp://127.0.0.1:5000", locked=False, insecure=False)
+
+    Raises:
+        ConfigError: no address of the form "tcp://ADDRESS:PORT", or one that others can reach, without keys.
+    """
+    parts = urlsplit(endpoint)
+    if parts.scheme == "ipc":
+        return
+    require(parts.scheme == "tcp" and bool(parts.hostname), "endpoint", "of the form tcp://ADDRESS:PORT", endpoint)
+    host = str(parts.hostname)
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not (loopback or locked or insecure):
+        raise ConfigError(
+            f"endpoint {endpoint!r} can be reached by others: give keys (gradwire keygen), or say insecure=True "
+            "where everybody who can reach it may read and change the model"
+        )

@@ -1,0 +1,106 @@
+"""Optimizer states in a file: safetensors, so that nothing in it can run."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from gradwire.errors import ConfigError
+from gradwire.kvstore.keys import StoreKey
+from gradwire.kvstore.optimizers import OptimizerConfig
+
+__all__ = ["from_bytes", "load_states", "replace_file", "save_states", "to_bytes"]
+
+FORMAT = "gradwire optimizer states 1"
+
+
+def save_states(
+    path: str | Path, states: Mapping[StoreKey, Mapping[str, Any]], config: OptimizerConfig | None = None
+) -> None:
+    """Write states by key, and the optimizer's name and numbers if they are given.
+
+    Args:
+        path: is replaced when everything is on the disk, and stays as it is if writing fails.
+        states: what ``Updater.state_dict`` gave.
+        config: of the optimizer.
+    """
+    data = to_bytes(states, config)
+    replace_file(Path(path), lambda temporary: Path(temporary).write_bytes(data))
+
+
+def load_states(path: str | Path) -> tuple[dict[StoreKey, dict[str, Any]], OptimizerConfig | None]:
+    """Read what ``save_states`` wrote.
+
+    Raises:
+        ConfigError: no such file, or another kind of file.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read as optimizer states: {error}") from error
+    return from_bytes(data, str(path))
+
+
+def to_bytes(states: Mapping[StoreKey, Mapping[str, Any]], config: OptimizerConfig | None = None) -> bytes:
+    """What ``save_states`` writes."""
+    tensors: dict[str, Tensor] = {}
+    for i, state in enumerate(states.values()):
+        for name, value in state.items():
+            if value is not None:
+                tensors[f"{i}/{name}"] = torch.as_tensor(value).detach().cpu().contiguous()
+    told = {"format": FORMAT, "keys": json.dumps(list(states))}
+    if config is not None:
+        told["optimizer"] = json.dumps({"name": config.name, "numbers": dict(config.numbers)})
+    return save(tensors, metadata=told)
+
+
+def from_bytes(data: bytes, name: str = "the file") -> tuple[dict[StoreKey, dict[str, Any]], OptimizerConfig | None]:
+    """The inverse of ``to_bytes``.
+
+    Raises:
+        ConfigError: other bytes.
+    """
+    try:
+        tensors = load(data)
+        told = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+        if told.get("format") != FORMAT:
+            raise ConfigError(f"{name} must hold {FORMAT!r}, got {told.get('format')!r}")
+        keys = json.loads(told["keys"])
+        states: dict[StoreKey, dict[str, Any]] = {key: {} for key in keys}
+        for label, tensor in tensors.items():
+            index, _, field = label.partition("/")
+            states[keys[int(index)]][field] = tensor
+    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{name} cannot be read as optimizer states: {error}") from error
+    config = json.loads(told["optimizer"]) if "optimizer" in told else None
+    return states, config and OptimizerConfig(**config)
+
+
+def replace_file(path: Path, write: Any) -> None:
+    """Let ``write(temporary path)`` make a file beside ``path``, bring it to the disk, and give it its name."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        write(temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

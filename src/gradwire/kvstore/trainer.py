@@ -1,0 +1,194 @@
+"""Gluon's Trainer over torch parameters: the loop of an MXNet script keeps its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.errors import ConfigError, is_int, require
+from gradwire.kvstore._create import create
+from gradwire.kvstore.base import KVStore
+from gradwire.kvstore.optimizers import OptimizerConfig, Updater
+from gradwire.kvstore.states import load_states, save_states
+
+__all__ = ["Trainer"]
+
+
+class Trainer:
+    """Applies an optimizer to parameters, through a store.
+
+    Args:
+        params: parameters, or a mapping from names to them such as ``dict(model.named_parameters())``.
+        optimizer: "sgd", "adam", ..., or an ``OptimizerConfig``.
+        optimizer_params: its numbers, such as ``{"learning_rate": 0.1, "momentum": 0.9}``.
+        kvstore: a store, its type, or None for none. MXNet leaves the store out on one device; here it is always used
+            where compression is asked for, so that what was asked for happens.
+        compression_params: as for ``KVStore.set_gradient_compression``.
+        update_on_kvstore: whether the store keeps the weights and updates them (True), or sums the gradients and each
+            worker updates its own (False). None: True with a distributed store.
+
+    Raises:
+        ConfigError: a bad argument, or compression without a store.
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False)
+        >>> _ = nn.init.ones_(model.weight)
+        >>> trainer = Trainer(model.parameters(), "sgd", {"learning_rate": 1.0}, compression_params={"type": "2bit"})
+        >>> model(torch.tensor([[0.75, 0.25]])).sum().backward()
+        >>> trainer.step(1)
+        >>> model.weight.data
+        tensor([[0.5000, 1.0000]])
+    """
+
+    def __init__(
+        self, params: Iterable[nn.Parameter] | Mapping[str, nn.Parameter], optimizer: str | OptimizerConfig,
+        optimizer_params: Mapping[str, Any] | None = None, kvstore: KVStore | str | None = "device",
+        compression_params: Mapping[str, Any] | None = None, update_on_kvstore: bool | None = None,
+    ) -> None:  # fmt: skip
+        self._params = list(params.values() if isinstance(params, Mapping) else params)
+        right = bool(self._params) and all(isinstance(param, Tensor) for param in self._params)
+        require(right, "params", "parameters, or a mapping to them", params)
+        numbers = dict(optimizer_params or {})
+        if isinstance(optimizer, OptimizerConfig):
+            require(not numbers, "optimizer_params", "inside the OptimizerConfig", numbers)
+        self._config = optimizer if isinstance(optimizer, OptimizerConfig) else OptimizerConfig(optimizer, numbers)
+        self._rescale = self._config.rescale_grad
+        if kvstore is None and compression_params:
+            raise ConfigError("compression_params need a kvstore, got None: 'device' or a dist type compresses")
+        self._store = create(kvstore) if isinstance(kvstore, str) else kvstore
+        if self._store is not None and compression_params:
+            self._store.set_gradient_compression(compression_params)
+        shared = self._store is not None and self._store.num_workers > 1
+        require(update_on_kvstore in (None, True, False), "update_on_kvstore", "True, False or None", update_on_kvstore)
+        self._on_store = shared if update_on_kvstore is None else update_on_kvstore
+        require(self._store is not None or not self._on_store, "update_on_kvstore", "False without a kvstore", True)
+        self._updater = Updater(self._config)
+        self._started = False
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the optimizer.
+
+        Raises:
+            ConfigError: it was never told one and uses its default.
+        """
+        value = self._config.numbers.get("learning_rate", self._config.numbers.get("lr"))
+        if value is None:
+            raise ConfigError(f"optimizer {self._config.name!r} was given no learning_rate")
+        return float(value)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Use another learning rate from the next step on; the optimizer's state stays."""
+        self._use(self._config.replace(learning_rate=lr))
+
+    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Sum the gradients over all workers, divide by ``batch_size`` and update.
+
+        Args:
+            batch_size: of all workers together, if losses are sums over samples; 1 leaves the sum as it is.
+            ignore_stale_grad: skip parameters without a gradient in place of an error.
+
+        Raises:
+            ConfigError: a parameter has no gradient.
+        """
+        require(is_int(batch_size, 1), "batch_size", "an integer >= 1", batch_size)
+        self._start()
+        self._rescale_by(batch_size)
+        if not self._on_store:
+            self._allreduce(ignore_stale_grad)
+            self._update(ignore_stale_grad)
+            return
+        assert self._store is not None
+        pairs = self._with_gradient(ignore_stale_grad)
+        keys, grads = [key for key, _ in pairs], [param.grad for _, param in pairs]
+        self._store.pushpull(keys, grads, out=[param.data for _, param in pairs])
+
+    def allreduce_grads(self) -> None:
+        """Replace every gradient by its sum over the workers, for who changes it before ``update``.
+
+        Raises:
+            ConfigError: the store updates the weights.
+        """
+        require(not self._on_store, "allreduce_grads()", "used with update_on_kvstore=False", True)
+        self._start()
+        self._allreduce(ignore_stale_grad=False)
+
+    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Update from gradients that ``allreduce_grads`` summed.
+
+        Raises:
+            ConfigError: the store updates the weights.
+        """
+        require(not self._on_store, "update()", "used with update_on_kvstore=False", True)
+        require(is_int(batch_size, 1), "batch_size", "an integer >= 1", batch_size)
+        self._start()
+        self._rescale_by(batch_size)
+        self._update(ignore_stale_grad)
+
+    def save_states(self, fname: str) -> None:
+        """Write the optimizer's state to a safetensors file."""
+        if self._on_store:
+            assert self._store is not None
+            self._start()
+            self._store.save_optimizer_states(fname, dump_optimizer=True)
+        else:
+            save_states(fname, self._updater.state_dict(), self._config)
+
+    def load_states(self, fname: str) -> None:
+        """Read what ``save_states`` wrote."""
+        self._start()
+        if self._on_store:
+            assert self._store is not None
+            self._store.load_optimizer_states(fname)
+            return
+        states, config = load_states(fname)
+        self._updater.load_state_dict(states)
+        if config is not None:
+            self._use(config)
+
+    def _start(self) -> None:
+        """Give the store the weights; all workers go on from those of worker 0."""
+        if self._started:
+            return
+        self._started = True
+        if self._store is None:
+            return
+        if self._on_store:
+            self._store.set_optimizer(self._config)
+        for key, param in enumerate(self._params):
+            self._store.broadcast(key, param.data, param.data)
+
+    def _allreduce(self, ignore_stale_grad: bool) -> None:
+        if self._store is None:
+            return
+        pairs = self._with_gradient(ignore_stale_grad)
+        self._store.pushpull([key for key, _ in pairs], [param.grad for _, param in pairs])
+
+    def _update(self, ignore_stale_grad: bool) -> None:
+        with torch.no_grad():
+            for key, param in self._with_gradient(ignore_stale_grad):
+                assert param.grad is not None
+                self._updater(key, param.grad.clone(), param.data)
+
+    def _with_gradient(self, ignore_stale_grad: bool) -> list[tuple[int, nn.Parameter]]:
+        trainable = [(key, param) for key, param in enumerate(self._params) if param.requires_grad]
+        stale = [key for key, param in trainable if param.grad is None]
+        require(
+            not stale or ignore_stale_grad, "params", "with gradients, or ignore_stale_grad=True", f"none at {stale}"
+        )
+        return [(key, param) for key, param in trainable if param.grad is not None]
+
+    def _rescale_by(self, batch_size: int) -> None:
+        wanted = self._rescale / batch_size
+        if wanted != self._config.rescale_grad:
+            self._use(self._config.replace(rescale_grad=wanted))
+
+    def _use(self, config: OptimizerConfig) -> None:
+        self._updater.use(config)
+        self._config = config
+        if self._on_store and self._started:
+            assert self._store is not None
+            self._store.set_optimizer(config)

@@ -1,0 +1,55 @@
+"""Real servers and workers as processes; what the workers return."""
+
+import pickle
+import sys
+from pathlib import Path
+
+import torch
+
+from gradwire.kvstore.launch import Group
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_workers(job, workers, servers=1, *arguments, folder, options=(), keys=None, timeout=60):
+    """Run ``job(rank, *arguments)`` in each worker process.
+
+    Args:
+        job: a function of a test module.
+        folder: where arguments and results are written.
+
+    Returns:
+        What the workers returned, in the order of ranks.
+    """
+    with start_workers(job, workers, servers, *arguments, folder=folder, options=options, keys=keys) as group:
+        for process in group.workers.values():
+            assert process.wait(timeout) == 0
+    return [result(folder, rank) for rank in range(workers)]
+
+
+def start_workers(job, workers, servers=1, *arguments, folder, options=(), keys=None):
+    (folder / "arguments").write_bytes(pickle.dumps(arguments))
+    command = [sys.executable, "-m", "tests.kvstore.group", f"{job.__module__}:{job.__name__}", str(folder)]
+    return Group(command, workers, servers, options, keys)
+
+
+def result(folder, rank):
+    return torch.load(folder / f"result-{rank}", weights_only=True)
+
+
+def main():
+    """In a worker: do the job, write what it returns."""
+    import importlib
+    import os
+
+    name, folder = sys.argv[1:]
+    module, function = name.split(":")
+    torch.set_num_threads(1)
+    rank = int(os.environ["GRADWIRE_RANK"])
+    arguments = pickle.loads((Path(folder) / "arguments").read_bytes())
+    value = getattr(importlib.import_module(module), function)(rank, *arguments)
+    torch.save(value, Path(folder) / f"result-{rank}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""A worker's side of the protocol by hand, for tests of the server's core."""
+
+import torch
+
+from gradwire.kvstore.protocol import CHUNK, REPLIES, VERSION, chunk_count, pack, unpack
+
+SESSION = b"0123456789abcdef"
+
+
+def hello(core, rank, world=2, sync=True, session=None, now=0.0):
+    """Introduce a worker; its name."""
+    peer = b"peer-%d" % rank
+    token = session or bytes([rank]) * 16
+    replies = core.receive(
+        peer, [pack("hello", version=VERSION, rank=rank, world=world, sync=sync, session=token)], now
+    )
+    assert ops(replies)[0] == "welcome", replies
+    return peer
+
+
+def ask(core, peer, op, seq, data=None, now=0.0, **fields):
+    """Send a request, in pieces if it has data; all that the server sends because of it."""
+    if data is None:
+        return core.receive(peer, [pack(op, seq=seq, **fields)], now)
+    raw = data.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    replies = []
+    for i in range(chunk_count(len(raw))):
+        header = pack(op, seq=seq, chunk=i, chunks=chunk_count(len(raw)), **fields)
+        replies += core.receive(peer, [header, raw[i * CHUNK : (i + 1) * CHUNK]], now)
+    return replies
+
+
+def init(core, peer, seq, key, value=None, shape=(4,)):
+    value = torch.zeros(shape) if value is None else value
+    fields = {
+        "key": key, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch."), "start": 0,
+        "total": value.numel(), "sparse": False,
+    }  # fmt: skip
+    return ask(core, peer, "init", seq, value, **fields)
+
+
+def push(core, peer, seq, key, step, value, config=0, optimizer=0, rows=-1):
+    return ask(core, peer, "push", seq, value, key=key, step=step, config=config, optimizer=optimizer, rows=rows)
+
+
+def pull(core, peer, seq, key, step):
+    return ask(core, peer, "pull", seq, key=key, step=step)
+
+
+def messages(replies):
+    """(to whom, op, fields, bytes) of each."""
+    told = []
+    for peer, frames in replies:
+        op, fields, rest = unpack(frames, REPLIES)
+        told.append((peer, op, fields, b"".join(bytes(frame) for frame in rest)))
+    return told
+
+
+def ops(replies):
+    return [op for _, op, _, _ in messages(replies)]
+
+
+def values(replies, dtype=torch.float32):
+    """What each peer was sent as a value."""
+    return {
+        peer: torch.frombuffer(bytearray(raw), dtype=dtype).tolist()
+        for peer, op, _, raw in messages(replies)
+        if op == "value"
+    }

@@ -1,0 +1,40 @@
+"""What a scrape of a server's metrics says."""
+
+import urllib.request
+
+import torch
+
+from gradwire.compressors.twobit import TwoBit
+from gradwire.kvstore.compression import parse
+from gradwire.kvstore.core import ServerCore
+from gradwire.kvstore.metrics import serve
+from gradwire.kvstore.rules import Rules
+from tests.kvstore.talk import ask, hello, init, pull, push
+
+
+def scraped(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+
+
+def test_a_scrape_has_what_was_pushed_and_pulled():
+    core = ServerCore(Rules(workers=2, dead_after=5.0))
+    a, b = hello(core, 0), hello(core, 1)
+    for peer in (a, b):
+        init(core, peer, 1, "w", torch.zeros(64))
+    ask(core, a, "config", 2, number=1, config=parse({"type": "2bit"}).to_config())
+    push(core, a, 3, "w", 1, TwoBit().compress(torch.ones(64)), config=1)
+    push(core, b, 3, "w", 1, torch.ones(64))
+    push(core, b, 3, "w", 1, torch.ones(64))
+    pull(core, a, 4, "w", 1)
+    pull(core, a, 5, "w", 2)
+    core.tick(10.0)
+    told = scraped(serve(core, 0))
+    assert float(told['gradwire_pushes_total{compressor="twobit"}']) == 1
+    assert float(told['gradwire_received_bytes_total{compressor="twobit"}']) == 16
+    assert float(told['gradwire_received_bytes_total{compressor="none"}']) == 512
+    assert float(told["gradwire_repeated_pushes_total"]) == 1
+    assert float(told["gradwire_steps_total"]) == 1
+    assert (float(told["gradwire_pulls_total"]), float(told["gradwire_sent_bytes_total"])) == (1, 256)
+    assert (float(told["gradwire_waiting"]), float(told["gradwire_dead_workers"])) == (0, 2)

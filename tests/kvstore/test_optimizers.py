@@ -1,0 +1,120 @@
+"""Optimizers in the store are torch's, bit for bit, and their states go through a file."""
+
+import pytest
+import torch
+from torch import nn
+
+from gradwire import ConfigError, kvstore
+from gradwire.kvstore.optimizers import OptimizerConfig, optimizer_names
+
+SHAPE = (5, 3)
+CASES = {
+    "sgd": (
+        {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
+        torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+    ),
+    "nag": (
+        {"learning_rate": 0.1, "momentum": 0.9},
+        torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    ),
+    "adam": (
+        {"learning_rate": 0.01, "beta1": 0.8, "epsilon": 1e-6},
+        torch.optim.Adam, {"lr": 0.01, "betas": (0.8, 0.999), "eps": 1e-6},
+    ),
+    "adamw": ({"lr": 0.01, "weight_decay": 0.1}, torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    "adagrad": ({"learning_rate": 0.1}, torch.optim.Adagrad, {"lr": 0.1}),
+    "adadelta": ({"rho": 0.8}, torch.optim.Adadelta, {"rho": 0.8}),
+    "adamax": ({"beta2": 0.9}, torch.optim.Adamax, {"betas": (0.9, 0.9)}),
+    "nadam": ({}, torch.optim.NAdam, {}),
+    "radam": ({}, torch.optim.RAdam, {}),
+    "rmsprop": ({"gamma1": 0.8, "momentum": 0.5}, torch.optim.RMSprop, {"alpha": 0.8, "momentum": 0.5}),
+}  # fmt: skip
+
+
+def trained(kv, grads, out):
+    for grad in grads:
+        kv.push("w", grad)
+    kv.pull("w", out)
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_optimizer_is_torchs(name):
+    numbers, cls, arguments = CASES[name]
+    kv, grads = kvstore.create(), [torch.randn(SHAPE) for _ in range(4)]
+    kv.set_optimizer(name, **numbers)
+    kv.init("w", torch.ones(SHAPE))
+    param = nn.Parameter(torch.ones(SHAPE))
+    optimizer = cls([param], **arguments)
+    for grad in grads:
+        param.grad = grad.clone()
+        optimizer.step()
+    assert torch.equal(trained(kv, grads, torch.empty(SHAPE)), param.detach())
+
+
+def test_every_name_is_tried_here():
+    assert set(optimizer_names()) == {*CASES, "test"}
+
+
+def test_rescaling_and_clipping_come_before_the_step():
+    kv = kvstore.create()
+    kv.set_optimizer("sgd", learning_rate=1.0, rescale_grad=0.5, clip_gradient=1.0)
+    kv.init("w", torch.zeros(SHAPE))
+    kv.push("w", torch.full(SHAPE, 1.0))
+    kv.push("w", torch.full(SHAPE, -8.0))
+    out = torch.empty(SHAPE)
+    kv.pull("w", out)
+    assert torch.equal(out, torch.full(SHAPE, 0.5))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_go_through_a_file(name, tmp_path):
+    grads = [torch.randn(SHAPE) for _ in range(6)]
+    whole, first, second = (kvstore.create() for _ in range(3))
+    for kv in (whole, first, second):
+        kv.set_optimizer(name, **CASES[name][0])
+    whole.init("w", torch.ones(SHAPE))
+    first.init("w", torch.ones(SHAPE))
+    want = trained(whole, grads, torch.empty(SHAPE))
+    second.init("w", trained(first, grads[:3], torch.empty(SHAPE)))
+    first.save_optimizer_states(str(tmp_path / "states"))
+    second.load_optimizer_states(str(tmp_path / "states"))
+    assert torch.equal(trained(second, grads[3:], torch.empty(SHAPE)), want)
+
+
+def test_the_numbers_travel_with_the_states_when_asked(tmp_path):
+    kv, other = kvstore.create(), kvstore.create()
+    kv.set_optimizer("sgd", learning_rate=0.5)
+    other.set_optimizer("sgd", learning_rate=0.1)
+    kv.save_optimizer_states(str(tmp_path / "states"), dump_optimizer=True)
+    other.load_optimizer_states(str(tmp_path / "states"))
+    other.init(1, torch.zeros(SHAPE))
+    other.push(1, torch.ones(SHAPE))
+    out = torch.empty(SHAPE)
+    other.pull(1, out)
+    assert torch.equal(out, torch.full(SHAPE, -0.5))
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x04K\x01."])
+def test_another_file_is_refused(tmp_path, content):
+    kv = kvstore.create()
+    kv.set_optimizer("sgd")
+    (tmp_path / "states").write_bytes(content)
+    with pytest.raises(ConfigError, match="states"):
+        kv.load_optimizer_states(str(tmp_path / "states"))
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    kv = kvstore.create()
+    kv.set_optimizer("sgd")
+    kv.save_optimizer_states(str(tmp_path / "states"))
+    before = (tmp_path / "states").read_bytes()
+    with pytest.raises(OSError, match="missing"):
+        kv.save_optimizer_states(str(tmp_path / "missing" / "states"))
+    assert (tmp_path / "states").read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["states"]
+
+
+def test_a_number_has_one_value_whichever_name_it_came_by():
+    config = OptimizerConfig("sgd", {"learning_rate": 0.1, "momentum": 0.9}).replace(lr=0.2)
+    assert config.torch_arguments() == {"momentum": 0.9, "lr": 0.2}

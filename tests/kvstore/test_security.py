@@ -1,0 +1,123 @@
+"""Who may speak to a server, and where it may be reached."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import zmq
+
+from gradwire import ConfigError, GroupError
+from gradwire.kvstore.core import ServerCore
+from gradwire.kvstore.dist import DistStore
+from gradwire.kvstore.environment import Place
+from gradwire.kvstore.keygen import make_keys
+from gradwire.kvstore.protocol import VERSION, pack
+from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.server import Server, check_exposure
+
+
+@pytest.fixture
+def served():
+    """Start servers in threads; they end with the test."""
+    stop, started = threading.Event(), []
+
+    def start(**options):
+        server = Server(ServerCore(Rules(workers=1)), **options)
+        thread = threading.Thread(target=server.run, args=(stop.is_set,))
+        thread.start()
+        started.append((server, thread))
+        return server.endpoint
+
+    yield start
+    stop.set()
+    for server, thread in started:
+        thread.join(10)
+        server.close()
+
+
+@pytest.fixture
+def keys(tmp_path):
+    make_keys(tmp_path / "keys", 2)
+    return tmp_path / "keys"
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5000", "tcp://*:5000", "tcp://192.168.1.2:5000", "tcp://[::]:0"])
+def test_an_address_that_others_reach_needs_keys(endpoint):
+    with pytest.raises(ConfigError, match="gradwire keygen"):
+        check_exposure(endpoint, locked=False, insecure=False)
+    check_exposure(endpoint, locked=True, insecure=False)
+    check_exposure(endpoint, locked=False, insecure=True)
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "tcp://localhost:0", "tcp://[::1]:0", "ipc:///tmp/x"])
+def test_loopback_does_not(endpoint):
+    check_exposure(endpoint, locked=False, insecure=False)
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:0", "udp://127.0.0.1:0", "tcp://", ""])
+def test_another_form_is_refused(endpoint):
+    with pytest.raises(ConfigError, match="tcp://ADDRESS:PORT"):
+        check_exposure(endpoint, locked=False, insecure=False)
+
+
+def test_the_command_refuses_too():
+    command = [sys.executable, "-m", "gradwire", "server", "--workers", "1", "--bind", "tcp://0.0.0.0:0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "gradwire keygen" in done.stderr
+
+
+def test_a_worker_with_its_key_is_served(served, keys):
+    endpoint = served(keys=keys / "servers")
+    kv = DistStore("dist_sync", Place((endpoint,), 0, 1, keys / "worker-1"), timeout=20)
+    kv.init("w", torch.ones(3))
+    out = torch.zeros(3)
+    kv.pull("w", out)
+    kv.close()
+    assert torch.equal(out, torch.ones(3))
+
+
+def test_a_worker_without_a_key_or_with_a_strangers_is_not_heard(served, keys, tmp_path):
+    endpoint = served(keys=keys / "servers")
+    strangers = tmp_path / "strangers"
+    make_keys(strangers, 1)
+    (strangers / "worker-0" / "server.key").write_bytes((keys / "servers" / "server.key").read_bytes())
+    for folder in (None, strangers / "worker-0"):
+        kv = DistStore("dist_sync", Place((endpoint,), 0, 1, folder), timeout=2)
+        with pytest.raises(GroupError, match="2 s"):
+            kv.init("w", torch.ones(3))
+        kv.close()
+
+
+def test_a_worker_does_not_speak_to_another_server(served, keys, tmp_path):
+    make_keys(tmp_path / "others", 1)
+    endpoint = served(keys=tmp_path / "others" / "servers")
+    kv = DistStore("dist_sync", Place((endpoint,), 0, 1, keys / "worker-0"), timeout=2)
+    with pytest.raises(GroupError, match="2 s"):
+        kv.init("w", torch.ones(3))
+    kv.close()
+
+
+def test_keys_are_never_overwritten_and_secrets_are_the_owners(keys):
+    with pytest.raises(ConfigError, match="never overwritten"):
+        make_keys(keys, 1)
+    secrets = list(keys.rglob("*.key_secret"))
+    assert len(secrets) == 3
+    assert all(secret.stat().st_mode & 0o077 == 0 for secret in secrets)
+
+
+def test_a_message_that_is_too_large_ends_the_connection_and_nothing_else(served):
+    endpoint = served()
+    context = zmq.Context()
+    flood = context.socket(zmq.DEALER)
+    flood.setsockopt(zmq.LINGER, 0)
+    flood.connect(endpoint)
+    hello = pack("hello", version=VERSION, rank=0, world=1, sync=True, session=bytes(16))
+    flood.send_multipart([hello, bytes(2**21)])
+    kv = DistStore("dist_sync", Place((endpoint,), 0, 1), timeout=20)
+    kv.init("w", torch.ones(3))
+    kv.close()
+    flood.close()
+    context.term()
