@@ -140,6 +140,27 @@ def test_a_barrier_waits_for_all():
     assert [peer for peer, *_ in messages(ask(core, b, "barrier", 2, number=1))] == [b, a]
 
 
+def test_a_worker_that_comes_again_is_at_the_barrier_the_others_wait_at():
+    core, a, b = pair()
+    for number in (1, 2):
+        for peer in (a, b):
+            ask(core, peer, "barrier", 10 + number, number=number)
+    b = hello(core, 1, session=b"another process.")
+    assert ask(core, a, "barrier", 13, number=3) == []
+    assert [peer for peer, *_ in messages(ask(core, b, "barrier", 1, number=1))] == [b, a]
+
+
+def test_a_setting_of_the_optimizer_in_every_step_does_not_pile_up():
+    core = ServerCore(Rules(workers=1))
+    a = hello(core, 0, world=1)
+    init(core, a, 1, "w")
+    for number in range(1, 2000):
+        ask(core, a, "optimizer", 2 * number, number=number, name="sgd", numbers={"lr": 1.0 / number, "momentum": 0.9})
+    assert len(core.updaters) <= 512
+    push(core, a, 5000, "w", 1, ONES, optimizer=1999)
+    assert values(pull(core, a, 5001, "w", 1)) == {a: [pytest.approx(-1 / 1999)] * 4}
+
+
 def test_a_worker_that_finished_is_not_waited_for():
     core, a, b = pair()
     push(core, a, 2, "w", 1, ONES)

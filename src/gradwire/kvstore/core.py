@@ -21,7 +21,7 @@ import torch
 from gradwire.compressors.base import MultiRound
 from gradwire.errors import ConfigError, GradwireError, WireError
 from gradwire.kvstore.compression import Compression
-from gradwire.kvstore.entry import Entry, expected_nbytes
+from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.optimizers import OptimizerConfig, Updater
 from gradwire.kvstore.protocol import DTYPES, REQUESTS, VERSION, pack, unpack
@@ -32,6 +32,9 @@ from gradwire.kvstore.states import from_bytes, to_bytes
 from gradwire.kvstore.waits import Outgoing, Topic, Waiting
 
 __all__ = ["ServerCore"]
+
+SETTINGS = 2 * AHEAD
+"""Settings of the optimizer that pushes may name: a learning rate may change in every step."""
 
 
 class ServerCore(ServerState):
@@ -47,6 +50,7 @@ class ServerCore(ServerState):
         self._sessions: dict[bytes, Session] = {}
         self._touched: set[Topic] = set()
         self._barriers: dict[int, set[int]] = {}
+        self._passed = 0
 
     # What the shell calls ----------------------------------------------------------------------------------------
 
@@ -99,9 +103,10 @@ class ServerCore(ServerState):
             self._close(each.peer)
         fresh = Session(peer, rank, session, now)
         if known is not None:
-            fresh.configs = known.configs
+            fresh.configs, fresh.barriers = known.configs, known.barriers
         else:
             self.finished.discard(rank)
+            fresh.barriers = self._passed
             for arrived in self._barriers.values():
                 arrived.discard(rank)
         self.dead.discard(rank)
@@ -189,6 +194,7 @@ class ServerCore(ServerState):
             before = self.updaters.get(number - 1)
             same = before is not None and before.config.name == name
             self.updaters[number] = before.with_config(config) if same and before is not None else Updater(config)
+            self.updaters = {n: each for n, each in self.updaters.items() if n > number - SETTINGS}
             if self.saved_states:
                 self.updaters[number].load_state_dict(self.saved_states)
                 self.saved_states = {}
@@ -263,13 +269,19 @@ class ServerCore(ServerState):
         return self._version(entry, rank) >= step
 
     def _barrier(self, session: Session, rest: list[memoryview], seq: int, number: int) -> list[Outgoing]:
-        self._barriers.setdefault(number, set()).add(session.rank)
-        arrived = self._barriers[number]
+        number += session.barriers
+        arrived = self._barriers.setdefault(number, set())
+        arrived.add(session.rank)
         self._barriers = {n: ranks for n, ranks in self._barriers.items() if n > number - 2}
+
+        def answer() -> list[Outgoing]:
+            self._passed = max(self._passed, number)
+            return self._done(session, seq)
+
         topic = ("barrier", number)
         self._touched.add(topic)
         missing = f"barrier {number} waits for worker {', '.join(map(str, sorted(self.live - arrived)))}"
-        return self._when(topic, session, seq, missing, lambda: self.live <= arrived, lambda: self._done(session, seq))
+        return self._when(topic, session, seq, missing, lambda: self.live <= arrived, answer)
 
     def _finish(self, session: Session, rest: list[memoryview], seq: int) -> list[Outgoing]:
         self.finished.add(session.rank)

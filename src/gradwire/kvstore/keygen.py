@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
+import zmq
 import zmq.auth
 
 from gradwire.errors import ConfigError, is_int, require
 
-__all__ = ["make_keys"]
+__all__ = ["lock_worker", "make_keys"]
 
 
 def make_keys(folder: str | Path, workers: int) -> list[Path]:
@@ -44,3 +46,20 @@ def make_keys(folder: str | Path, workers: int) -> list[Path]:
     for secret in folder.rglob("*.key_secret"):
         secret.chmod(0o600)
     return made
+
+
+def lock_worker(socket: zmq.Socket[Any], folder: Path) -> None:
+    """Let a worker's socket speak with its key, to servers that have theirs.
+
+    Args:
+        socket: not connected yet.
+        folder: the worker's.
+
+    Raises:
+        ConfigError: it is no worker's folder.
+    """
+    secrets, public = sorted(folder.glob("*.key_secret")), folder / "server.key"
+    found = len(secrets) == 1 and public.is_file()
+    require(found, "keys", "a worker's folder made by gradwire keygen", str(folder))
+    socket.curve_publickey, socket.curve_secretkey = zmq.auth.load_certificate(secrets[0])
+    socket.curve_serverkey, _ = zmq.auth.load_certificate(public)

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 import zmq
-import zmq.auth
 from zmq.utils.monitor import parse_monitor_message
 
-from gradwire.errors import ConfigError, GroupError, WireError, require
+from gradwire.errors import ConfigError, GroupError, WireError
+from gradwire.kvstore.keygen import lock_worker
 from gradwire.kvstore.protocol import CHUNK, REPLIES, VERSION, pack, unpack
 from gradwire.kvstore.request import Request
 
@@ -47,7 +47,7 @@ class Link:
                               (zmq.RECONNECT_IVL, 50), (zmq.RECONNECT_IVL_MAX, 500)):  # fmt: skip
             self.socket.setsockopt(option, value)
         if keys is not None:
-            self._lock(keys)
+            lock_worker(self.socket, keys)
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self.socket.connect(endpoint)
         self.up, self.epoch = False, b""
@@ -62,7 +62,7 @@ class Link:
     def add(self, request: Request) -> None:
         self.unanswered[request.seq] = request
         if request.declare:
-            self.declared.append(request)
+            self.declared = [each for each in self.declared if self._may_be_named(each)] + [request]
         if request.log is not None:
             key, step = request.log
             self.log.setdefault(key, {})[step] = request
@@ -137,6 +137,15 @@ class Link:
             self.unanswered[request.seq] = request
             self._queue(request)
 
+    def _may_be_named(self, request: Request) -> bool:
+        """Whether a push that may have to be sent again names this declaration; settings may change in every step."""
+        if request.op != "optimizer":
+            return True
+        pushes = (push for steps in self.log.values() for push in steps.values())
+        oldest: int = min((push.fields["optimizer"] for push in pushes), default=2**62)
+        number: int = request.fields["number"]
+        return number >= oldest
+
     def _queue(self, request: Request) -> None:
         request.missing = None
         heapq.heappush(self._heap, (-request.priority, next(self._order), request, 0))
@@ -195,15 +204,6 @@ class Link:
             request.future.set_result(version)
         else:
             request.future.set_exception(error)
-
-    def _lock(self, folder: Path) -> None:
-        secrets = sorted(folder.glob("*.key_secret"))
-        public = folder / "server.key"
-        found = len(secrets) == 1 and public.is_file()
-        require(found, "keys", "a worker's folder made by gradwire keygen", str(folder))
-        mine, secret = zmq.auth.load_certificate(secrets[0])
-        self.socket.curve_publickey, self.socket.curve_secretkey = mine, secret
-        self.socket.curve_serverkey, _ = zmq.auth.load_certificate(public)
 
 
 class Links:

@@ -36,6 +36,7 @@ class Session:
         token: that it chose; another process has another one.
         seen: when something last came from it, in seconds.
         configs: its compressions, by number; 0 is none.
+        barriers: that were passed before it came: its own first one is the one after them.
     """
 
     peer: bytes
@@ -43,6 +44,7 @@ class Session:
     token: bytes
     seen: float
     configs: dict[int, Compression] = field(default_factory=lambda: {0: OFF})
+    barriers: int = 0
     open: dict[int, Assembly] = field(default_factory=dict)
 
     def take(self, seq: int, chunk: int, chunks: int, rest: list[memoryview], sizes: range) -> Tensor | None:
