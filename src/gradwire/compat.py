@@ -79,8 +79,8 @@ def from_params(params: Mapping[str, Any]) -> Recipe:
     Example:
         >>> recipe = from_params({"compressor": "topk", "memory": "residual", "communicator": "allgather",
         ...                       "compress_ratio": 0.01})
-        >>> recipe.compressor, recipe.memory, recipe.strategy
-        (TopK(ratio=0.01), Residual(beta=1.0, gamma=1.0), AllGather())
+        >>> recipe.compressor.ratio, recipe.memory.name, recipe.strategy.name
+        (0.01, 'residual', 'allgather')
     """
     require(isinstance(params, Mapping), "params", "a mapping of names to values", params)
     rest = dict(params)

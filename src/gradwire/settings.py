@@ -118,8 +118,8 @@ def compressor(name: str, **params: Any) -> Compressor:
         ConfigError: an unknown name or parameter, with the nearest known one; a value out of range.
 
     Example:
-        >>> compressor("topk", ratio=0.01)
-        TopK(ratio=0.01)
+        >>> compressor("topk", ratio=0.01).ratio
+        0.01
     """
     return build_compressor(name, params)
 

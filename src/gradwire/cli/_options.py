@@ -31,8 +31,8 @@ def parse_size(text: str) -> int:
 def parse_method(text: str) -> Compressor:
     """A registered compressor with parameters: ``NAME`` or ``NAME:PARAMETER=VALUE,...``.
 
-    >>> parse_method("twobit:threshold=0.25")
-    TwoBit(threshold=0.25, wire='dense')
+    >>> parse_method("twobit:threshold=0.25").threshold
+    0.25
     """
     name, _, tail = text.partition(":")
     params = dict(_assignment(part) for part in tail.split(",")) if tail else {}

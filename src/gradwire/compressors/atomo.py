@@ -45,7 +45,7 @@ class Atomo(Compressor):
         ConfigError: a parameter is outside its range.
 
     Example:
-        >>> code = Atomo(budget=1)
+        >>> code = Atomo(budget=3)
         >>> x = torch.outer(torch.tensor([1.0, -2.0, 2.0]), torch.tensor([3.0, 0.0, 4.0, 0.0]))
         >>> torch.allclose(code.decompress(code.compress(x), x.shape), x)
         True

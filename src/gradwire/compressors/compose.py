@@ -192,6 +192,6 @@ def compose(outer: Compressor, inner: Compressor) -> Compose:
         >>> from gradwire.compressors.bf16 import BF16
         >>> from gradwire.compressors.topk import TopK
         >>> compose(TopK(0.01), BF16()).inner
-        BF16()
+        BF16(rounding='nearest')
     """
     return Compose(outer, inner)

@@ -29,6 +29,7 @@ class SignSGD(SignCode):
         ConfigError: another rule for ties.
 
     Example:
+        >>> import torch
         >>> code = SignSGD()
         >>> code.layout((17,)).nbytes
         3
