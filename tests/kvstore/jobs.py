@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from gradwire import GroupError, kvstore
+from gradwire import ConfigError, GroupError, kvstore
 
 RATE = 2
 
@@ -78,3 +78,18 @@ def unequal_steps(rank, steps):
         kv.pull("w", out)
     kv.finish()
     return out
+
+
+def refused_push(rank):
+    """A push with a NaN is refused on both workers, and the next one counts as if it had not been tried."""
+    kv, out = kvstore.create("dist_sync", timeout=30), torch.empty(4)
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    kv.init("w", torch.zeros(4))
+    refused = 0
+    for value in (0.6, float("nan"), 0.6):
+        try:
+            kv.push("w", torch.full((4,), value))
+        except ConfigError:
+            refused += 1
+        kv.pull("w", out)
+    return refused, kv.version("w"), out

@@ -122,3 +122,19 @@ def test_any_method_by_its_name(name):
     assert torch.isfinite(sent).all()
     assert sent.any()
     assert torch.nn.functional.cosine_similarity(sent.view(-1), total.view(-1), dim=0) > 0.03
+
+
+def test_a_nan_of_one_sender_leaves_the_residuals_of_the_others():
+    kv, clean = device(type="2bit", threshold=0.5), device(type="2bit", threshold=0.5)
+    for store in (kv, clean):
+        store.init([1, 2], [torch.zeros(SHAPE)] * 2)
+    good, bad = torch.full(SHAPE, 0.7), torch.full(SHAPE, float("nan"))
+    with pytest.raises(ConfigError, match="key 2 must be finite"):
+        kv.push([1, 2], [[good, good], [good, bad]])
+    for store in (kv, clean):
+        for _ in range(2):
+            store.push([1, 2], [[good, good], [good, good]])
+    for key in (1, 2):
+        entries = [store._entries[key].senders for store in (kv, clean)]
+        assert all(torch.equal(a.kept["residual"], b.kept["residual"]) for a, b in zip(*entries, strict=True))
+        assert torch.equal(pulled(kv, key), pulled(clean, key))

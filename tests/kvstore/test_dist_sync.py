@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.kvstore.group import run_workers
-from tests.kvstore.jobs import RATE, gradient, random_pushes, sequence
+from tests.kvstore.jobs import RATE, gradient, random_pushes, refused_push, sequence
 from tests.kvstore.simulate import Simulated
 
 SHAPES = [(4, 4), (100, 100), (2000, 2000), (2, 3), (1211, 1211), (1200, 1200)]
@@ -49,3 +49,9 @@ def test_the_residual_of_two_bits_waits_for_the_threshold(workers, tmp_path):
     results = run_workers(sequence, workers, 1, (4, 4), {"type": "2bit", "threshold": 0.5}, grads, folder=tmp_path)
     for values in results:
         assert [value[0, 0].item() for value in values] == [0.5 * RATE * workers * count for count in fired]
+
+
+def test_a_push_that_is_refused_was_not_made(tmp_path):
+    for refused, version, value in run_workers(refused_push, 2, 1, folder=tmp_path):
+        assert (refused, version) == (1, 2)
+        assert value.tolist() == [1.0] * 4

@@ -17,7 +17,7 @@ from gradwire.errors import ConfigError, require
 from gradwire.kvstore.compression import OFF, Compression, parse
 from gradwire.kvstore.keys import StoreKey, grouped, key_list
 from gradwire.kvstore.optimizers import OptimizerConfig
-from gradwire.kvstore.sender import flat_gradient
+from gradwire.kvstore.sender import flat_gradient, refuse_nonfinite
 
 __all__ = ["KVStore", "UpdaterFunction"]
 
@@ -281,6 +281,7 @@ class KVStore(ABC):
                 require(
                     grad.is_floating_point(), f"value of key {key!r}", "floating-point to be compressed", grad.dtype
                 )
+                refuse_nonfinite(key, grad.values() if grad.is_sparse else grad)
 
     def _check_shapes(self, key: StoreKey, tensors: Sequence[Tensor], name: str) -> None:
         shape = self._shape(key)

@@ -165,30 +165,36 @@ class DistStore(KVStore):
     def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
         shared = self._shared(key)
         shared.pushes = [future for future in shared.pushes if not failed_or_done(future)]
+        sparse = all(grad.is_sparse for grad in grads) and len(shared.parts) == 1
+        total = None if sparse else add_dense(grads, shared.shape, "cpu")
+        # Encoded before the step is counted: a push that is refused was not made.
+        payloads = [
+            self._rows_payload(key, shared, part, grads) if total is None else self._payload(key, shared, part, total)
+            for part in shared.parts
+        ]
         shared.step += 1
-        compressed = self.compression.push is not None
-        for part in shared.parts:
-            rows, data = self._payload(key, shared, part, grads)
+        config = self._config if self.compression.push is not None else 0
+        for part, (rows, data) in zip(shared.parts, payloads, strict=True):
             fields = {
-                "key": key, "step": shared.step, "config": self._config if compressed else 0,
-                "optimizer": self._optimizer, "rows": rows,
+                "key": key, "step": shared.step, "config": config, "optimizer": self._optimizer, "rows": rows,
             }  # fmt: skip
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
             shared.pushes.append(self._links.ask(part.server, request))
 
-    def _payload(self, key: StoreKey, shared: Shared, part: Part, grads: Sequence[Tensor]) -> tuple[int, Tensor]:
-        """How many rows (-1: it is dense) and the bytes of a push."""
-        if all(grad.is_sparse for grad in grads) and len(shared.parts) == 1:
-            grad = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
-            rows = grad.indices()[0].contiguous()
-            plain = self.compression.push is None
-            data = as_bytes(grad.values().to(shared.dtype)) if plain else self._encoded(key, shared, part, grad)
-            return len(rows), torch.cat([as_bytes(rows), data])
-        total = add_dense(grads, shared.shape, "cpu")
+    def _payload(self, key: StoreKey, shared: Shared, part: Part, total: Tensor) -> tuple[int, Tensor]:
+        """-1, which says that it is dense, and the bytes of a part's push."""
         piece = total.view(-1)[part.start : part.stop].view(shared.part_shape(part))
         if self.compression.push is not None:
             return -1, self._encoded(key, shared, part, piece)
         return -1, as_bytes(piece.to(shared.dtype))
+
+    def _rows_payload(self, key: StoreKey, shared: Shared, part: Part, grads: Sequence[Tensor]) -> tuple[int, Tensor]:
+        """How many rows, and the bytes of a row-sparse push."""
+        grad = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
+        rows = grad.indices()[0].contiguous()
+        plain = self.compression.push is None
+        data = as_bytes(grad.values().to(shared.dtype)) if plain else self._encoded(key, shared, part, grad)
+        return len(rows), torch.cat([as_bytes(rows), data])
 
     def _encoded(self, key: StoreKey, shared: Shared, part: Part, grad: Tensor) -> Tensor:
         compressor = self.compression.push

@@ -17,7 +17,7 @@ from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.keys import StoreKey
 from gradwire.types import Key, State, tensor_id
 
-__all__ = ["Sender", "flat_gradient"]
+__all__ = ["Sender", "flat_gradient", "refuse_nonfinite"]
 
 
 class Sender:
@@ -82,7 +82,7 @@ class Sender:
         assert isinstance(compressor, MultiRound)
         assert memory is not None
         x = self._copy(grad)
-        self._refuse_nonfinite(x)
+        refuse_nonfinite(self.key, x)
         memory.compensate(x, self.kept)
         layout = compressor.layout(tuple(self.shape))
         payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8, device=self.device))
@@ -106,7 +106,7 @@ class Sender:
             memory.rollback(x, kept)
             for name, tensor in before.items():
                 state[name].copy_(tensor)
-            self._refuse()
+            refuse(self.key)
         return buffer
 
     def _encode_rows(self, grad: Tensor) -> Tensor:
@@ -134,15 +134,22 @@ class Sender:
         self.steps += 1
         return Key(self._stream.seed, self.steps, self._stream.tensor, rank=self._stream.rank)
 
-    def _refuse_nonfinite(self, x: Tensor) -> None:
-        if x.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(x))).all()):
-            self._refuse()
 
-    def _refuse(self) -> None:
-        raise ConfigError(
-            f"the gradient of key {self.key!r} must be finite to be compressed, got NaN or infinity; nothing was "
-            "pushed: leave this step out on all workers, or lower the loss scale"
-        )
+def refuse_nonfinite(key: StoreKey, x: Tensor) -> None:
+    """Refuse what cannot be compressed; it has to happen before any sender of the push has encoded.
+
+    Raises:
+        ConfigError: a value is NaN or infinite.
+    """
+    if x.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(x))).all()):
+        refuse(key)
+
+
+def refuse(key: StoreKey) -> None:
+    raise ConfigError(
+        f"the gradient of key {key!r} must be finite to be compressed, got NaN or infinity; nothing was "
+        "pushed: leave this step out on all workers, or lower the loss scale"
+    )
 
 
 def flat_gradient(grad: Tensor) -> Tensor:
