@@ -5,7 +5,7 @@ import torch
 
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
-from gradwire.kvstore.compression import parse
+from gradwire.kvstore.compression import OFF, parse
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.protocol import pack
 from gradwire.kvstore.rules import Rules
@@ -246,9 +246,12 @@ def test_sync_and_async_do_not_mix():
         (lambda c, p: push(c, p, 5, "w", 1, ONES, rows=5), "5 rows"),
         (lambda c, p: ask(c, p, "rows", 5, torch.tensor([4]), key="w", step=0), "rows 0 to 3"),
         (lambda c, p: ask(c, p, "rows", 5, torch.tensor([-1]), key="w", step=0), "rows 0 to 3"),
-        (lambda c, p: ask(c, p, "config", 5, number=1, config={"push": {"name": "no"}, "memory": None}), "no"),
+        (
+            lambda c, p: ask(c, p, "config", 5, number=1, config={**OFF.to_config(), "push": {"name": "no"}}),
+            "no",
+        ),
         (lambda c, p: ask(c, p, "config", 5, number=1, config={"evil": 1}), "push and memory"),
-        (lambda c, p: ask(c, p, "config", 5, number=1, config=parse({"type": "powersgd"}).to_config()), "rounds"),
+        (lambda c, p: ask(c, p, "config", 5, number=1, config=parse({"type": "gradiveq"}).to_config()), "rounds"),
         (lambda c, p: ask(c, p, "optimizer", 5, number=1, name="os.system", numbers={}), "Known"),
         (lambda c, p: ask(c, p, "states", 5), "after set_optimizer"),
         (lambda c, p: ask(c, p, "restore", 5, ONES), "after set_optimizer"),

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from gradwire.compressors.base import MultiRound
 from gradwire.errors import ConfigError, GradwireError, WireError
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.optimizers import OptimizerConfig, Updater
+from gradwire.kvstore.payloads import require_alone
 from gradwire.kvstore.protocol import DTYPES, REQUESTS, VERSION, pack, unpack
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.session import Session
@@ -103,7 +103,7 @@ class ServerCore(ServerState):
             self._close(each.peer)
         fresh = Session(peer, rank, session, now)
         if known is not None:
-            fresh.configs, fresh.barriers = known.configs, known.barriers
+            fresh.configs, fresh.barriers, fresh.given = known.configs, known.barriers, known.given
         else:
             self.finished.discard(rank)
             fresh.barriers = self._passed
@@ -178,8 +178,7 @@ class ServerCore(ServerState):
             compression = Compression.from_config(config)
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"a compression is refused: {error}") from None
-        if isinstance(compression.push, MultiRound):
-            raise ConfigError(f"{compression.push.name!r} needs rounds between workers, which a server does not make")
+        require_alone(compression.push)
         session.configs[number] = compression
         return self._done(session, seq)
 
@@ -241,6 +240,16 @@ class ServerCore(ServerState):
         return self._when(
             key, session, seq, missing, partial(self._has_step, entry, session.rank, step),
             partial(self._value, session, seq, entry),
+        )  # fmt: skip
+
+    def _follow(
+        self, session: Session, rest: list[memoryview], seq: int, key: StoreKey, step: int, config: int, have: int
+    ) -> list[Outgoing]:
+        entry, compressor = self._entry(key), self._compression(session, config).pull
+        missing = f"the pull of key {key!r} waits for step {step}"
+        return self._when(
+            key, session, seq, missing, partial(self._has_step, entry, session.rank, step),
+            partial(self._answer, session, seq, entry, have, compressor),
         )  # fmt: skip
 
     def _rows(

@@ -20,20 +20,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import MultiRound
+from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, require
 from gradwire.kvstore.base import KVStore, UpdaterFunction
-from gradwire.kvstore.compression import Compression
+from gradwire.kvstore.compression import OFF, Compression
 from gradwire.kvstore.environment import Place, read_place
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.link import Links
 from gradwire.kvstore.merge import add_dense
 from gradwire.kvstore.optimizers import OptimizerConfig
+from gradwire.kvstore.payloads import require_alone, sent
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
+from gradwire.kvstore.replica import Held, follows
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.sender import Sender
 from gradwire.kvstore.states import from_bytes, replace_file, to_bytes
-from gradwire.wire import sent_nbytes
 
 __all__ = ["DistStore"]
 
@@ -49,6 +50,7 @@ class Shared:
     step: int = 0
     senders: dict[int, Sender] = field(default_factory=dict)
     pushes: list[Future[int]] = field(default_factory=list)
+    held: dict[int, Held] = field(default_factory=dict)
 
     def part_shape(self, part: Part) -> tuple[int, ...]:
         return tuple(self.shape) if len(self.parts) == 1 else (part.numel,)
@@ -173,7 +175,7 @@ class DistStore(KVStore):
             for part in shared.parts
         ]
         shared.step += 1
-        config = self._config if self.compression.push is not None else 0
+        config = 0 if self.compression == OFF else self._config
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
             fields = {
                 "key": key, "step": shared.step, "config": config, "optimizer": self._optimizer, "rows": rows,
@@ -205,36 +207,51 @@ class DistStore(KVStore):
             shared.senders[part.start] = Sender(name, shape, seed=self.seed, rank=self.rank)
         sender = shared.senders[part.start]
         sender.use(self.compression)
-        payload = sender.encode(grad)
-        if compressor.fixed_size:
-            return payload
-        sent = grad.values().shape if grad.is_sparse else grad.shape
-        return payload[: sent_nbytes(compressor, compressor.layout(tuple(sent)), payload)]
+        return sent(compressor, grad.values().shape if grad.is_sparse else grad.shape, sender.encode(grad))
 
     def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
-        targets, requests, servers = [], [], []
-        for key, outs in pairs:
-            shared = self._shared(key)
-            value = torch.empty(shared.shape, dtype=shared.dtype)
-            targets.append((value, outs))
-            for part in shared.parts:
-                room = as_bytes(value.view(-1)[part.start : part.stop])
-                requests.append(Request("pull", {"key": key, "step": shared.step}, out=room, priority=priority))
-                servers.append(part.server)
-        self._wait(requests, f"the pull of {', '.join(repr(key) for key, _ in pairs[:5])}", servers)
-        for key, _ in pairs:
-            self._check_pushes(key)
+        values = self._values([key for key, _ in pairs], priority, self.compression.pull)
         with torch.no_grad():
-            for value, outs in targets:
+            for value, (_, outs) in zip(values, pairs, strict=True):
                 for out in outs:
                     out.copy_(value.to_sparse(1) if out.is_sparse else value)
+
+    def _values(self, keys: Sequence[StoreKey], priority: int, compressor: Compressor | None) -> list[Tensor]:
+        """The values of keys; answers are compressed where the store was told how."""
+        values, answers, requests, servers = [], [], [], []
+        for key in keys:
+            shared = self._shared(key)
+            values.append(torch.empty(shared.shape, dtype=shared.dtype))
+            for part in shared.parts:
+                room = values[-1].view(-1)[part.start : part.stop]
+                request, held = self._pull_request(key, shared, part, room, priority, compressor)
+                answers += [] if held is None else [(request, held, room)]
+                requests.append(request)
+                servers.append(part.server)
+        # A push that was refused would be waited for in vain.
+        pushes = [future for key in keys for future in self._keys[key].pushes]
+        self._wait(requests, f"the pull of {', '.join(map(repr, keys[:5]))}", servers, pushes)
+        for key in keys:
+            self._check_pushes(key)
+        for request, held, room in answers:
+            room.copy_(held.take(request.answer or bytearray(), compressor).view(-1))
+        return values
+
+    def _pull_request(
+        self, key: StoreKey, shared: Shared, part: Part, room: Tensor, priority: int, compressor: Compressor | None
+    ) -> tuple[Request, Held | None]:
+        fields = {"key": key, "step": shared.step}
+        shape = shared.part_shape(part)
+        if not follows(compressor, shape, shared.dtype):
+            return Request("pull", fields, out=as_bytes(room), priority=priority), None
+        held = shared.held.setdefault(part.start, Held(shape, shared.dtype))
+        fields |= {"config": self._config, "have": held.number}
+        return Request("follow", fields, priority=priority), held
 
     def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
         shared = self._shared(key)
         if len(shared.parts) > 1:
-            whole = torch.empty(shared.shape, dtype=shared.dtype)
-            self._pull_all([(key, [whole])], priority)
-            values = whole[rows.cpu()]
+            values = self._values([key], priority, None)[0][rows.cpu()]
         else:
             values = torch.empty((len(rows), *shared.shape[1:]), dtype=shared.dtype)
             fields = {"key": key, "step": shared.step}
@@ -258,11 +275,7 @@ class DistStore(KVStore):
         return self._keys[key]
 
     def _set_compression(self, compression: Compression) -> None:
-        if isinstance(compression.push, MultiRound):
-            raise ConfigError(
-                f"{compression.push.name!r} needs rounds between the workers, which a server does not make: use it "
-                "with compress_ddp, or another method here"
-            )
+        require_alone(compression.push)
         self._config += 1
         self._ask_all("config", {"number": self._config, "config": compression.to_config()}, "a compression", True)
 
@@ -275,10 +288,13 @@ class DistStore(KVStore):
     def _ask_all(self, op: str, fields: dict[str, Any], what: str, declare: bool = False) -> None:
         self._wait([Request(op, fields, declare=declare) for _ in self.place.servers], what)
 
-    def _wait(self, requests: Sequence[Request], what: str, servers: Sequence[int] | None = None) -> list[int]:
+    def _wait(
+        self, requests: Sequence[Request], what: str, servers: Sequence[int] | None = None,
+        first: Sequence[Future[int]] = (),
+    ) -> list[int]:  # fmt: skip
         places = range(len(requests)) if servers is None else servers
         futures = [self._links.ask(server, request) for server, request in zip(places, requests, strict=True)]
-        return self._links.wait(futures, what)
+        return self._links.wait([*first, *futures], what)[len(first) :]
 
     def _flush(self) -> None:
         for key in self._keys:

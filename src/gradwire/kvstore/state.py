@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.entry import Entry
@@ -86,6 +87,16 @@ class ServerState:
             data = [raw(entry.value).clone()]
             self._answers[entry.key] = (entry.version, data)
         return self._chunks(session, seq, data[0], entry)
+
+    def _answer(
+        self, session: Session, seq: int, entry: Entry, have: int, compressor: Compressor | None
+    ) -> list[Outgoing]:
+        self.counters.pulls += 1
+        # What was given by a server before a restart, or to another process, says nothing about what is there now.
+        known = have if have <= session.given.get(entry.key, -1) else -1
+        data, number = entry.answer(session.rank, known, compressor, shared=bool(self.sync))
+        session.given[entry.key] = number
+        return self._chunks(session, seq, data, entry)
 
     def _chunks(self, session: Session, seq: int, data: Tensor, entry: Entry | None) -> list[Outgoing]:
         count, view = chunk_count(data.numel()), data.numpy().data
