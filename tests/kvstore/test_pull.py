@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gradwire import ConfigError, WireError, kvstore, registry
 from gradwire.kvstore.compression import parse
@@ -292,6 +294,119 @@ def test_in_async_each_worker_has_what_it_was_given():
             held[peer].take(bytearray(told), code)
     for peer in (a, b):
         assert torch.allclose(held[peer].tensor, value, atol=1e-7)
+
+
+class World:
+    """A server and two workers, and what each of them must hold."""
+
+    def __init__(self, folder, optimizer):
+        self.file, self.optimizer = folder / "snapshot", optimizer
+        self.core = ServerCore(Rules(workers=2, snapshots=True))
+        self.peers = [b"", b""]
+        self.steps, self.pushed, self.expected = [0, 0], [], [torch.zeros(8)]
+        self.held = [Held((8,), torch.float32) for _ in range(2)]
+        self.seq = 10
+        self.simulated = kvstore.create("device")
+        self.simulated.set_gradient_compression(TOPK)
+        if optimizer:
+            self.simulated.set_optimizer("test")
+        self.simulated.init("w", torch.zeros(8))
+        for rank in range(2):
+            self.comes(rank, bytes([rank]) * 16)
+
+    def comes(self, rank, session):
+        self.peers[rank] = joined(self.core, rank, session=session)
+        if self.optimizer:
+            ask(self.core, self.peers[rank], "optimizer", 3, number=1, name="test", numbers={})
+
+    def push(self, rank):
+        if self.steps[rank] - self.steps[1 - rank] > 1:
+            return
+        self.steps[rank] += 1
+        if self.steps[rank] > len(self.pushed):
+            self.pushed.append(grads(len(self.pushed) + 1, (8,))[-1])
+            self.simulated.push("w", [self.pushed[-1]] * 2)
+            self.expected.append(pulled(self.simulated, "w", (8,)))
+        self._send(rank, self.steps[rank])
+
+    def _send(self, rank, step):
+        self.seq += 1
+        grad, number = self.pushed[step - 1], int(self.optimizer)
+        push(self.core, self.peers[rank], self.seq, "w", step, grad, config=1, optimizer=number)
+
+    def pull(self, rank, lost=False):
+        # A push of a worker that went away counts, too: the key may be further than the worker that came again.
+        version = self.core.entries["w"].version
+        self.seq += 1
+        told = answers(follow(self.core, self.peers[rank], self.seq, version, self.held[rank].number))
+        if not lost:
+            got = self.held[rank].take(bytearray(told[self.peers[rank]]), parse(TOPK).pull)
+            assert torch.equal(got, self.expected[version])
+
+    def rejoin(self, rank):
+        self.held[rank] = Held((8,), torch.float32)
+        self.seq += 1
+        self.comes(rank, b"%016d" % self.seq)
+        self.steps[rank] = self.core.entries["w"].version
+
+    def save(self, rank):
+        save_core(self.core, self.file)
+
+    def restart(self, rank):
+        """From the last snapshot, if there is one; workers push again what it has not."""
+        if not self.file.exists():
+            return
+        self.core = load_core(self.file, Rules(workers=2, snapshots=True))
+        durable = self.core.entries["w"].version
+        for each in range(2):
+            self.comes(each, bytes([each]) * 16)
+            for step in range(durable + 1, self.steps[each] + 1):
+                self._send(each, step)
+
+
+moves = st.lists(
+    st.tuples(st.sampled_from(["push", "push", "push", "pull", "pull", "lose", "rejoin", "save", "restart"]),
+              st.integers(0, 1)), max_size=40,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(moves=moves, optimizer=st.booleans())
+def test_whatever_happens_workers_hold_the_replica_of_their_step(moves, optimizer, tmp_path_factory):
+    world = World(tmp_path_factory.mktemp("world"), optimizer)
+    for move, rank in moves:
+        if move == "lose":
+            world.pull(rank, lost=True)
+        else:
+            getattr(world, move)(rank)
+    for rank in range(2):
+        world.pull(rank)
+
+
+@pytest.mark.parametrize("pull", [{"type": "2bit", "threshold": "auto"}, {"type": "topk", "ratio": 0.05}], ids=str)
+@pytest.mark.parametrize("there", [True, False])
+def test_training_converges_as_with_values_as_they_are(pull, there):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(256, 40, generator=generator)
+    y = x @ torch.randn(40, 3, generator=generator)
+
+    def loss(pull):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(40, 3)
+        params = None if pull is None else {"type": "none", "pull": pull}
+        trainer = kvstore.Trainer(
+            model.parameters(), "sgd", {"learning_rate": 0.05}, compression_params=params, update_on_kvstore=there
+        )
+        for _ in range(300):
+            model.zero_grad()
+            value = torch.nn.functional.mse_loss(model(x), y)
+            value.backward()
+            trainer.step(1)
+        return value.item()
+
+    start, plain, compressed = y.square().mean().item(), loss(None), loss(pull)
+    assert plain < 1e-3 * start
+    assert compressed < 1e-2 * start
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", bytes(15), b"\x09" + bytes(15), b"\x01" + bytes(15),

@@ -224,33 +224,21 @@ class ServerCore(ServerState):
             self.counters.steps += fresh
         self.counters.repeated += not fresh
         self._touched.add(key)
-        waiting = f"key {key!r} waits for the slowest worker, {self.rules.staleness} steps behind"
         return self._when(
-            key, session, seq, waiting, partial(self._within_bound, entry, step), lambda: self._done(session, seq, key)
-        )
-
-    def _within_bound(self, entry: Entry, step: int) -> bool:
-        if self.sync or self.rules.staleness is None:
-            return True
-        return step - min((entry.last.get(rank, 0) for rank in self.live), default=step) <= self.rules.staleness
+            key, session, seq, self._missing(entry, session.rank, step), partial(self._within_bound, entry, step),
+            lambda: self._done(session, seq, key),
+        )  # fmt: skip
 
     def _pull(self, session: Session, rest: list[memoryview], seq: int, key: StoreKey, step: int) -> list[Outgoing]:
         entry = self._entry(key)
-        missing = f"the pull of key {key!r} waits for step {step}"
-        return self._when(
-            key, session, seq, missing, partial(self._has_step, entry, session.rank, step),
-            partial(self._value, session, seq, entry),
-        )  # fmt: skip
+        return self._when_there(session, seq, entry, step, partial(self._value, session, seq, entry))
 
     def _follow(
         self, session: Session, rest: list[memoryview], seq: int, key: StoreKey, step: int, config: int, have: int
     ) -> list[Outgoing]:
         entry, compressor = self._entry(key), self._compression(session, config).pull
-        missing = f"the pull of key {key!r} waits for step {step}"
-        return self._when(
-            key, session, seq, missing, partial(self._has_step, entry, session.rank, step),
-            partial(self._answer, session, seq, entry, have, compressor),
-        )  # fmt: skip
+        answer = partial(self._answer, session, seq, entry, have, compressor)
+        return self._when_there(session, seq, entry, step, answer)
 
     def _rows(
         self, session: Session, rest: list[memoryview], seq: int, chunk: int, chunks: int, key: StoreKey, step: int
@@ -270,12 +258,15 @@ class ServerCore(ServerState):
             self.counters.pulls += 1
             return self._chunks(session, seq, raw(entry.value[rows]), entry)
 
-        missing = f"the pull of rows of key {key!r} waits for step {step}"
-        ready = partial(self._has_step, entry, session.rank, step)
-        return self._when(key, session, seq, missing, ready, answer)
+        return self._when_there(session, seq, entry, step, answer)
 
-    def _has_step(self, entry: Entry, rank: int, step: int) -> bool:
-        return self._version(entry, rank) >= step
+    def _staleness(self, session: Session, rest: list[memoryview], seq: int, steps: int) -> list[Outgoing]:
+        if self.sync:
+            raise ConfigError("a bound on staleness is for dist_async: in dist_sync nobody is ahead")
+        if self.staleness not in (None, steps):
+            raise ConfigError(f"staleness is {self.staleness} on this server, worker {session.rank} asks for {steps}")
+        self.staleness = steps
+        return self._done(session, seq)
 
     def _barrier(self, session: Session, rest: list[memoryview], seq: int, number: int) -> list[Outgoing]:
         number += session.barriers
@@ -316,6 +307,13 @@ class ServerCore(ServerState):
         return self._done(session, seq)
 
     # Waiting -----------------------------------------------------------------------------------------------------
+
+    def _when_there(
+        self, session: Session, seq: int, entry: Entry, step: int, answer: Callable[[], list[Outgoing]]
+    ) -> list[Outgoing]:
+        """Answer when a worker's own step is in the value, and not too far ahead of the others."""
+        ready, missing = partial(self._has_step, entry, session.rank, step), self._missing(entry, session.rank, step)
+        return self._when(entry.key, session, seq, missing, ready, answer)
 
     def _when(
         self, topic: Topic, session: Session, seq: int, what: str, ready: Callable[[], bool],

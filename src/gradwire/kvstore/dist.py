@@ -13,7 +13,6 @@ import json
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, is_float32, require
+from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.kvstore.base import KVStore, UpdaterFunction
 from gradwire.kvstore.compression import OFF, Compression
 from gradwire.kvstore.environment import Place, read_place
@@ -31,29 +30,12 @@ from gradwire.kvstore.merge import add_dense
 from gradwire.kvstore.optimizers import OptimizerConfig
 from gradwire.kvstore.payloads import require_alone, sent
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
-from gradwire.kvstore.replica import Held, follows
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.sender import Sender
+from gradwire.kvstore.shared import Pulling, Shared, as_bytes
 from gradwire.kvstore.states import from_bytes, replace_file, to_bytes
 
 __all__ = ["DistStore"]
-
-
-@dataclass
-class Shared:
-    """A key, as this worker knows it."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    sparse: bool
-    parts: list[Part]
-    step: int = 0
-    senders: dict[int, Sender] = field(default_factory=dict)
-    pushes: list[Future[int]] = field(default_factory=list)
-    held: dict[int, Held] = field(default_factory=dict)
-
-    def part_shape(self, part: Part) -> tuple[int, ...]:
-        return tuple(self.shape) if len(self.parts) == 1 else (part.numel,)
 
 
 class DistStore(KVStore):
@@ -65,14 +47,18 @@ class DistStore(KVStore):
         timeout: seconds that any answer may take, > 0.
         bound: elements from which on a key is cut over all servers.
         seed: of the random streams of methods that have them, the same on all workers.
+        staleness: of an async store: how many steps of a key a worker may be ahead of the slowest before its pulls
+            and pushes of that key wait, the same on all workers; None: any number.
     """
 
     def __init__(
         self, type: str = "dist_sync", where: Place | None = None, *, timeout: float = 120.0,  # noqa: A002
-        bound: int = BIGARRAY_BOUND, seed: int = 0,
+        bound: int = BIGARRAY_BOUND, seed: int = 0, staleness: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(type)
         require(is_float32(timeout) and timeout > 0, "timeout", "seconds > 0", timeout)
+        bounded = staleness is None or ("async" in type and is_int(staleness, 0))
+        require(bounded, "staleness", "an integer >= 0, of a store of a type with 'async'", staleness)
         self.place, self.bound, self.seed = where or read_place(), bound, seed
         self._keys: dict[StoreKey, Shared] = {}
         self._config = self._optimizer = self._barriers = 0
@@ -81,6 +67,9 @@ class DistStore(KVStore):
             keys=self.place.keys,
         )  # fmt: skip
         atexit.register(_finish_at_exit, weakref.ref(self))
+        self.staleness = staleness
+        if staleness is not None:
+            self._ask_all("staleness", {"steps": staleness}, "a bound on staleness", declare=True)
 
     @property
     def rank(self) -> int:
@@ -145,8 +134,10 @@ class DistStore(KVStore):
     def _init(self, key: StoreKey, value: Tensor) -> None:
         require(key not in self._keys, f"key {key!r}", "initialised once", "a second time")
         dense = (value.to_dense() if value.is_sparse else value).detach().cpu().contiguous()
-        push = self.compression.push
+        push, pull = self.compression.push, self.compression.pull
         alignment = 1 if push is None else push.alignment
+        if pull is not None and pull.alignment == 0:
+            alignment = 0
         bound = 2**62 if value.is_sparse else self.bound
         parts = place(key, dense.numel(), len(self.place.servers), bound=bound, alignment=alignment)
         shared = Shared(dense.shape, dense.dtype, value.is_sparse, parts)
@@ -166,7 +157,10 @@ class DistStore(KVStore):
 
     def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
         shared = self._shared(key)
-        shared.pushes = [future for future in shared.pushes if not failed_or_done(future)]
+        if self.staleness is None:
+            shared.pushes = [future for future in shared.pushes if not failed_or_done(future)]
+        else:
+            self._check_pushes(key, wait=True)
         sparse = all(grad.is_sparse for grad in grads) and len(shared.parts) == 1
         total = None if sparse else add_dense(grads, shared.shape, "cpu")
         # Encoded before the step is counted: a push that is refused was not made.
@@ -218,35 +212,17 @@ class DistStore(KVStore):
 
     def _values(self, keys: Sequence[StoreKey], priority: int, compressor: Compressor | None) -> list[Tensor]:
         """The values of keys; answers are compressed where the store was told how."""
-        values, answers, requests, servers = [], [], [], []
-        for key in keys:
-            shared = self._shared(key)
-            values.append(torch.empty(shared.shape, dtype=shared.dtype))
-            for part in shared.parts:
-                room = values[-1].view(-1)[part.start : part.stop]
-                request, held = self._pull_request(key, shared, part, room, priority, compressor)
-                answers += [] if held is None else [(request, held, room)]
-                requests.append(request)
-                servers.append(part.server)
+        pulling = Pulling(compressor, self._config, priority)
+        values = [pulling.add(key, self._shared(key)) for key in keys]
         # A push that was refused would be waited for in vain.
         pushes = [future for key in keys for future in self._keys[key].pushes]
-        self._wait(requests, f"the pull of {', '.join(map(repr, keys[:5]))}", servers, pushes)
+        bound = "" if self.staleness is None else f", at most {self.staleness} steps ahead of the slowest worker,"
+        what = f"the pull of {', '.join(map(repr, keys[:5]))}{bound}"
+        self._wait(pulling.requests, what, pulling.servers, pushes)
         for key in keys:
             self._check_pushes(key)
-        for request, held, room in answers:
-            room.copy_(held.take(request.answer or bytearray(), compressor).view(-1))
+        pulling.fill()
         return values
-
-    def _pull_request(
-        self, key: StoreKey, shared: Shared, part: Part, room: Tensor, priority: int, compressor: Compressor | None
-    ) -> tuple[Request, Held | None]:
-        fields = {"key": key, "step": shared.step}
-        shape = shared.part_shape(part)
-        if not follows(compressor, shape, shared.dtype):
-            return Request("pull", fields, out=as_bytes(room), priority=priority), None
-        held = shared.held.setdefault(part.start, Held(shape, shared.dtype))
-        fields |= {"config": self._config, "have": held.number}
-        return Request("follow", fields, priority=priority), held
 
     def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
         shared = self._shared(key)
@@ -306,11 +282,6 @@ class DistStore(KVStore):
         done = [future for future in shared.pushes if wait or future.done()]
         shared.pushes = [future for future in shared.pushes if future not in done]
         self._links.wait(done, f"a push of key {key!r}")
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def failed_or_done(future: Future[int]) -> bool:

@@ -13,6 +13,7 @@ and more than once. Nothing in a header is evaluated: names are looked up, numbe
     pull       the value after one step       value, when it is there
     follow     what it is now, compressed     value
     rows       some rows of it                value
+    staleness  how far ahead one may be       done
     barrier    I am here                      done, when all are
     states     the optimizer's states         value
     restore    the optimizer's states back    done
@@ -98,6 +99,7 @@ REQUESTS: Mapping[str, Mapping[str, Check]] = {
     "pull": {**_SEQ, "key": _key, "step": _count(0)},
     "follow": {**_SEQ, "key": _key, "step": _count(0), "config": _count(0), "have": _count(-1)},
     "rows": {**_CHUNKED, "key": _key, "step": _count(0)},
+    "staleness": {**_SEQ, "steps": _count(0, 2**31)},
     "barrier": {**_SEQ, "number": _count(1)},
     "states": _SEQ,
     "restore": _CHUNKED,

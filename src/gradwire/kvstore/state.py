@@ -40,6 +40,7 @@ class ServerState:
         self.saved_states: dict[StoreKey, dict[str, Any]] = {}
         self.counters = Counters()
         self.sync: bool | None = None
+        self.staleness = rules.staleness
         self.dead: set[int] = set()
         self.finished: set[int] = set()
         self._waits = Waits()
@@ -74,6 +75,25 @@ class ServerState:
     def _version(self, entry: Entry, rank: int) -> int:
         """The step up to which a worker's pushes are in the value."""
         return entry.version if self.sync else entry.last.get(rank, 0)
+
+    def _has_step(self, entry: Entry, rank: int, step: int) -> bool:
+        return self._version(entry, rank) >= step and self._within_bound(entry, step)
+
+    def _within_bound(self, entry: Entry, step: int) -> bool:
+        """Whether a worker that made so many steps of a key need not wait for the slowest."""
+        if self.sync or self.staleness is None:
+            return True
+        return step - min((entry.last.get(rank, 0) for rank in self.live), default=step) <= self.staleness
+
+    def _missing(self, entry: Entry, rank: int, step: int) -> str:
+        """What a request waits for."""
+        if self._version(entry, rank) < step:
+            return f"key {entry.key!r} waits for step {step}"
+        behind = [each for each in sorted(self.live) if step - entry.last.get(each, 0) > (self.staleness or 0)]
+        return (
+            f"step {step} of key {entry.key!r} waits for worker {', '.join(map(str, behind))}, more than "
+            f"{self.staleness} steps behind"
+        )
 
     def _durable(self, entry: Entry | None, version: int) -> int:
         """The step up to which a worker need not keep its pushes."""
