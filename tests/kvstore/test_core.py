@@ -31,6 +31,16 @@ def test_init_waits_for_rank_0_and_takes_its_value():
     assert values(pull(core, b, 2, "w", 0)) == {b: [3.0] * 4}
 
 
+def test_a_worker_that_asked_before_rank_0_and_has_another_form_is_told():
+    core = ServerCore(Rules(workers=2))
+    a, b = hello(core, 0), hello(core, 1)
+    assert init(core, b, 1, "w", torch.zeros(5)) == []
+    told = {peer: (op, fields) for peer, op, fields, _ in messages(init(core, a, 1, "w"))}
+    assert told[a][0] == "done"
+    assert told[b][1]["kind"] == "config"
+    assert "another worker has torch.float32 of shape (5,)" in told[b][1]["text"]
+
+
 def test_a_step_counts_when_all_pushes_are_in_and_pulls_wait_for_it():
     core, a, b = pair()
     assert ops(push(core, a, 2, "w", 1, ONES)) == ["done"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -256,6 +256,11 @@ class KVStore(ABC):
     def get_num_dead_node(self, node_id: int = 0, timeout: float = 60.0) -> int:
         """How many workers and servers did not answer for ``timeout`` seconds."""
         return 0
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ConfigError(
+            "a store cannot be copied or pickled: create another one, and init its keys from pulled values"
+        )
 
     # For the stores ----------------------------------------------------------------------------------------------
 

@@ -152,9 +152,9 @@ class ServerCore(ServerState):
         nbytes = math.prod(shape) * kind.itemsize
         if max([nbytes, *shape]) > self.rules.max_bytes:
             raise ConfigError(f"key {key!r} has {nbytes} bytes, this server takes at most {self.rules.max_bytes}")
-        entry = self.entries.get(key)
+        entry, form = self.entries.get(key), (torch.Size(shape), kind, start, total)
         if entry is not None:
-            entry.check_same(torch.Size(shape), kind, start, total)
+            entry.check_same(*form)
         elif len(self.entries) >= self.rules.max_keys:
             raise ConfigError(f"this server keeps at most {self.rules.max_keys} keys")
         if chunks and session.rank == 0 and entry is None:
@@ -168,8 +168,16 @@ class ServerCore(ServerState):
         self._touched.add(key)
         waiting = f"key {key!r} waits for rank 0's value"
         return self._when(
-            key, session, seq, waiting, lambda: key in self.entries, lambda: self._done(session, seq, key)
+            key, session, seq, waiting, lambda: key in self.entries, partial(self._inited, session, seq, key, form)
         )
+
+    def _inited(self, session: Session, seq: int, key: StoreKey, form: tuple[Any, ...]) -> list[Outgoing]:
+        """A worker may have asked before rank 0 said what the key is."""
+        try:
+            self.entries[key].check_same(*form)
+        except ConfigError as error:
+            return [self._error(session.peer, seq, "config", error)]
+        return self._done(session, seq, key)
 
     def _config(
         self, session: Session, rest: list[memoryview], seq: int, number: int, config: dict[str, Any]
