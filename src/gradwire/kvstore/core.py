@@ -126,18 +126,10 @@ class ServerCore(ServerState):
         stuck = self._waits.take_stuck()
         return [(w.peer, [pack("error", seq=w.seq, kind="dead", text=f"{self._silence()}: {w.what}")]) for w in stuck]
 
-    def _silence(self) -> str:
-        names = ", ".join(map(str, sorted(self.dead)))
-        return f"worker {names} has not been heard of for {self.rules.dead_after:g} s"
-
     def _close(self, peer: bytes) -> list[Outgoing]:
         if self._sessions.pop(peer, None) is not None:
             self._waits.drop(peer)
         return []
-
-    def _error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
-        self.counters.refused += 1
-        return peer, [pack("error", seq=seq, kind=kind, text=str(error)[:500])]
 
     # Requests ----------------------------------------------------------------------------------------------------
 

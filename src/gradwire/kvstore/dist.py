@@ -33,7 +33,7 @@ from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.sender import Sender
 from gradwire.kvstore.shared import Pulling, Shared, as_bytes
-from gradwire.kvstore.states import from_bytes, replace_file, to_bytes
+from gradwire.kvstore.states import from_bytes, load_states, replace_file, to_bytes
 
 __all__ = ["DistStore"]
 
@@ -62,6 +62,7 @@ class DistStore(KVStore):
         self.place, self.bound, self.seed = where or read_place(), bound, seed
         self._keys: dict[StoreKey, Shared] = {}
         self._config = self._optimizer = self._barriers = 0
+        self._optimizer_name: str | None = None
         self._links = Links(
             self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
             keys=self.place.keys,
@@ -104,7 +105,12 @@ class DistStore(KVStore):
         self._links.close()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the states of all servers to a safetensors file, by one worker for all of them."""
+        """Write the states of all servers to a safetensors file: one worker for all of them, after a barrier.
+
+        Args:
+            fname: is replaced at once when all is written.
+            dump_optimizer: also write its name and numbers.
+        """
         requests = [Request("states", {}) for _ in self.place.servers]
         self._wait(requests, "the optimizer states")
         states: dict[StoreKey, dict[str, Any]] = {}
@@ -116,11 +122,16 @@ class DistStore(KVStore):
             to_bytes(states, config if dump_optimizer else None)))  # fmt: skip
 
     def load_optimizer_states(self, fname: str) -> None:
-        try:
-            data = Path(fname).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{fname} cannot be read as optimizer states: {error}") from error
-        states, _ = from_bytes(data, fname)
+        """Read what ``save_optimizer_states`` wrote: all workers, or one of them between two barriers.
+
+        Args:
+            fname: written with as many servers as there are now. With the name and numbers of an optimizer in it, all
+                workers have to read it, as they all have to call ``set_optimizer``.
+
+        Raises:
+            ConfigError: no such file, another number of servers, or the states of another optimizer.
+        """
+        states, config = load_states(fname)
         split: list[dict[StoreKey, dict[str, Any]]] = [{} for _ in self.place.servers]
         for label, state in states.items():
             server, key = json.loads(str(label))
@@ -130,6 +141,10 @@ class DistStore(KVStore):
             Request("restore", {}, torch.frombuffer(bytearray(to_bytes(mine)), dtype=torch.uint8)) for mine in split
         ]
         self._wait(requests, "the optimizer states")
+        if config is not None:
+            name = self._optimizer_name
+            require(name in (None, config.name), "fname", f"the states of {name!r}, as the store has", config.name)
+            self._set_optimizer(config)
 
     def _init(self, key: StoreKey, value: Tensor) -> None:
         require(key not in self._keys, f"key {key!r}", "initialised once", "a second time")
@@ -256,7 +271,7 @@ class DistStore(KVStore):
         self._ask_all("config", {"number": self._config, "config": compression.to_config()}, "a compression", True)
 
     def _set_optimizer(self, config: OptimizerConfig) -> None:
-        self._optimizer += 1
+        self._optimizer, self._optimizer_name = self._optimizer + 1, config.name
         numbers = dict(config.numbers)
         fields = {"number": self._optimizer, "name": config.name, "numbers": numbers}
         self._ask_all("optimizer", fields, "an optimizer", True)

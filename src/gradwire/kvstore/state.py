@@ -67,6 +67,14 @@ class ServerState:
         for entry in self.entries.values():
             entry.durable = entry.version
 
+    def _error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
+        self.counters.refused += 1
+        return peer, [pack("error", seq=seq, kind=kind, text=str(error)[:500])]
+
+    def _silence(self) -> str:
+        names = ", ".join(map(str, sorted(self.dead)))
+        return f"worker {names} has not been heard of for {self.rules.dead_after:g} s"
+
     def _done(self, session: Session, seq: int, key: StoreKey | None = None) -> list[Outgoing]:
         entry = None if key is None else self.entries[key]
         version = 0 if entry is None else self._version(entry, session.rank)
