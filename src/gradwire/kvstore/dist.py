@@ -32,7 +32,7 @@ from gradwire.kvstore.payloads import require_alone, sent
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.sender import Sender
-from gradwire.kvstore.shared import Pulling, Shared, as_bytes
+from gradwire.kvstore.shared import Pulling, Shared, as_bytes, row_requests
 from gradwire.kvstore.states import from_bytes, load_states, replace_file, to_bytes
 
 __all__ = ["DistStore"]
@@ -132,6 +132,9 @@ class DistStore(KVStore):
             ConfigError: no such file, another number of servers, or the states of another optimizer.
         """
         states, config = load_states(fname)
+        if config is not None:
+            name = self._optimizer_name
+            require(name in (None, config.name), "fname", f"the states of {name!r}, as the store has", config.name)
         split: list[dict[StoreKey, dict[str, Any]]] = [{} for _ in self.place.servers]
         for label, state in states.items():
             server, key = json.loads(str(label))
@@ -142,8 +145,6 @@ class DistStore(KVStore):
         ]
         self._wait(requests, "the optimizer states")
         if config is not None:
-            name = self._optimizer_name
-            require(name in (None, config.name), "fname", f"the states of {name!r}, as the store has", config.name)
             self._set_optimizer(config)
 
     def _init(self, key: StoreKey, value: Tensor) -> None:
@@ -153,8 +154,9 @@ class DistStore(KVStore):
         alignment = 1 if push is None else push.alignment
         if pull is not None and pull.alignment == 0:
             alignment = 0
-        bound = 2**62 if value.is_sparse else self.bound
-        parts = place(key, dense.numel(), len(self.place.servers), bound=bound, alignment=alignment)
+        if value.is_sparse and alignment:
+            alignment = max(1, dense[:1].numel())
+        parts = place(key, dense.numel(), len(self.place.servers), bound=self.bound, alignment=alignment)
         shared = Shared(dense.shape, dense.dtype, value.is_sparse, parts)
         requests = []
         for part in parts:
@@ -176,13 +178,13 @@ class DistStore(KVStore):
             shared.pushes = [future for future in shared.pushes if not failed_or_done(future)]
         else:
             self._check_pushes(key, wait=True)
-        sparse = all(grad.is_sparse for grad in grads) and len(shared.parts) == 1
-        total = None if sparse else add_dense(grads, shared.shape, "cpu")
         # Encoded before the step is counted: a push that is refused was not made.
-        payloads = [
-            self._rows_payload(key, shared, part, grads) if total is None else self._payload(key, shared, part, total)
-            for part in shared.parts
-        ]
+        if all(grad.is_sparse for grad in grads) and shared.in_rows:
+            some = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
+            payloads = [self._rows_payload(key, shared, part, shared.rows_of(part, some)) for part in shared.parts]
+        else:
+            total = add_dense(grads, shared.shape, "cpu")
+            payloads = [self._payload(key, shared, part, total) for part in shared.parts]
         shared.step += 1
         config = 0 if self.compression == OFF else self._config
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
@@ -199,9 +201,8 @@ class DistStore(KVStore):
             return -1, self._encoded(key, shared, part, piece)
         return -1, as_bytes(piece.to(shared.dtype))
 
-    def _rows_payload(self, key: StoreKey, shared: Shared, part: Part, grads: Sequence[Tensor]) -> tuple[int, Tensor]:
-        """How many rows, and the bytes of a row-sparse push."""
-        grad = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
+    def _rows_payload(self, key: StoreKey, shared: Shared, part: Part, grad: Tensor) -> tuple[int, Tensor]:
+        """How many rows, and the bytes of a part's row-sparse push."""
         rows = grad.indices()[0].contiguous()
         plain = self.compression.push is None
         data = as_bytes(grad.values().to(shared.dtype)) if plain else self._encoded(key, shared, part, grad)
@@ -241,13 +242,12 @@ class DistStore(KVStore):
 
     def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
         shared = self._shared(key)
-        if len(shared.parts) > 1:
-            values = self._values([key], priority, None)[0][rows.cpu()]
-        else:
+        if shared.in_rows:
             values = torch.empty((len(rows), *shared.shape[1:]), dtype=shared.dtype)
-            fields = {"key": key, "step": shared.step}
-            request = Request("rows", fields, as_bytes(rows.cpu()), as_bytes(values.view(-1)))
-            self._wait([request], f"rows of key {key!r}", [shared.parts[0].server])
+            requests, servers = row_requests(key, shared, rows.cpu(), values, priority)
+            self._wait(requests, f"rows of key {key!r}", servers, shared.pushes)
+        else:
+            values = self._values([key], priority, None)[0][rows.cpu()]
         with torch.no_grad():
             if out.is_sparse:
                 out.copy_(torch.sparse_coo_tensor(rows.cpu()[None], values, shared.shape))
