@@ -50,7 +50,7 @@ class ServerCore(ServerState):
         self._sessions: dict[bytes, Session] = {}
         self._touched: set[Topic] = set()
         self._barriers: dict[int, set[int]] = {}
-        self._passed = 0
+        self._passed, self._now = 0, 0.0
 
     # What the shell calls ----------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ class ServerCore(ServerState):
             frames: the header and at most one frame.
             now: seconds, from any start.
         """
-        seq = 0
+        seq, self._now = 0, now
         try:
             op, fields, rest = unpack(frames, REQUESTS)
             seq = fields.get("seq", 0)
@@ -81,6 +81,7 @@ class ServerCore(ServerState):
 
     def tick(self, now: float) -> list[Outgoing]:
         """Notice who has been silent for too long; call it about once a second."""
+        self._now = now
         silent = [s for s in self._sessions.values() if now - s.seen > self.rules.dead_after]
         gone = [out for session in silent for out in self._lost(session)]
         return [*gone, *self._progress()]
@@ -219,6 +220,8 @@ class ServerCore(ServerState):
         self.counters.pushes[method] = self.counters.pushes.get(method, 0) + 1
         if self.sync:
             fresh = entry.offer(session.rank, step, contribution)
+            if fresh:
+                self.counters.begin(key, step, session.seen)
         else:
             fresh = entry.apply_one(session.rank, step, contribution, self.updaters)
             self.counters.steps += fresh
@@ -338,6 +341,6 @@ class ServerCore(ServerState):
             entry = None if isinstance(topic, tuple) else self.entries.get(topic)
             while self.sync and entry is not None and (pushes := entry.ready(self.live)) is not None:
                 entry.apply(pushes, self.updaters)
-                self.counters.steps += 1
+                self.counters.complete(entry.key, entry.version, self._now)
             answers += [out for each in self._waits.take_ready(topic) for out in each.answer()]
         return answers
