@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from gradwire.compressors.base import MultiRound
 from gradwire.errors import ConfigError, GradwireError, WireError
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.optimizers import OptimizerConfig, Updater
+from gradwire.kvstore.payloads import require_alone
 from gradwire.kvstore.protocol import DTYPES, REQUESTS, VERSION, pack, unpack
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.session import Session
@@ -50,7 +50,7 @@ class ServerCore(ServerState):
         self._sessions: dict[bytes, Session] = {}
         self._touched: set[Topic] = set()
         self._barriers: dict[int, set[int]] = {}
-        self._passed = 0
+        self._passed, self._now = 0, 0.0
 
     # What the shell calls ----------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ class ServerCore(ServerState):
             frames: the header and at most one frame.
             now: seconds, from any start.
         """
-        seq = 0
+        seq, self._now = 0, now
         try:
             op, fields, rest = unpack(frames, REQUESTS)
             seq = fields.get("seq", 0)
@@ -81,6 +81,7 @@ class ServerCore(ServerState):
 
     def tick(self, now: float) -> list[Outgoing]:
         """Notice who has been silent for too long; call it about once a second."""
+        self._now = now
         silent = [s for s in self._sessions.values() if now - s.seen > self.rules.dead_after]
         gone = [out for session in silent for out in self._lost(session)]
         return [*gone, *self._progress()]
@@ -103,7 +104,7 @@ class ServerCore(ServerState):
             self._close(each.peer)
         fresh = Session(peer, rank, session, now)
         if known is not None:
-            fresh.configs, fresh.barriers = known.configs, known.barriers
+            fresh.configs, fresh.barriers, fresh.given = known.configs, known.barriers, known.given
         else:
             self.finished.discard(rank)
             fresh.barriers = self._passed
@@ -126,18 +127,10 @@ class ServerCore(ServerState):
         stuck = self._waits.take_stuck()
         return [(w.peer, [pack("error", seq=w.seq, kind="dead", text=f"{self._silence()}: {w.what}")]) for w in stuck]
 
-    def _silence(self) -> str:
-        names = ", ".join(map(str, sorted(self.dead)))
-        return f"worker {names} has not been heard of for {self.rules.dead_after:g} s"
-
     def _close(self, peer: bytes) -> list[Outgoing]:
         if self._sessions.pop(peer, None) is not None:
             self._waits.drop(peer)
         return []
-
-    def _error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
-        self.counters.refused += 1
-        return peer, [pack("error", seq=seq, kind=kind, text=str(error)[:500])]
 
     # Requests ----------------------------------------------------------------------------------------------------
 
@@ -186,8 +179,7 @@ class ServerCore(ServerState):
             compression = Compression.from_config(config)
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"a compression is refused: {error}") from None
-        if isinstance(compression.push, MultiRound):
-            raise ConfigError(f"{compression.push.name!r} needs rounds between workers, which a server does not make")
+        require_alone(compression.push)
         session.configs[number] = compression
         return self._done(session, seq)
 
@@ -228,28 +220,28 @@ class ServerCore(ServerState):
         self.counters.pushes[method] = self.counters.pushes.get(method, 0) + 1
         if self.sync:
             fresh = entry.offer(session.rank, step, contribution)
+            if fresh:
+                self.counters.begin(key, step, session.seen)
         else:
             fresh = entry.apply_one(session.rank, step, contribution, self.updaters)
             self.counters.steps += fresh
         self.counters.repeated += not fresh
         self._touched.add(key)
-        waiting = f"key {key!r} waits for the slowest worker, {self.rules.staleness} steps behind"
         return self._when(
-            key, session, seq, waiting, partial(self._within_bound, entry, step), lambda: self._done(session, seq, key)
-        )
-
-    def _within_bound(self, entry: Entry, step: int) -> bool:
-        if self.sync or self.rules.staleness is None:
-            return True
-        return step - min((entry.last.get(rank, 0) for rank in self.live), default=step) <= self.rules.staleness
+            key, session, seq, self._missing(entry, session.rank, step), partial(self._within_bound, entry, step),
+            lambda: self._done(session, seq, key),
+        )  # fmt: skip
 
     def _pull(self, session: Session, rest: list[memoryview], seq: int, key: StoreKey, step: int) -> list[Outgoing]:
         entry = self._entry(key)
-        missing = f"the pull of key {key!r} waits for step {step}"
-        return self._when(
-            key, session, seq, missing, partial(self._has_step, entry, session.rank, step),
-            partial(self._value, session, seq, entry),
-        )  # fmt: skip
+        return self._when_there(session, seq, entry, step, partial(self._value, session, seq, entry))
+
+    def _follow(
+        self, session: Session, rest: list[memoryview], seq: int, key: StoreKey, step: int, config: int, have: int
+    ) -> list[Outgoing]:
+        entry, compressor = self._entry(key), self._compression(session, config).pull
+        answer = partial(self._answer, session, seq, entry, have, compressor)
+        return self._when_there(session, seq, entry, step, answer)
 
     def _rows(
         self, session: Session, rest: list[memoryview], seq: int, chunk: int, chunks: int, key: StoreKey, step: int
@@ -269,12 +261,15 @@ class ServerCore(ServerState):
             self.counters.pulls += 1
             return self._chunks(session, seq, raw(entry.value[rows]), entry)
 
-        missing = f"the pull of rows of key {key!r} waits for step {step}"
-        ready = partial(self._has_step, entry, session.rank, step)
-        return self._when(key, session, seq, missing, ready, answer)
+        return self._when_there(session, seq, entry, step, answer)
 
-    def _has_step(self, entry: Entry, rank: int, step: int) -> bool:
-        return self._version(entry, rank) >= step
+    def _staleness(self, session: Session, rest: list[memoryview], seq: int, steps: int) -> list[Outgoing]:
+        if self.sync:
+            raise ConfigError("a bound on staleness is for dist_async: in dist_sync nobody is ahead")
+        if self.staleness not in (None, steps):
+            raise ConfigError(f"staleness is {self.staleness} on this server, worker {session.rank} asks for {steps}")
+        self.staleness = steps
+        return self._done(session, seq)
 
     def _barrier(self, session: Session, rest: list[memoryview], seq: int, number: int) -> list[Outgoing]:
         number += session.barriers
@@ -316,6 +311,13 @@ class ServerCore(ServerState):
 
     # Waiting -----------------------------------------------------------------------------------------------------
 
+    def _when_there(
+        self, session: Session, seq: int, entry: Entry, step: int, answer: Callable[[], list[Outgoing]]
+    ) -> list[Outgoing]:
+        """Answer when a worker's own step is in the value, and not too far ahead of the others."""
+        ready, missing = partial(self._has_step, entry, session.rank, step), self._missing(entry, session.rank, step)
+        return self._when(entry.key, session, seq, missing, ready, answer)
+
     def _when(
         self, topic: Topic, session: Session, seq: int, what: str, ready: Callable[[], bool],
         answer: Callable[[], list[Outgoing]],
@@ -339,6 +341,6 @@ class ServerCore(ServerState):
             entry = None if isinstance(topic, tuple) else self.entries.get(topic)
             while self.sync and entry is not None and (pushes := entry.ready(self.live)) is not None:
                 entry.apply(pushes, self.updaters)
-                self.counters.steps += 1
+                self.counters.complete(entry.key, entry.version, self._now)
             answers += [out for each in self._waits.take_ready(topic) for out in each.answer()]
         return answers
