@@ -63,7 +63,7 @@ class Group:
         self.server_arguments = ["--workers", str(workers), *server_arguments]
         if keys is not None:
             self.server_arguments += ["--keys", str(keys / "servers")]
-        self.workers: dict[int, subprocess.Popen[bytes]] = {}
+        self.workers: dict[int, subprocess.Popen[Any]] = {}
         self.servers: list[subprocess.Popen[str]] = []
         self.endpoints: list[str] = []
         try:
@@ -77,7 +77,7 @@ class Group:
             self.close()
             raise
 
-    def start_worker(self, rank: int) -> subprocess.Popen[bytes]:
+    def start_worker(self, rank: int) -> subprocess.Popen[Any]:
         """Start a worker, or start one again that has ended."""
         self.workers[rank] = subprocess.Popen(self.command, env={**os.environ, **self.environment(rank)})
         return self.workers[rank]
