@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import MultiRound
-from gradwire.errors import ConfigError, is_float32, require
+from gradwire.errors import ConfigError, GroupError, is_float32, require
 from gradwire.kvstore.base import KVStore, UpdaterFunction
+from gradwire.kvstore.buffers import lease
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.environment import Place, read_place
 from gradwire.kvstore.keys import StoreKey
@@ -166,7 +167,7 @@ class DistStore(KVStore):
         shared = self._shared(key)
         shared.pushes = [future for future in shared.pushes if not failed_or_done(future)]
         sparse = all(grad.is_sparse for grad in grads) and len(shared.parts) == 1
-        total = None if sparse else add_dense(grads, shared.shape, "cpu")
+        total = None if sparse else self._total(shared, grads)
         # Encoded before the step is counted: a push that is refused was not made.
         payloads = [
             self._rows_payload(key, shared, part, grads) if total is None else self._payload(key, shared, part, total)
@@ -180,6 +181,13 @@ class DistStore(KVStore):
             }  # fmt: skip
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
             shared.pushes.append(self._links.ask(part.server, request))
+
+    def _total(self, shared: Shared, grads: Sequence[Tensor]) -> Tensor:
+        """The sum of this worker's senders; memory that nobody changes until it is sent or encoded."""
+        one = grads[0] if len(grads) == 1 and self.compression.push is not None else None
+        if one is not None and one.device.type == "cpu" and not one.is_sparse and one.is_contiguous():
+            return one
+        return add_dense(grads, shared.shape, "cpu")
 
     def _payload(self, key: StoreKey, shared: Shared, part: Part, total: Tensor) -> tuple[int, Tensor]:
         """-1, which says that it is dense, and the bytes of a part's push."""
@@ -215,19 +223,29 @@ class DistStore(KVStore):
         targets, requests, servers = [], [], []
         for key, outs in pairs:
             shared = self._shared(key)
-            value = torch.empty(shared.shape, dtype=shared.dtype)
+            own = direct(outs, shared)
+            value = lease(shared.shape, shared.dtype) if own is None else own
             targets.append((value, outs))
             for part in shared.parts:
                 room = as_bytes(value.view(-1)[part.start : part.stop])
                 requests.append(Request("pull", {"key": key, "step": shared.step}, out=room, priority=priority))
                 servers.append(part.server)
-        self._wait(requests, f"the pull of {', '.join(repr(key) for key, _ in pairs[:5])}", servers)
+        try:
+            self._wait(requests, f"the pull of {', '.join(repr(key) for key, _ in pairs[:5])}", servers)
+        except GroupError:
+            # What comes too late is not written into tensors that the caller has taken back.
+            for request in requests:
+                request.future.cancel()
+            raise
         for key, _ in pairs:
             self._check_pushes(key)
         with torch.no_grad():
             for value, outs in targets:
                 for out in outs:
-                    out.copy_(value.to_sparse(1) if out.is_sparse else value)
+                    if out.is_sparse:
+                        out.copy_(value.to_sparse(1))
+                    elif out.data_ptr() != value.data_ptr() or not out.numel():
+                        out.copy_(value)
 
     def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
         shared = self._shared(key)
@@ -290,6 +308,15 @@ class DistStore(KVStore):
         done = [future for future in shared.pushes if wait or future.done()]
         shared.pushes = [future for future in shared.pushes if future not in done]
         self._links.wait(done, f"a push of key {key!r}")
+
+
+def direct(outs: Sequence[Tensor], shared: Shared) -> Tensor | None:
+    """The first tensor that can receive the value's bytes as they come."""
+    return next((
+        out.detach() for out in outs
+        if out.layout == torch.strided and out.device.type == "cpu" and out.dtype == shared.dtype
+        and out.is_contiguous()
+    ), None)  # fmt: skip
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
