@@ -13,46 +13,29 @@ import json
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import MultiRound
-from gradwire.errors import ConfigError, GroupError, is_float32, require
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, GroupError, is_float32, is_int, require
 from gradwire.kvstore.base import KVStore, UpdaterFunction
-from gradwire.kvstore.buffers import lease
-from gradwire.kvstore.compression import Compression
+from gradwire.kvstore.compression import OFF, Compression
 from gradwire.kvstore.environment import Place, read_place
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.link import Links
 from gradwire.kvstore.merge import add_dense
 from gradwire.kvstore.optimizers import OptimizerConfig
+from gradwire.kvstore.payloads import require_alone, sent
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.sender import Sender
+from gradwire.kvstore.shared import Pulling, Shared, as_bytes
 from gradwire.kvstore.states import from_bytes, replace_file, to_bytes
-from gradwire.wire import sent_nbytes
 
 __all__ = ["DistStore"]
-
-
-@dataclass
-class Shared:
-    """A key, as this worker knows it."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    sparse: bool
-    parts: list[Part]
-    step: int = 0
-    senders: dict[int, Sender] = field(default_factory=dict)
-    pushes: list[Future[int]] = field(default_factory=list)
-
-    def part_shape(self, part: Part) -> tuple[int, ...]:
-        return tuple(self.shape) if len(self.parts) == 1 else (part.numel,)
 
 
 class DistStore(KVStore):
@@ -64,14 +47,18 @@ class DistStore(KVStore):
         timeout: seconds that any answer may take, > 0.
         bound: elements from which on a key is cut over all servers.
         seed: of the random streams of methods that have them, the same on all workers.
+        staleness: of an async store: how many steps of a key a worker may be ahead of the slowest before its pulls
+            and pushes of that key wait, the same on all workers; None: any number.
     """
 
     def __init__(
         self, type: str = "dist_sync", where: Place | None = None, *, timeout: float = 120.0,  # noqa: A002
-        bound: int = BIGARRAY_BOUND, seed: int = 0,
+        bound: int = BIGARRAY_BOUND, seed: int = 0, staleness: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(type)
         require(is_float32(timeout) and timeout > 0, "timeout", "seconds > 0", timeout)
+        bounded = staleness is None or ("async" in type and is_int(staleness, 0))
+        require(bounded, "staleness", "an integer >= 0, of a store of a type with 'async'", staleness)
         self.place, self.bound, self.seed = where or read_place(), bound, seed
         self._keys: dict[StoreKey, Shared] = {}
         self._config = self._optimizer = self._barriers = 0
@@ -80,6 +67,9 @@ class DistStore(KVStore):
             keys=self.place.keys,
         )  # fmt: skip
         atexit.register(_finish_at_exit, weakref.ref(self))
+        self.staleness = staleness
+        if staleness is not None:
+            self._ask_all("staleness", {"steps": staleness}, "a bound on staleness", declare=True)
 
     @property
     def rank(self) -> int:
@@ -144,8 +134,10 @@ class DistStore(KVStore):
     def _init(self, key: StoreKey, value: Tensor) -> None:
         require(key not in self._keys, f"key {key!r}", "initialised once", "a second time")
         dense = (value.to_dense() if value.is_sparse else value).detach().cpu().contiguous()
-        push = self.compression.push
+        push, pull = self.compression.push, self.compression.pull
         alignment = 1 if push is None else push.alignment
+        if pull is not None and pull.alignment == 0:
+            alignment = 0
         bound = 2**62 if value.is_sparse else self.bound
         parts = place(key, dense.numel(), len(self.place.servers), bound=bound, alignment=alignment)
         shared = Shared(dense.shape, dense.dtype, value.is_sparse, parts)
@@ -165,7 +157,10 @@ class DistStore(KVStore):
 
     def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
         shared = self._shared(key)
-        shared.pushes = [future for future in shared.pushes if not failed_or_done(future)]
+        if self.staleness is None:
+            shared.pushes = [future for future in shared.pushes if not failed_or_done(future)]
+        else:
+            self._check_pushes(key, wait=True)
         sparse = all(grad.is_sparse for grad in grads) and len(shared.parts) == 1
         total = None if sparse else self._total(shared, grads)
         # Encoded before the step is counted: a push that is refused was not made.
@@ -174,7 +169,7 @@ class DistStore(KVStore):
             for part in shared.parts
         ]
         shared.step += 1
-        config = self._config if self.compression.push is not None else 0
+        config = 0 if self.compression == OFF else self._config
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
             fields = {
                 "key": key, "step": shared.step, "config": config, "optimizer": self._optimizer, "rows": rows,
@@ -213,46 +208,44 @@ class DistStore(KVStore):
             shared.senders[part.start] = Sender(name, shape, seed=self.seed, rank=self.rank)
         sender = shared.senders[part.start]
         sender.use(self.compression)
-        payload = sender.encode(grad)
-        if compressor.fixed_size:
-            return payload
-        sent = grad.values().shape if grad.is_sparse else grad.shape
-        return payload[: sent_nbytes(compressor, compressor.layout(tuple(sent)), payload)]
+        return sent(compressor, grad.values().shape if grad.is_sparse else grad.shape, sender.encode(grad))
 
     def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
-        targets, requests, servers = [], [], []
-        for key, outs in pairs:
-            shared = self._shared(key)
-            own = direct(outs, shared)
-            value = lease(shared.shape, shared.dtype) if own is None else own
-            targets.append((value, outs))
-            for part in shared.parts:
-                room = as_bytes(value.view(-1)[part.start : part.stop])
-                requests.append(Request("pull", {"key": key, "step": shared.step}, out=room, priority=priority))
-                servers.append(part.server)
-        try:
-            self._wait(requests, f"the pull of {', '.join(repr(key) for key, _ in pairs[:5])}", servers)
-        except GroupError:
-            # What comes too late is not written into tensors that the caller has taken back.
-            for request in requests:
-                request.future.cancel()
-            raise
-        for key, _ in pairs:
-            self._check_pushes(key)
+        values = self._values(pairs, priority, self.compression.pull)
         with torch.no_grad():
-            for value, outs in targets:
+            for value, (_, outs) in zip(values, pairs, strict=True):
                 for out in outs:
                     if out.is_sparse:
                         out.copy_(value.to_sparse(1))
                     elif out.data_ptr() != value.data_ptr() or not out.numel():
                         out.copy_(value)
 
+    def _values(
+        self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, compressor: Compressor | None
+    ) -> list[Tensor]:
+        """The values of keys, in those of the tensors beside them that can take them; answers may be compressed."""
+        pulling, keys = Pulling(compressor, self._config, priority), [key for key, _ in pairs]
+        values = [pulling.add(key, self._shared(key), outs) for key, outs in pairs]
+        # A push that was refused would be waited for in vain.
+        pushes = [future for key in keys for future in self._keys[key].pushes]
+        bound = "" if self.staleness is None else f", at most {self.staleness} steps ahead of the slowest worker,"
+        what = f"the pull of {', '.join(map(repr, keys[:5]))}{bound}"
+        try:
+            self._wait(pulling.requests, what, pulling.servers, pushes)
+        except GroupError:
+            # What comes too late is not written into tensors that the caller has taken back.
+            for request in pulling.requests:
+                request.future.cancel()
+            raise
+        for key in keys:
+            self._check_pushes(key)
+        pulling.fill()
+        return values
+
     def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
         shared = self._shared(key)
         if len(shared.parts) > 1:
-            whole = torch.empty(shared.shape, dtype=shared.dtype)
-            self._pull_all([(key, [whole])], priority)
-            values = whole[rows.cpu()]
+            values = self._values([(key, [])], priority, None)[0][rows.cpu()]
         else:
             values = torch.empty((len(rows), *shared.shape[1:]), dtype=shared.dtype)
             fields = {"key": key, "step": shared.step}
@@ -276,11 +269,7 @@ class DistStore(KVStore):
         return self._keys[key]
 
     def _set_compression(self, compression: Compression) -> None:
-        if isinstance(compression.push, MultiRound):
-            raise ConfigError(
-                f"{compression.push.name!r} needs rounds between the workers, which a server does not make: use it "
-                "with compress_ddp, or another method here"
-            )
+        require_alone(compression.push)
         self._config += 1
         self._ask_all("config", {"number": self._config, "config": compression.to_config()}, "a compression", True)
 
@@ -293,10 +282,13 @@ class DistStore(KVStore):
     def _ask_all(self, op: str, fields: dict[str, Any], what: str, declare: bool = False) -> None:
         self._wait([Request(op, fields, declare=declare) for _ in self.place.servers], what)
 
-    def _wait(self, requests: Sequence[Request], what: str, servers: Sequence[int] | None = None) -> list[int]:
+    def _wait(
+        self, requests: Sequence[Request], what: str, servers: Sequence[int] | None = None,
+        first: Sequence[Future[int]] = (),
+    ) -> list[int]:  # fmt: skip
         places = range(len(requests)) if servers is None else servers
         futures = [self._links.ask(server, request) for server, request in zip(places, requests, strict=True)]
-        return self._links.wait(futures, what)
+        return self._links.wait([*first, *futures], what)[len(first) :]
 
     def _flush(self) -> None:
         for key in self._keys:
@@ -308,20 +300,6 @@ class DistStore(KVStore):
         done = [future for future in shared.pushes if wait or future.done()]
         shared.pushes = [future for future in shared.pushes if future not in done]
         self._links.wait(done, f"a push of key {key!r}")
-
-
-def direct(outs: Sequence[Tensor], shared: Shared) -> Tensor | None:
-    """The first tensor that can receive the value's bytes as they come."""
-    return next((
-        out.detach() for out in outs
-        if out.layout == torch.strided and out.device.type == "cpu" and out.dtype == shared.dtype
-        and out.is_contiguous()
-    ), None)  # fmt: skip
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def failed_or_done(future: Future[int]) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 from gradwire.compressors.base import Compressor
 from gradwire.kvstore.buffers import lease, lease_zeros
 from gradwire.kvstore.compression import Compression
+from gradwire.kvstore.payloads import sent_layout, views
 from gradwire.memory.base import Memory
 from gradwire.types import align
 
@@ -43,11 +44,11 @@ class Merger:
         compressor, memory = compression.push, compression.memory
         assert compressor is not None
         assert memory is not None
-        layout = compressor.layout(tuple(self.shape))
-        rows = lease((len(payloads), align(layout.nbytes)), torch.uint8).to(self.device)
+        nbytes = sent_layout(compressor, self.shape).nbytes
+        rows = lease((len(payloads), align(nbytes)), torch.uint8).to(self.device)
         for row, payload in zip(rows, payloads, strict=True):
-            row[: layout.nbytes].copy_(payload)
-        stacked = layout.views(rows[:, : layout.nbytes])
+            row[:nbytes].copy_(payload)
+        stacked = views(compressor, self.shape, rows[:, :nbytes])
         out = lease_zeros(self.shape, self.device)
         if sums(compressor, memory):
             compressor.add_decoded_many(stacked, out, 1.0)

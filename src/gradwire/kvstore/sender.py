@@ -6,6 +6,7 @@ kept has changed. Elements that a row-sparse gradient does not name keep their r
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -29,17 +30,19 @@ class Sender:
         shape: of the key's tensor.
         seed: of all random streams.
         rank: of this sender among the senders of the key.
+        phase: of the random streams: 0 where gradients are sent, 1 where a store answers.
         device: of its gradients.
     """
 
     def __init__(
-        self, key: StoreKey, shape: torch.Size, *, seed: int, rank: int, device: torch.device | str = "cpu"
-    ) -> None:
+        self, key: StoreKey, shape: torch.Size, *, seed: int, rank: int, phase: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
         self.key, self.shape, self.device = key, shape, torch.device(device)
         self.kept: dict[str, Tensor] = {}
         self.state: State = {}
         self.steps = 0
-        self._stream = Key(seed=seed, tensor=tensor_id(repr(key)), rank=rank)
+        self._stream = Key(seed=seed, tensor=tensor_id(repr(key)), phase=phase, rank=rank)
         self._compression = Compression()
         self._scratch = torch.empty(0, device=self.device)
 
@@ -138,7 +141,7 @@ class Sender:
 
     def _next(self) -> Key:
         self.steps += 1
-        return Key(self._stream.seed, self.steps, self._stream.tensor, rank=self._stream.rank)
+        return dataclasses.replace(self._stream, step=self.steps)
 
 
 def refuse_nonfinite(key: StoreKey, x: Tensor) -> None:

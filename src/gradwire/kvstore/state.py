@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.entry import Entry
@@ -38,6 +39,7 @@ class ServerState:
         self.saved_states: dict[StoreKey, dict[str, Any]] = {}
         self.counters = Counters()
         self.sync: bool | None = None
+        self.staleness = rules.staleness
         self.dead: set[int] = set()
         self.finished: set[int] = set()
         self._waits = Waits()
@@ -72,6 +74,25 @@ class ServerState:
         """The step up to which a worker's pushes are in the value."""
         return entry.version if self.sync else entry.last.get(rank, 0)
 
+    def _has_step(self, entry: Entry, rank: int, step: int) -> bool:
+        return self._version(entry, rank) >= step and self._within_bound(entry, step)
+
+    def _within_bound(self, entry: Entry, step: int) -> bool:
+        """Whether a worker that made so many steps of a key need not wait for the slowest."""
+        if self.sync or self.staleness is None:
+            return True
+        return step - min((entry.last.get(rank, 0) for rank in self.live), default=step) <= self.staleness
+
+    def _missing(self, entry: Entry, rank: int, step: int) -> str:
+        """What a request waits for."""
+        if self._version(entry, rank) < step:
+            return f"key {entry.key!r} waits for step {step}"
+        behind = [each for each in sorted(self.live) if step - entry.last.get(each, 0) > (self.staleness or 0)]
+        return (
+            f"step {step} of key {entry.key!r} waits for worker {', '.join(map(str, behind))}, more than "
+            f"{self.staleness} steps behind"
+        )
+
     def _durable(self, entry: Entry | None, version: int) -> int:
         """The step up to which a worker need not keep its pushes."""
         return version if entry is None or not self.rules.snapshots else entry.durable
@@ -79,6 +100,16 @@ class ServerState:
     def _value(self, session: Session, seq: int, entry: Entry) -> list[Outgoing]:
         self.counters.pulls += 1
         return self._chunks(session, seq, entry.lend(), entry)
+
+    def _answer(
+        self, session: Session, seq: int, entry: Entry, have: int, compressor: Compressor | None
+    ) -> list[Outgoing]:
+        self.counters.pulls += 1
+        # What was given by a server before a restart, or to another process, says nothing about what is there now.
+        known = have if have <= session.given.get(entry.key, -1) else -1
+        data, number = entry.answer(session.rank, known, compressor, shared=bool(self.sync))
+        session.given[entry.key] = number
+        return self._chunks(session, seq, data, entry)
 
     def _chunks(self, session: Session, seq: int, data: Tensor, entry: Entry | None) -> list[Outgoing]:
         count, view = chunk_count(data.numel()), data.numpy().data
