@@ -20,14 +20,14 @@ import torch
 
 from gradwire.errors import ConfigError, GradwireError, WireError
 from gradwire.kvstore.compression import Compression
-from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes
+from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes, raw
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.optimizers import OptimizerConfig, Updater
 from gradwire.kvstore.payloads import require_alone
 from gradwire.kvstore.protocol import DTYPES, REQUESTS, VERSION, pack, unpack
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.session import Session
-from gradwire.kvstore.state import ServerState, raw
+from gradwire.kvstore.state import ServerState
 from gradwire.kvstore.states import from_bytes, to_bytes
 from gradwire.kvstore.waits import Outgoing, Topic, Waiting
 

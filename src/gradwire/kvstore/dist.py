@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, is_float32, is_int, require
+from gradwire.errors import ConfigError, GroupError, is_float32, is_int, require
 from gradwire.kvstore.base import KVStore, UpdaterFunction
 from gradwire.kvstore.compression import OFF, Compression
 from gradwire.kvstore.environment import Place, read_place
@@ -183,7 +183,7 @@ class DistStore(KVStore):
             some = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
             payloads = [self._rows_payload(key, shared, part, shared.rows_of(part, some)) for part in shared.parts]
         else:
-            total = add_dense(grads, shared.shape, "cpu")
+            total = self._total(shared, grads)
             payloads = [self._payload(key, shared, part, total) for part in shared.parts]
         shared.step += 1
         config = 0 if self.compression == OFF else self._config
@@ -193,6 +193,13 @@ class DistStore(KVStore):
             }  # fmt: skip
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
             shared.pushes.append(self._links.ask(part.server, request))
+
+    def _total(self, shared: Shared, grads: Sequence[Tensor]) -> Tensor:
+        """The sum of this worker's senders; memory that nobody changes until it is sent or encoded."""
+        one = grads[0] if len(grads) == 1 and self.compression.push is not None else None
+        if one is not None and one.device.type == "cpu" and not one.is_sparse and one.is_contiguous():
+            return one
+        return add_dense(grads, shared.shape, "cpu")
 
     def _payload(self, key: StoreKey, shared: Shared, part: Part, total: Tensor) -> tuple[int, Tensor]:
         """-1, which says that it is dense, and the bytes of a part's push."""
@@ -220,21 +227,32 @@ class DistStore(KVStore):
         return sent(compressor, grad.values().shape if grad.is_sparse else grad.shape, sender.encode(grad))
 
     def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
-        values = self._values([key for key, _ in pairs], priority, self.compression.pull)
+        values = self._values(pairs, priority, self.compression.pull)
         with torch.no_grad():
             for value, (_, outs) in zip(values, pairs, strict=True):
                 for out in outs:
-                    out.copy_(value.to_sparse(1) if out.is_sparse else value)
+                    if out.is_sparse:
+                        out.copy_(value.to_sparse(1))
+                    elif out.data_ptr() != value.data_ptr() or not out.numel():
+                        out.copy_(value)
 
-    def _values(self, keys: Sequence[StoreKey], priority: int, compressor: Compressor | None) -> list[Tensor]:
-        """The values of keys; answers are compressed where the store was told how."""
-        pulling = Pulling(compressor, self._config, priority)
-        values = [pulling.add(key, self._shared(key)) for key in keys]
+    def _values(
+        self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, compressor: Compressor | None
+    ) -> list[Tensor]:
+        """The values of keys, in those of the tensors beside them that can take them; answers may be compressed."""
+        pulling, keys = Pulling(compressor, self._config, priority), [key for key, _ in pairs]
+        values = [pulling.add(key, self._shared(key), outs) for key, outs in pairs]
         # A push that was refused would be waited for in vain.
         pushes = [future for key in keys for future in self._keys[key].pushes]
         bound = "" if self.staleness is None else f", at most {self.staleness} steps ahead of the slowest worker,"
         what = f"the pull of {', '.join(map(repr, keys[:5]))}{bound}"
-        self._wait(pulling.requests, what, pulling.servers, pushes)
+        try:
+            self._wait(pulling.requests, what, pulling.servers, pushes)
+        except GroupError:
+            # What comes too late is not written into tensors that the caller has taken back.
+            for request in pulling.requests:
+                request.future.cancel()
+            raise
         for key in keys:
             self._check_pushes(key)
         pulling.fill()
@@ -247,7 +265,7 @@ class DistStore(KVStore):
             requests, servers = row_requests(key, shared, rows.cpu(), values, priority)
             self._wait(requests, f"rows of key {key!r}", servers, shared.pushes)
         else:
-            values = self._values([key], priority, None)[0][rows.cpu()]
+            values = self._values([(key, [])], priority, None)[0][rows.cpu()]
         with torch.no_grad():
             if out.is_sparse:
                 out.copy_(torch.sparse_coo_tensor(rows.cpu()[None], values, shared.shape))

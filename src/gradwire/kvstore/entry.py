@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, WireError
+from gradwire.kvstore.buffers import lease
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.merge import Merger
@@ -24,7 +25,7 @@ from gradwire.kvstore.optimizers import Updater
 from gradwire.kvstore.payloads import received, sizes
 from gradwire.kvstore.replica import Replica, follows, whole
 
-__all__ = ["AHEAD", "Contribution", "Entry", "expected_nbytes"]
+__all__ = ["AHEAD", "Contribution", "Entry", "expected_nbytes", "raw"]
 
 AHEAD = 256
 """Steps of which a server keeps pushes before all workers' are in."""
@@ -73,6 +74,8 @@ class Entry:
     pending: dict[int, dict[int, Contribution]] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
     """In async: the step of each worker's last push."""
+    lent: bool = False
+    """Somebody may still read the value's memory: it is not written any more."""
     replicas: dict[int, Replica] = field(default_factory=dict)
     """What workers hold where answers are compressed: in sync one for all, ``SHARED``; in async each worker's own."""
     replaced: bool = True
@@ -193,10 +196,19 @@ class Entry:
         updater = updaters.get(max(push.optimizer for push in ordered))
         self.replaced = updater is None
         if updater is None:
-            self.value.copy_(merged)
+            # Not copied into the old value, which may still be on its way to a worker.
+            self.value = merged.to(self.value.dtype).view(self.value.shape)
         else:
+            if self.lent:
+                self.value = lease(self.value.shape, self.value.dtype).copy_(self.value)
             updater(self.key, merged, self.value)
+        self.lent = False
         self.version += 1
+
+    def lend(self) -> Tensor:
+        """The value's memory: it stays as it is until the last view of it is gone, whatever is pushed meanwhile."""
+        self.lent = True
+        return raw(self.value)
 
     def apply_one(self, rank: int, step: int, push: Contribution, updaters: Mapping[int, Updater]) -> bool:
         """In async: apply a push at once; False: it was applied before."""
@@ -226,7 +238,7 @@ class Entry:
         return out
 
     def _sum_mixed(self, pushes: Sequence[Contribution]) -> Tensor:
-        out = torch.zeros(self.value.shape, dtype=torch.promote_types(self.value.dtype, torch.float32))
+        out = lease(self.value.shape, torch.promote_types(self.value.dtype, torch.float32)).zero_()
         for push in pushes:
             if push.rows is not None and push.compression.push is not None:
                 out.add_(self.merger.merge_rows(push.compression, [push.data], [push.rows]))
@@ -238,6 +250,11 @@ class Entry:
             else:
                 out.add_(push.data.view(self.value.dtype).view(self.value.shape))
         return out
+
+
+def raw(value: Tensor) -> Tensor:
+    """The bytes of a tensor, without a copy where it is contiguous."""
+    return value.contiguous().view(-1).view(torch.uint8)
 
 
 def expected_nbytes(entry: Entry, compression: Compression, rows: int) -> range:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import MultiRound
 from gradwire.errors import ConfigError
+from gradwire.kvstore.buffers import lease
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.keys import StoreKey
 from gradwire.types import Key, State, tensor_id
@@ -101,7 +102,7 @@ class Sender:
         assert compressor is not None
         assert memory is not None
         layout = compressor.layout(tuple(x.shape))
-        buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, device=self.device)
+        buffer = self._payload(layout.nbytes)
         status = torch.zeros(1, dtype=torch.int32, device=self.device)
         before = {name: tensor.clone() for name, tensor in state.items()}
         memory.encode(compressor, x, kept, layout.views(buffer), state, self._next(), status)
@@ -132,6 +133,11 @@ class Sender:
         if self._scratch.shape != self.shape:
             self._scratch = torch.empty(self.shape, device=self.device)
         return self._scratch.copy_(grad)
+
+    def _payload(self, nbytes: int) -> Tensor:
+        if self.device.type != "cpu":
+            return torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
+        return lease((nbytes,), torch.uint8).zero_()
 
     def _next(self) -> Key:
         self.steps += 1

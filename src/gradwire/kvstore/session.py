@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import WireError
+from gradwire.kvstore.buffers import lease
 from gradwire.kvstore.compression import OFF, Compression
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.protocol import CHUNK, chunk_count
@@ -89,5 +90,5 @@ class Session:
         if seq not in self.open:
             if len(self.open) >= MAX_OPEN:
                 raise WireError(f"a session has at most {MAX_OPEN} messages in pieces at a time")
-            self.open[seq] = Assembly(torch.empty(nbytes, dtype=torch.uint8), set(range(chunks)))
+            self.open[seq] = Assembly(lease((nbytes,), torch.uint8), set(range(chunks)))
         return self.open[seq]

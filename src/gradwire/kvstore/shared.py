@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
+from gradwire.kvstore.buffers import lease
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.placement import Part
 from gradwire.kvstore.replica import Held, follows
@@ -71,9 +73,13 @@ class Pulling:
         self.servers: list[int] = []
         self._answers: list[tuple[Request, Held, Tensor]] = []
 
-    def add(self, key: StoreKey, shared: Shared) -> Tensor:
-        """Ask for a key; the tensor that will have its value when all was answered and ``fill`` called."""
-        value = torch.empty(shared.shape, dtype=shared.dtype)
+    def add(self, key: StoreKey, shared: Shared, outs: Sequence[Tensor] = ()) -> Tensor:
+        """Ask for a key; the tensor that will have its value when all was answered and ``fill`` called.
+
+        It is one of ``outs`` where the bytes can come into it as they are.
+        """
+        own = direct(outs, shared)
+        value = lease(shared.shape, shared.dtype) if own is None else own
         for part in shared.parts:
             self.requests.append(self._request(key, shared, part, value.view(-1)[part.start : part.stop]))
             self.servers.append(part.server)
@@ -117,6 +123,15 @@ def inside(places: Tensor, rows: range) -> tuple[int, int]:
     """Where places in increasing order enter and leave a range of rows."""
     lo, hi = torch.searchsorted(places, torch.tensor([rows.start, rows.stop])).tolist()
     return lo, hi
+
+
+def direct(outs: Sequence[Tensor], shared: Shared) -> Tensor | None:
+    """The first tensor that can receive the value's bytes as they come."""
+    return next((
+        out.detach() for out in outs
+        if out.layout == torch.strided and out.device.type == "cpu" and out.dtype == shared.dtype
+        and out.is_contiguous()
+    ), None)  # fmt: skip
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

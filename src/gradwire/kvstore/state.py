@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
@@ -21,7 +20,7 @@ from gradwire.kvstore.rules import Counters, Rules
 from gradwire.kvstore.session import Session
 from gradwire.kvstore.waits import Outgoing, Waits
 
-__all__ = ["ServerState", "raw"]
+__all__ = ["ServerState"]
 
 
 class ServerState:
@@ -45,7 +44,6 @@ class ServerState:
         self.dead: set[int] = set()
         self.finished: set[int] = set()
         self._waits = Waits()
-        self._answers: dict[StoreKey, tuple[int, list[Any]]] = {}
 
     @property
     def live(self) -> set[int]:
@@ -110,12 +108,7 @@ class ServerState:
 
     def _value(self, session: Session, seq: int, entry: Entry) -> list[Outgoing]:
         self.counters.pulls += 1
-        version, data = self._answers.get(entry.key, (-1, []))
-        if version != entry.version:
-            # Made once for all workers. A copy: the value changes while a slow one still receives it.
-            data = [raw(entry.value).clone()]
-            self._answers[entry.key] = (entry.version, data)
-        return self._chunks(session, seq, data[0], entry)
+        return self._chunks(session, seq, entry.lend(), entry)
 
     def _answer(
         self, session: Session, seq: int, entry: Entry, have: int, compressor: Compressor | None
@@ -155,8 +148,3 @@ class ServerState:
 
     def _newest(self) -> Updater | None:
         return self.updaters[max(self.updaters)] if self.updaters else None
-
-
-def raw(value: Tensor) -> Tensor:
-    """The bytes of a tensor, without a copy where it is contiguous."""
-    return value.contiguous().view(-1).view(torch.uint8)
