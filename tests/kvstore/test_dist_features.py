@@ -82,6 +82,7 @@ def test_row_sparse_pushes_and_pulls(told, name):
             if name == "plain":
                 assert torch.equal(picked, want)
     assert all(torch.equal(each["rows"][name][1], torch.full(ROWS, 7.0)) for each in told), "ignore_sparse"
+    assert told[0]["rows"][name][2] == [2] * 5
 
 
 def test_thresholds_that_follow_the_gradients_need_no_agreement(told):

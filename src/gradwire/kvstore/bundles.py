@@ -161,6 +161,8 @@ class ServerBundles(ServerState):
         counters.pushes[method] = counters.pushes.get(method, 0) + 1
         if self.sync:
             fresh = entry.offer(session.rank, step, contribution)
+            if fresh:
+                counters.begin(entry.key, step, session.seen)
         else:
             fresh = entry.apply_one(session.rank, step, contribution, self.updaters)
             counters.steps += fresh
@@ -192,7 +194,7 @@ class ServerBundles(ServerState):
                 return self._when(entry.key, session, seq, self._missing(entry, session.rank, step), ready, again)
         self.counters.pulls += len(steps)
         data = self._frame([entry for entry, _ in steps])
-        self.counters.bytes_out += data.numel()
+        self.counters.bytes_out["none"] = self.counters.bytes_out.get("none", 0) + data.numel()
         count, view, durable = chunk_count(data.numel()), data.numpy().data, self._all_durable(session, steps)
         told = {"seq": seq, "chunks": count, "nbytes": data.numel(), "durable": durable}
         return [

@@ -49,7 +49,7 @@ class ServerCore(ServerBundles):
         super().__init__(rules, entries)
         self._sessions: dict[bytes, Session] = {}
         self._barriers: dict[int, set[int]] = {}
-        self._passed = 0
+        self._passed, self._now = 0, 0.0
 
     # What the shell calls ----------------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class ServerCore(ServerBundles):
             frames: the header and at most one frame.
             now: seconds, from any start.
         """
-        seq = 0
+        seq, self._now = 0, now
         try:
             op, fields, rest = unpack(frames, REQUESTS)
             seq = fields.get("seq", 0)
@@ -80,6 +80,7 @@ class ServerCore(ServerBundles):
 
     def tick(self, now: float) -> list[Outgoing]:
         """Notice who has been silent for too long; call it about once a second."""
+        self._now = now
         silent = [s for s in self._sessions.values() if now - s.seen > self.rules.dead_after]
         gone = [out for session in silent for out in self._lost(session)]
         return [*gone, *self._progress()]
@@ -125,18 +126,10 @@ class ServerCore(ServerBundles):
         stuck = self._waits.take_stuck()
         return [(w.peer, [pack("error", seq=w.seq, kind="dead", text=f"{self._silence()}: {w.what}")]) for w in stuck]
 
-    def _silence(self) -> str:
-        names = ", ".join(map(str, sorted(self.dead)))
-        return f"worker {names} has not been heard of for {self.rules.dead_after:g} s"
-
     def _close(self, peer: bytes) -> list[Outgoing]:
         if self._sessions.pop(peer, None) is not None:
             self._waits.drop(peer)
         return []
-
-    def _error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
-        self.counters.refused += 1
-        return peer, [pack("error", seq=seq, kind=kind, text=str(error)[:500])]
 
     # Requests ----------------------------------------------------------------------------------------------------
 
@@ -337,5 +330,5 @@ class ServerCore(ServerBundles):
             entry = None if isinstance(topic, tuple) else self.entries.get(topic)
             while self.sync and entry is not None and (pushes := entry.ready(live)) is not None:
                 entry.apply(pushes, self.updaters)
-                self.counters.steps += 1
+                self.counters.complete(entry.key, entry.version, self._now)
         return [out for topic in touched for each in self._waits.take_ready(topic) for out in each.answer()]

@@ -8,7 +8,6 @@ push of the key to count.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import weakref
 from collections.abc import Sequence
@@ -27,14 +26,14 @@ from gradwire.kvstore.bundles import Bundle, Bundles
 from gradwire.kvstore.compression import OFF, Compression
 from gradwire.kvstore.environment import Place, read_place
 from gradwire.kvstore.keys import StoreKey
-from gradwire.kvstore.links import Links
+from gradwire.kvstore.links import Links, finish_at_exit
 from gradwire.kvstore.optimizers import OptimizerConfig
 from gradwire.kvstore.payloads import require_alone, sent
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.sender import Sender
-from gradwire.kvstore.shared import Pulling, Shared, as_bytes, as_is
-from gradwire.kvstore.states import from_bytes, replace_file, to_bytes
+from gradwire.kvstore.shared import Pulling, Shared, as_bytes, as_is, row_requests
+from gradwire.kvstore.states import from_bytes, load_states, replace_file, to_bytes
 
 __all__ = ["DistStore"]
 
@@ -63,11 +62,12 @@ class DistStore(KVStore):
         self.place, self.bound, self.seed = where or read_place(), bound, seed
         self._keys: dict[StoreKey, Shared] = {}
         self._config = self._optimizer = self._barriers = 0
+        self._optimizer_name: str | None = None
         self._links = Links(
             self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
             keys=self.place.keys,
         )  # fmt: skip
-        atexit.register(_finish_at_exit, weakref.ref(self))
+        atexit.register(finish_at_exit, weakref.ref(self))
         self.staleness = staleness
         if staleness is not None:
             self._ask_all("staleness", {"steps": staleness}, "a bound on staleness", declare=True)
@@ -105,7 +105,12 @@ class DistStore(KVStore):
         self._links.close()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the states of all servers to a safetensors file, by one worker for all of them."""
+        """Write the states of all servers to a safetensors file: one worker for all of them, after a barrier.
+
+        Args:
+            fname: is replaced at once when all is written.
+            dump_optimizer: also write its name and numbers.
+        """
         requests = [Request("states", {}) for _ in self.place.servers]
         self._wait(requests, "the optimizer states")
         states: dict[StoreKey, dict[str, Any]] = {}
@@ -117,11 +122,19 @@ class DistStore(KVStore):
             to_bytes(states, config if dump_optimizer else None)))  # fmt: skip
 
     def load_optimizer_states(self, fname: str) -> None:
-        try:
-            data = Path(fname).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{fname} cannot be read as optimizer states: {error}") from error
-        states, _ = from_bytes(data, fname)
+        """Read what ``save_optimizer_states`` wrote: all workers, or one of them between two barriers.
+
+        Args:
+            fname: written with as many servers as there are now. With the name and numbers of an optimizer in it, all
+                workers have to read it, as they all have to call ``set_optimizer``.
+
+        Raises:
+            ConfigError: no such file, another number of servers, or the states of another optimizer.
+        """
+        states, config = load_states(fname)
+        if config is not None:
+            name = self._optimizer_name
+            require(name in (None, config.name), "fname", f"the states of {name!r}, as the store has", config.name)
         split: list[dict[StoreKey, dict[str, Any]]] = [{} for _ in self.place.servers]
         for label, state in states.items():
             server, key = json.loads(str(label))
@@ -131,6 +144,8 @@ class DistStore(KVStore):
             Request("restore", {}, torch.frombuffer(bytearray(to_bytes(mine)), dtype=torch.uint8)) for mine in split
         ]
         self._wait(requests, "the optimizer states")
+        if config is not None:
+            self._set_optimizer(config)
 
     def _init(self, key: StoreKey, value: Tensor) -> None:
         require(key not in self._keys, f"key {key!r}", "initialised once", "a second time")
@@ -139,8 +154,9 @@ class DistStore(KVStore):
         alignment = 1 if push is None else push.alignment
         if pull is not None and pull.alignment == 0:
             alignment = 0
-        bound = 2**62 if value.is_sparse else self.bound
-        parts = place(key, dense.numel(), len(self.place.servers), bound=bound, alignment=alignment)
+        if value.is_sparse and alignment:
+            alignment = max(1, dense[:1].numel())
+        parts = place(key, dense.numel(), len(self.place.servers), bound=self.bound, alignment=alignment)
         shared = Shared(dense.shape, dense.dtype, value.is_sparse, parts)
         requests = []
         for part in parts:
@@ -197,13 +213,13 @@ class DistStore(KVStore):
     def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
         shared = self._shared(key)
         self._settle(key, shared)
-        sparse = all(grad.is_sparse for grad in grads) and len(shared.parts) == 1
-        total = None if sparse else shared.total(grads, copied=self.compression.push is None)
         # Encoded before the step is counted: a push that is refused was not made.
-        payloads = [
-            self._rows_payload(key, shared, part, grads) if total is None else self._payload(key, shared, part, total)
-            for part in shared.parts
-        ]
+        if all(grad.is_sparse for grad in grads) and shared.in_rows:
+            some = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
+            payloads = [self._rows_payload(key, shared, part, shared.rows_of(part, some)) for part in shared.parts]
+        else:
+            total = shared.total(grads, copied=self.compression.push is None)
+            payloads = [self._payload(key, shared, part, total) for part in shared.parts]
         shared.step += 1
         config = self._named_config()
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
@@ -220,9 +236,8 @@ class DistStore(KVStore):
             return -1, self._encoded(key, shared, part, piece)
         return -1, as_bytes(piece.to(shared.dtype))
 
-    def _rows_payload(self, key: StoreKey, shared: Shared, part: Part, grads: Sequence[Tensor]) -> tuple[int, Tensor]:
-        """How many rows, and the bytes of a row-sparse push."""
-        grad = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
+    def _rows_payload(self, key: StoreKey, shared: Shared, part: Part, grad: Tensor) -> tuple[int, Tensor]:
+        """How many rows, and the bytes of a part's row-sparse push."""
         rows = grad.indices()[0].contiguous()
         plain = self.compression.push is None
         data = as_bytes(grad.values().to(shared.dtype)) if plain else self._encoded(key, shared, part, grad)
@@ -274,13 +289,12 @@ class DistStore(KVStore):
 
     def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
         shared = self._shared(key)
-        if len(shared.parts) > 1:
-            values = self._values([(key, [])], priority, None)[0][rows.cpu()]
-        else:
+        if shared.in_rows:
             values = torch.empty((len(rows), *shared.shape[1:]), dtype=shared.dtype)
-            fields = {"key": key, "step": shared.step}
-            request = Request("rows", fields, as_bytes(rows.cpu()), as_bytes(values.view(-1)))
-            self._wait([request], f"rows of key {key!r}", [shared.parts[0].server])
+            requests, servers = row_requests(key, shared, rows.cpu(), values, priority)
+            self._wait(requests, f"rows of key {key!r}", servers, shared.pushes)
+        else:
+            values = self._values([(key, [])], priority, None)[0][rows.cpu()]
         with torch.no_grad():
             if out.is_sparse:
                 out.copy_(torch.sparse_coo_tensor(rows.cpu()[None], values, shared.shape))
@@ -304,7 +318,7 @@ class DistStore(KVStore):
         self._ask_all("config", {"number": self._config, "config": compression.to_config()}, "a compression", True)
 
     def _set_optimizer(self, config: OptimizerConfig) -> None:
-        self._optimizer += 1
+        self._optimizer, self._optimizer_name = self._optimizer + 1, config.name
         numbers = dict(config.numbers)
         fields = {"number": self._optimizer, "name": config.name, "numbers": numbers}
         self._ask_all("optimizer", fields, "an optimizer", True)
@@ -330,14 +344,3 @@ class DistStore(KVStore):
         done = [future for future in shared.pushes if wait or future.done()]
         shared.pushes = [future for future in shared.pushes if future not in done]
         self._links.wait(done, f"a push of key {key!r}")
-
-
-def _finish_at_exit(reference: weakref.ref[DistStore]) -> None:
-    """A script that ends in peace says so, or the others would wait for its next push."""
-    store = reference()
-    if store is None:
-        return
-    # The process ends whatever happens, and the servers notice that in any case.
-    with contextlib.suppress(Exception):
-        store.finish()
-    store.close()

@@ -33,7 +33,7 @@ from gradwire.kvstore.sender import Sender, refuse_nonfinite
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
 
-__all__ = ["Held", "Replica", "follows", "whole"]
+__all__ = ["Held", "Replica", "follows", "is_payload", "whole"]
 
 PREFIX = struct.Struct("<qq")
 """Of an answer: its form, and the number of the replica that it leads to."""
@@ -202,6 +202,12 @@ class Held:
 def whole(value: Tensor, number: int) -> Tensor:
     """An answer with the value itself, where there is no replica of it."""
     return framed(WHOLE, number, wide(value))
+
+
+def is_payload(answer: Tensor) -> bool:
+    """Whether an answer is compressed."""
+    form, _ = PREFIX.unpack_from(answer[: PREFIX.size].numpy().data)
+    return form in (CHANGE, VALUE)
 
 
 def framed(form: int, number: int, data: Tensor) -> Tensor:

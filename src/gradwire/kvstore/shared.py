@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from gradwire.kvstore.replica import Held, follows
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.sender import Sender
 
-__all__ = ["Pulling", "Shared", "as_bytes", "as_is"]
+__all__ = ["Pulling", "Shared", "as_bytes", "as_is", "row_requests"]
 
 
 @dataclass
@@ -62,8 +63,28 @@ class Shared:
                 future.result()
         self.pushes = [future for future in self.pushes if not future.done()]
 
+    @property
+    def in_rows(self) -> bool:
+        """Whether every part has whole rows: a small key has, and a row-sparse one, which is cut between them."""
+        return self.shape.numel() > 0 and (self.sparse or len(self.parts) == 1)
+
     def part_shape(self, part: Part) -> tuple[int, ...]:
-        return tuple(self.shape) if len(self.parts) == 1 else (part.numel,)
+        if len(self.parts) == 1:
+            return tuple(self.shape)
+        return (len(self.rows(part)), *self.shape[1:]) if self.in_rows else (part.numel,)
+
+    def rows(self, part: Part) -> range:
+        """Those of a part, where parts have whole ones."""
+        width = math.prod(self.shape[1:])
+        return range(part.start // width, part.stop // width)
+
+    def rows_of(self, part: Part, grad: Tensor) -> Tensor:
+        """A part of a coalesced row-sparse gradient, with its rows counted from the part's first."""
+        mine, (places,) = self.rows(part), grad.indices()
+        lo, hi = inside(places, mine)
+        return torch.sparse_coo_tensor(
+            places[None, lo:hi] - mine.start, grad.values()[lo:hi], self.part_shape(part), is_coalesced=True
+        )
 
 
 class Pulling:
@@ -128,6 +149,27 @@ class Pulling:
         request = Request("follow", {**fields, "config": self.config, "have": held.number}, priority=self.priority)
         self._answers.append((request, held, room))
         return request
+
+
+def row_requests(
+    key: StoreKey, shared: Shared, rows: Tensor, values: Tensor, priority: int
+) -> tuple[list[Request], list[int]]:
+    """What to ask which server for rows in increasing order, which the answers write to ``values``."""
+    requests, servers = [], []
+    for part in shared.parts:
+        lo, hi = inside(rows, shared.rows(part))
+        if hi > lo:
+            asked = as_bytes(rows[lo:hi] - shared.rows(part).start)
+            fields = {"key": key, "step": shared.step}
+            requests.append(Request("rows", fields, asked, as_bytes(values[lo:hi]), priority))
+            servers.append(part.server)
+    return requests, servers
+
+
+def inside(places: Tensor, rows: range) -> tuple[int, int]:
+    """Where places in increasing order enter and leave a range of rows."""
+    lo, hi = torch.searchsorted(places, torch.tensor([rows.start, rows.stop])).tolist()
+    return lo, hi
 
 
 def direct(outs: Sequence[Tensor], shared: Shared) -> Tensor | None:

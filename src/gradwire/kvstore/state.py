@@ -15,6 +15,7 @@ from gradwire.kvstore.entry import Entry
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.optimizers import Updater
 from gradwire.kvstore.protocol import CHUNK, chunk_count, pack
+from gradwire.kvstore.replica import is_payload
 from gradwire.kvstore.rules import Counters, Rules
 from gradwire.kvstore.session import Session
 from gradwire.kvstore.waits import Outgoing, Waits
@@ -65,6 +66,14 @@ class ServerState:
         for entry in self.entries.values():
             entry.durable = entry.version
 
+    def _error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
+        self.counters.refused += 1
+        return peer, [pack("error", seq=seq, kind=kind, text=str(error)[:500])]
+
+    def _silence(self) -> str:
+        names = ", ".join(map(str, sorted(self.dead)))
+        return f"worker {names} has not been heard of for {self.rules.dead_after:g} s"
+
     def _done(self, session: Session, seq: int, key: StoreKey | None = None) -> list[Outgoing]:
         entry = None if key is None else self.entries[key]
         version = 0 if entry is None else self._version(entry, session.rank)
@@ -109,11 +118,14 @@ class ServerState:
         known = have if have <= session.given.get(entry.key, -1) else -1
         data, number = entry.answer(session.rank, known, compressor, shared=bool(self.sync))
         session.given[entry.key] = number
-        return self._chunks(session, seq, data, entry)
+        name = compressor.name if compressor is not None and is_payload(data) else "none"
+        return self._chunks(session, seq, data, entry, name)
 
-    def _chunks(self, session: Session, seq: int, data: Tensor, entry: Entry | None) -> list[Outgoing]:
+    def _chunks(
+        self, session: Session, seq: int, data: Tensor, entry: Entry | None, method: str = "none"
+    ) -> list[Outgoing]:
         count, view = chunk_count(data.numel()), data.numpy().data
-        self.counters.bytes_out += data.numel()
+        self.counters.bytes_out[method] = self.counters.bytes_out.get(method, 0) + data.numel()
         version = 0 if entry is None else self._version(entry, session.rank)
         told = {"version": version, "durable": self._durable(entry, version)}
         return [
