@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from gradwire.errors import ConfigError, GradwireError, WireError
+from gradwire.kvstore.bundles import ServerBundles
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes, raw
 from gradwire.kvstore.keys import StoreKey
@@ -27,7 +28,6 @@ from gradwire.kvstore.payloads import require_alone
 from gradwire.kvstore.protocol import DTYPES, REQUESTS, VERSION, pack, unpack
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.session import Session
-from gradwire.kvstore.state import ServerState
 from gradwire.kvstore.states import from_bytes, to_bytes
 from gradwire.kvstore.waits import Outgoing, Topic, Waiting
 
@@ -37,7 +37,7 @@ SETTINGS = 2 * AHEAD
 """Settings of the optimizer that pushes may name: a learning rate may change in every step."""
 
 
-class ServerCore(ServerState):
+class ServerCore(ServerBundles):
     """One server: sessions and their requests.
 
     Args:
@@ -48,7 +48,6 @@ class ServerCore(ServerState):
     def __init__(self, rules: Rules, entries: Iterable[Entry] | None = None) -> None:
         super().__init__(rules, entries)
         self._sessions: dict[bytes, Session] = {}
-        self._touched: set[Topic] = set()
         self._barriers: dict[int, set[int]] = {}
         self._passed, self._now = 0, 0.0
 
@@ -205,8 +204,7 @@ class ServerCore(ServerState):
         config: int, optimizer: int, rows: int,
     ) -> list[Outgoing]:  # fmt: skip
         entry, compression = self._entry(key), self._compression(session, config)
-        if optimizer and optimizer not in self.updaters:
-            raise WireError(f"a push names optimizer setting {optimizer}, which was never sent")
+        self._check_optimizer(optimizer)
         if rows > len(entry.value) if entry.value.dim() else rows >= 0:
             raise WireError(f"a push names {rows} rows of key {key!r}")
         sizes = expected_nbytes(entry, compression, rows)
@@ -216,17 +214,7 @@ class ServerCore(ServerState):
             return []
         contribution = entry.contribution(compression, data, rows, optimizer)
         method = compression.push.name if compression.push is not None else "none"
-        self.counters.bytes_in[method] = self.counters.bytes_in.get(method, 0) + data.numel()
-        self.counters.pushes[method] = self.counters.pushes.get(method, 0) + 1
-        if self.sync:
-            fresh = entry.offer(session.rank, step, contribution)
-            if fresh:
-                self.counters.begin(key, step, session.seen)
-        else:
-            fresh = entry.apply_one(session.rank, step, contribution, self.updaters)
-            self.counters.steps += fresh
-        self.counters.repeated += not fresh
-        self._touched.add(key)
+        self._take_push(session, entry, step, contribution, method)
         return self._when(
             key, session, seq, self._missing(entry, session.rank, step), partial(self._within_bound, entry, step),
             lambda: self._done(session, seq, key),
@@ -335,12 +323,12 @@ class ServerCore(ServerState):
 
     def _progress(self) -> list[Outgoing]:
         """Of what was touched: apply steps that are complete, and answer those who waited for that."""
-        answers: list[Outgoing] = []
         touched, self._touched = self._touched, set()
+        live = self.live
+        # All steps first: a pull of many keys would find one after the other.
         for topic in touched:
             entry = None if isinstance(topic, tuple) else self.entries.get(topic)
-            while self.sync and entry is not None and (pushes := entry.ready(self.live)) is not None:
+            while self.sync and entry is not None and (pushes := entry.ready(live)) is not None:
                 entry.apply(pushes, self.updaters)
                 self.counters.complete(entry.key, entry.version, self._now)
-            answers += [out for each in self._waits.take_ready(topic) for out in each.answer()]
-        return answers
+        return [out for topic in touched for each in self._waits.take_ready(topic) for out in each.answer()]
