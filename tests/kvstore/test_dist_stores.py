@@ -1,9 +1,11 @@
 """A distributed store's answers to misuse, and shapes of keys that are cut, with servers in threads of the test."""
 
+import threading
+
 import pytest
 import torch
 
-from gradwire import ConfigError, registry
+from gradwire import ConfigError, GroupError, registry
 from gradwire.compressors.base import MultiRound
 from gradwire.types import Key
 from tests.kvstore.threads import stores
@@ -32,6 +34,17 @@ def test_workers_that_want_different_bounds_on_staleness_are_told():
         stores(1, name="dist_async", rules={"staleness": 3}, staleness=2, timeout=60),
     ):
         pass
+
+
+@pytest.mark.timeout(30)
+def test_nobody_waits_for_a_thread_that_has_ended():
+    before = set(threading.enumerate())
+    with stores(1, timeout=1) as (kv,):
+        (thread,) = (each for each in set(threading.enumerate()) - before if each.name == "gradwire-kvstore")
+        kv._links._inbox.put(None)
+        thread.join(10)
+        with pytest.raises(GroupError, match="init of key 'w' was not answered within 1 s"):
+            kv.init("w", torch.zeros(3))
 
 
 @pytest.mark.parametrize("name", registry.names("compressors"))
