@@ -26,7 +26,7 @@ from gradwire.kvstore.base import KVStore, UpdaterFunction
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.environment import Place, read_place
 from gradwire.kvstore.keys import StoreKey
-from gradwire.kvstore.link import Links
+from gradwire.kvstore.links import Links
 from gradwire.kvstore.merge import add_dense
 from gradwire.kvstore.optimizers import OptimizerConfig
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
@@ -73,7 +73,8 @@ class DistStore(KVStore):
         require(is_float32(timeout) and timeout > 0, "timeout", "seconds > 0", timeout)
         self.place, self.bound, self.seed = where or read_place(), bound, seed
         self._keys: dict[StoreKey, Shared] = {}
-        self._config = self._optimizer = self._barriers = 0
+        self._config = self._barriers = 0
+        self._optimizers = [0] * len(self.place.servers)
         self._links = Links(
             self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
             keys=self.place.keys,
@@ -176,7 +177,8 @@ class DistStore(KVStore):
         config = self._config if self.compression.push is not None else 0
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
             fields = {
-                "key": key, "step": shared.step, "config": config, "optimizer": self._optimizer, "rows": rows,
+                "key": key, "step": shared.step, "config": config, "optimizer": self._optimizers[part.server],
+                "rows": rows,
             }  # fmt: skip
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
             shared.pushes.append(self._links.ask(part.server, request))
@@ -267,10 +269,15 @@ class DistStore(KVStore):
         self._ask_all("config", {"number": self._config, "config": compression.to_config()}, "a compression", True)
 
     def _set_optimizer(self, config: OptimizerConfig) -> None:
-        self._optimizer += 1
-        numbers = dict(config.numbers)
-        fields = {"number": self._optimizer, "name": config.name, "numbers": numbers}
-        self._ask_all("optimizer", fields, "an optimizer", True)
+        number, numbers = max(self._optimizers) + 1, dict(config.numbers)
+        requests = [
+            Request("optimizer", {"number": number, "name": config.name, "numbers": numbers}, declare=True)
+            for _ in self.place.servers
+        ]
+        # Of a worker that came later a server says by which number it knows the setting.
+        self._optimizers = self._wait(requests, "an optimizer")
+        for request, known in zip(requests, self._optimizers, strict=True):
+            request.fields["number"] = known
 
     def _ask_all(self, op: str, fields: dict[str, Any], what: str, declare: bool = False) -> None:
         self._wait([Request(op, fields, declare=declare) for _ in self.place.servers], what)

@@ -66,7 +66,7 @@ class Entry:
     durable: int = 0
     pending: dict[int, dict[int, Contribution]] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
-    """In async: the step of each worker's last push."""
+    """The last step of each worker that is in the value."""
 
     def __post_init__(self) -> None:
         self.merger = Merger(self.value.shape)
@@ -113,8 +113,14 @@ class Entry:
         """Take a push in; False: it was here before.
 
         Raises:
-            ConfigError: the worker is ``AHEAD`` steps further than the key: it pushes and never pulls.
+            ConfigError: the step was made without the worker; or it is ``AHEAD`` steps further than the key: it pushes
+                and never pulls.
         """
+        if self.last.get(rank, 0) < step <= self.version:
+            raise ConfigError(
+                f"step {step} of key {self.key!r} was made without worker {rank}, and step {self.version} is made: it "
+                "had been silent for too long, or had finished; start it again"
+            )
         if step <= self.version or rank in self.pending.get(step, {}):
             return False
         if step > self.version + AHEAD:
@@ -142,13 +148,14 @@ class Entry:
         else:
             updater(self.key, merged, self.value)
         self.version += 1
+        self.last |= dict.fromkeys(pushes, self.version)
 
     def apply_one(self, rank: int, step: int, push: Contribution, updaters: Mapping[int, Updater]) -> bool:
         """In async: apply a push at once; False: it was applied before."""
         if step <= self.last.get(rank, 0):
             return False
-        self.last[rank] = step
         self.apply({rank: push}, updaters)
+        self.last[rank] = step
         return True
 
     def _sum(self, pushes: list[Contribution]) -> Tensor:

@@ -8,14 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.errors import WireError
+from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.compression import OFF, Compression
 from gradwire.kvstore.protocol import CHUNK, chunk_count
 
-__all__ = ["MAX_OPEN", "Session"]
+__all__ = ["MAX_CONFIGS", "MAX_OPEN", "Session"]
 
 MAX_OPEN = 64
 """Messages in pieces that a session may have under way."""
+
+
+MAX_CONFIGS = 512
+"""Compressions that pushes may name: a threshold may change in every step."""
 
 
 @dataclass
@@ -37,6 +41,8 @@ class Session:
         seen: when something last came from it, in seconds.
         configs: its compressions, by number; 0 is none.
         barriers: that were passed before it came: its own first one is the one after them.
+        joined: its rank had another process before, so its settings are numbered anew.
+        reachable: nothing that was sent to it has failed since it was heard of.
     """
 
     peer: bytes
@@ -45,7 +51,15 @@ class Session:
     seen: float
     configs: dict[int, Compression] = field(default_factory=lambda: {0: OFF})
     barriers: int = 0
+    joined: bool = False
+    reachable: bool = True
     open: dict[int, Assembly] = field(default_factory=dict)
+
+    def declare(self, number: int, compression: Compression) -> None:
+        """Know a compression by its number, and forget the oldest of too many."""
+        self.configs[number] = compression
+        if len(self.configs) > MAX_CONFIGS:
+            del self.configs[min(n for n in self.configs if n)]
 
     def take(self, seq: int, chunk: int, chunks: int, rest: list[memoryview], sizes: range) -> Tensor | None:
         """Take a piece of a message; the whole of it, uint8, when its last piece is here.
@@ -86,5 +100,9 @@ class Session:
         if seq not in self.open:
             if len(self.open) >= MAX_OPEN:
                 raise WireError(f"a session has at most {MAX_OPEN} messages in pieces at a time")
-            self.open[seq] = Assembly(torch.empty(nbytes, dtype=torch.uint8), set(range(chunks)))
+            try:
+                data = torch.empty(nbytes, dtype=torch.uint8)
+            except RuntimeError:
+                raise ConfigError(f"this server has no room for a message of {nbytes} bytes") from None
+            self.open[seq] = Assembly(data, set(range(chunks)))
         return self.open[seq]

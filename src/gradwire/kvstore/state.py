@@ -35,6 +35,7 @@ class ServerState:
         self.epoch = os.urandom(16)
         self.restored = entries is not None
         self.entries: dict[StoreKey, Entry] = {entry.key: entry for entry in entries or ()}
+        self.stored = sum(entry.value.nbytes for entry in self.entries.values())
         self.updaters: dict[int, Updater] = {}
         self.saved_states: dict[StoreKey, dict[str, Any]] = {}
         self.counters = Counters()
@@ -65,9 +66,9 @@ class ServerState:
         for entry in self.entries.values():
             entry.durable = entry.version
 
-    def _done(self, session: Session, seq: int, key: StoreKey | None = None) -> list[Outgoing]:
+    def _done(self, session: Session, seq: int, key: StoreKey | None = None, number: int = 0) -> list[Outgoing]:
         entry = None if key is None else self.entries[key]
-        version = 0 if entry is None else self._version(entry, session.rank)
+        version = number if entry is None else self._version(entry, session.rank)
         return [(session.peer, [pack("done", seq=seq, version=version, durable=self._durable(entry, version))])]
 
     def _version(self, entry: Entry, rank: int) -> int:
