@@ -6,6 +6,8 @@ each one the server is there, the honest worker has gone on with the bits of a s
 
 import re
 import resource
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -14,7 +16,6 @@ import torch
 
 from gradwire.kvstore.dist import DistStore
 from gradwire.kvstore.environment import Place
-from gradwire.kvstore.launch import start_server
 from tests.attacks.kvstore import floods, lies, sizes, strangers
 from tests.attacks.kvstore.wire import Attacker, init
 from tests.kvstore.simulate import Simulated
@@ -79,10 +80,10 @@ def few_files():
 
 @pytest.fixture(scope="module")
 def server():
-    process, endpoint = start_server(
-        ["--workers", "2", "--on-dead-worker", "continue"], preexec_fn=few_files, stderr=-1
-    )
-    yield process, endpoint
+    command = [sys.executable, "-m", "gradwire", "server", "--workers", "2", "--on-dead-worker", "continue"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, preexec_fn=few_files, **pipes)
+    yield process, process.stdout.readline().split()[2]
     process.terminate()
     _, said = process.communicate(timeout=20)
     # A traceback is of an exception that no check foresaw.

@@ -54,7 +54,7 @@ def sequence(rank, shape, compression, grads):
 
 
 def slow_steps(rank, steps, folder, compression, pause):
-    """Push and pull one key ``steps`` times, slowly, and say how far it is. The error, the steps, and the last value."""
+    """Push and pull one key ``steps`` times, slowly, and say how far it is. The error, the steps and the last value."""
     kv = kvstore.create("dist_sync", timeout=50)
     if compression:
         kv.set_gradient_compression(compression)

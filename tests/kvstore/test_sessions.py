@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gradwire.kvstore import waits
+from gradwire.kvstore.compression import parse
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.optimizers import OptimizerConfig
 from gradwire.kvstore.protocol import VERSION, pack
@@ -68,7 +69,7 @@ def test_a_rank_belongs_to_the_key_of_its_name():
 
 def test_a_worker_that_was_silent_for_long_goes_on_with_its_compressions():
     core, a, b = pair(dead_after=5.0)
-    config = {"push": {"name": "twobit", "threshold": 0.5}, "memory": {"name": "residual"}}
+    config = parse({"type": "2bit"}).to_config()
     assert ops(ask(core, b, "config", 2, number=1, config=config)) == ["done"]
     core.receive(a, [pack("ping")], 5.0)
     core.tick(6.0)

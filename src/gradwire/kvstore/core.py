@@ -19,16 +19,15 @@ from typing import Any
 
 import torch
 
-from gradwire.compressors.base import MultiRound
 from gradwire.errors import ConfigError, GradwireError, WireError
 from gradwire.kvstore.compression import Compression
-from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes
+from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes, raw
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.optimizers import OptimizerConfig, Updater
+from gradwire.kvstore.payloads import require_alone
 from gradwire.kvstore.protocol import CHUNK, DTYPES, REQUESTS, pack, unpack
 from gradwire.kvstore.session import Session
 from gradwire.kvstore.sessions import ServerSessions
-from gradwire.kvstore.state import raw
 from gradwire.kvstore.states import from_bytes, to_bytes
 from gradwire.kvstore.waits import Outgoing, Topic, Waiting
 
@@ -59,7 +58,7 @@ class ServerCore(ServerSessions):
             now: seconds, from any start.
             owner: the rank whose key the sender has; None: keys are not used, or are nobody's alone.
         """
-        seq = 0
+        seq, self._now = 0, now
         try:
             op, fields, rest = unpack(frames, REQUESTS)
             seq = fields.get("seq", 0)
@@ -79,6 +78,7 @@ class ServerCore(ServerSessions):
 
     def tick(self, now: float) -> list[Outgoing]:
         """Notice who has been silent for too long; call it about once a second."""
+        self._now = now
         silent = [s for s in self._sessions.values() if now - s.seen > self.rules.dead_after]
         gone = [out for session in silent for out in self._lose(session)]
         return [*gone, *self._progress()]
@@ -133,8 +133,7 @@ class ServerCore(ServerSessions):
             compression = Compression.from_config(config)
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"a compression is refused: {error}") from None
-        if isinstance(compression.push, MultiRound):
-            raise ConfigError(f"{compression.push.name!r} needs rounds between workers, which a server does not make")
+        require_alone(compression.push)
         session.declare(number, compression)
         return self._done(session, seq)
 
@@ -183,28 +182,28 @@ class ServerCore(ServerSessions):
         self.counters.pushes[method] = self.counters.pushes.get(method, 0) + 1
         if self.sync:
             fresh = entry.offer(session.rank, step, contribution)
+            if fresh:
+                self.counters.begin(key, step, session.seen)
         else:
             fresh = entry.apply_one(session.rank, step, contribution, self.updaters)
             self.counters.steps += fresh
         self.counters.repeated += not fresh
         self._touched.add(key)
-        waiting = f"key {key!r} waits for the slowest worker, {self.rules.staleness} steps behind"
         return self._when(
-            key, session, seq, waiting, partial(self._within_bound, entry, step), lambda: self._done(session, seq, key)
-        )
-
-    def _within_bound(self, entry: Entry, step: int) -> bool:
-        if self.sync or self.rules.staleness is None:
-            return True
-        return step - min((entry.last.get(rank, 0) for rank in self.live), default=step) <= self.rules.staleness
+            key, session, seq, self._missing(entry, session.rank, step), partial(self._within_bound, entry, step),
+            lambda: self._done(session, seq, key),
+        )  # fmt: skip
 
     def _pull(self, session: Session, rest: list[memoryview], seq: int, key: StoreKey, step: int) -> list[Outgoing]:
         entry = self._entry(key)
-        missing = f"the pull of key {key!r} waits for step {step}"
-        return self._when(
-            key, session, seq, missing, partial(self._has_step, entry, session.rank, step),
-            partial(self._value, session, seq, entry),
-        )  # fmt: skip
+        return self._when_there(session, seq, entry, step, partial(self._value, session, seq, entry))
+
+    def _follow(
+        self, session: Session, rest: list[memoryview], seq: int, key: StoreKey, step: int, config: int, have: int
+    ) -> list[Outgoing]:
+        entry, compressor = self._entry(key), self._compression(session, config).pull
+        answer = partial(self._answer, session, seq, entry, have, compressor)
+        return self._when_there(session, seq, entry, step, answer)
 
     def _rows(
         self, session: Session, rest: list[memoryview], seq: int, chunk: int, chunks: int, key: StoreKey, step: int
@@ -226,12 +225,15 @@ class ServerCore(ServerSessions):
             self.counters.pulls += 1
             return self._chunks(session, seq, raw(entry.value[rows]), entry)
 
-        missing = f"the pull of rows of key {key!r} waits for step {step}"
-        ready = partial(self._has_step, entry, session.rank, step)
-        return self._when(key, session, seq, missing, ready, answer)
+        return self._when_there(session, seq, entry, step, answer)
 
-    def _has_step(self, entry: Entry, rank: int, step: int) -> bool:
-        return self._version(entry, rank) >= step
+    def _staleness(self, session: Session, rest: list[memoryview], seq: int, steps: int) -> list[Outgoing]:
+        if self.sync:
+            raise ConfigError("a bound on staleness is for dist_async: in dist_sync nobody is ahead")
+        if self.staleness not in (None, steps):
+            raise ConfigError(f"staleness is {self.staleness} on this server, worker {session.rank} asks for {steps}")
+        self.staleness = steps
+        return self._done(session, seq)
 
     def _barrier(self, session: Session, rest: list[memoryview], seq: int, number: int) -> list[Outgoing]:
         number += session.barriers
@@ -282,6 +284,13 @@ class ServerCore(ServerSessions):
 
     # Waiting -----------------------------------------------------------------------------------------------------
 
+    def _when_there(
+        self, session: Session, seq: int, entry: Entry, step: int, answer: Callable[[], list[Outgoing]]
+    ) -> list[Outgoing]:
+        """Answer when a worker's own step is in the value, and not too far ahead of the others."""
+        ready, missing = partial(self._has_step, entry, session.rank, step), self._missing(entry, session.rank, step)
+        return self._when(entry.key, session, seq, missing, ready, answer)
+
     def _when(
         self, topic: Topic, session: Session, seq: int, what: str, ready: Callable[[], bool],
         answer: Callable[[], list[Outgoing]],
@@ -301,6 +310,6 @@ class ServerCore(ServerSessions):
             entry = None if isinstance(topic, tuple) else self.entries.get(topic)
             while self.sync and entry is not None and (pushes := entry.ready(self.live)) is not None:
                 entry.apply(pushes, self.updaters)
-                self.counters.steps += 1
+                self.counters.complete(entry.key, entry.version, self._now)
             answers += [out for each in self._waits.take_ready(topic) for out in each.answer()]
         return answers

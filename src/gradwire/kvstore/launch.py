@@ -1,11 +1,10 @@
-"""Servers and workers as processes of this machine."""
+"""Servers and workers of one run, as processes of this machine or of several."""
 
 from __future__ import annotations
 
 import os
-import signal
+import queue
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,33 +13,37 @@ from typing import Any, Self
 
 from gradwire.errors import GroupError
 from gradwire.kvstore.environment import KEYS, SERVERS
+from gradwire.kvstore.machines import Here, Machine, end_all
 
 __all__ = ["Group", "start_server"]
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds that a server may take to say where it listens."""
 
-GRACE = 5.0
-"""Seconds between asking a process to end and ending it."""
 
-
-def start_server(arguments: Sequence[str], **options: Any) -> tuple[subprocess.Popen[str], str]:
+def start_server(
+    arguments: Sequence[str], machine: Machine | None = None, label: str = "server"
+) -> tuple[subprocess.Popen[Any], str]:
     """Start ``gradwire server`` and wait for its endpoint.
 
     Args:
         arguments: of the command.
-        options: for ``subprocess.Popen``.
+        machine: where; None: here.
+        label: before what it prints.
 
     Raises:
-        GroupError: it ended instead.
+        GroupError: it ended instead, or did not say it in time.
     """
-    command = [sys.executable, "-m", "gradwire", "server", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
-    assert process.stdout is not None
-    line = process.stdout.readline()
+    machine = machine or Here()
+    process, first = machine.serve([machine.python, "-m", "gradwire", "server", *arguments], label)
+    try:
+        line = first.get(timeout=PATIENCE)
+    except queue.Empty:
+        end_all([process])
+        raise GroupError(f"{label} did not say within {PATIENCE:g} s where it listens") from None
     if not line.startswith("listening on "):
-        process.kill()
-        raise GroupError(f"a server ended with exit code {process.wait()} before it listened")
+        end_all([process])
+        raise GroupError(f"{label} ended with exit code {exit_code(process)} before it listened")
     return process, line.split()[2]
 
 
@@ -53,22 +56,25 @@ class Group:
         servers: how many.
         server_arguments: more of them for ``gradwire server``.
         keys: folder made by ``gradwire keygen`` for at least so many workers; None: no encryption.
+        machines: of the workers, one for each; None: all of them here.
     """
 
     def __init__(
         self, command: Sequence[str], workers: int, servers: int, server_arguments: Sequence[str] = (),
-        keys: Path | None = None,
+        keys: Path | None = None, machines: Sequence[Machine] | None = None,
     ) -> None:  # fmt: skip
         self.command, self.count, self.keys = list(command), workers, keys
+        self.machines = list(machines or [Here()] * workers)
+        self.hosts = list({id(machine): machine for machine in self.machines}.values())
         self.server_arguments = ["--workers", str(workers), *server_arguments]
         if keys is not None:
             self.server_arguments += ["--keys", str(keys / "servers")]
-        self.workers: dict[int, subprocess.Popen[bytes]] = {}
-        self.servers: list[subprocess.Popen[str]] = []
+        self.workers: dict[int, subprocess.Popen[Any]] = {}
+        self.servers: list[subprocess.Popen[Any]] = []
         self.endpoints: list[str] = []
         try:
-            for _ in range(servers):
-                process, endpoint = start_server(self.server_arguments)
+            for index in range(servers):
+                process, endpoint = self._serve(index, f"tcp://{self._host(index).address}:0")
                 self.servers.append(process)
                 self.endpoints.append(endpoint)
             for rank in range(workers):
@@ -77,18 +83,17 @@ class Group:
             self.close()
             raise
 
-    def start_worker(self, rank: int) -> subprocess.Popen[bytes]:
+    def start_worker(self, rank: int) -> subprocess.Popen[Any]:
         """Start a worker, or start one again that has ended."""
-        self.workers[rank] = subprocess.Popen(self.command, env={**os.environ, **self.environment(rank)})
+        self.workers[rank] = self.machines[rank].start(self.command, self.environment(rank), f"worker {rank}")
         return self.workers[rank]
 
     def restart_server(self, index: int) -> None:
         """Start a server again at the address it had."""
-        arguments = [*self.server_arguments, "--bind", self.endpoints[index]]
-        self.servers[index], _ = start_server(arguments)
+        self.servers[index], _ = self._serve(index, self.endpoints[index])
 
     def environment(self, rank: int) -> Mapping[str, str]:
-        """What a worker is told. One torch thread: several workers share this machine."""
+        """What a worker is told. One torch thread: several workers share a machine."""
         told = {
             SERVERS: ",".join(self.endpoints), "GRADWIRE_RANK": str(rank), "GRADWIRE_WORLD_SIZE": str(self.count),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -96,32 +101,32 @@ class Group:
         return told if self.keys is None else {**told, KEYS: str(self.keys / f"worker-{rank}")}
 
     def wait(self) -> int:
-        """Until all workers have ended, or one of them with an error; the exit code."""
+        """Until all workers have ended, or one of them or a server with an error; the exit code."""
         while True:
-            codes = [process.poll() for process in self.workers.values()]
-            failed = [code for code in codes if code not in (None, 0)]
-            if failed:
-                return int(failed[0] or 1)
-            if all(code == 0 for code in codes):
-                return 0
+            code = self.failure()[1]
+            if code or all(process.poll() == 0 for process in self.workers.values()):
+                return code
             time.sleep(0.05)
+
+    def failure(self) -> tuple[str, int]:
+        """Who failed, and the exit code that says so: 128 + n after signal n; 0 while nobody did."""
+        for rank, process in self.workers.items():
+            if process.poll():
+                return f"worker {rank}", exit_code(process)
+        for index, process in enumerate(self.servers):
+            if process.poll():
+                return f"server {index}", exit_code(process)
+        return "", 0
 
     def close(self) -> None:
         """End what still runs."""
-        processes: list[subprocess.Popen[Any]] = [*self.workers.values(), *self.servers]
-        running = [process for process in processes if process.poll() is None]
-        for process in running:
-            process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + GRACE
-        for process in running:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for server in self.servers:
-            if server.stdout is not None:
-                server.stdout.close()
+        end_all([*self.workers.values(), *self.servers])
+
+    def _host(self, index: int) -> Machine:
+        return self.hosts[index % len(self.hosts)]
+
+    def _serve(self, index: int, endpoint: str) -> tuple[subprocess.Popen[Any], str]:
+        return start_server([*self.server_arguments, "--bind", endpoint], self._host(index), f"server {index}")
 
     def __enter__(self) -> Self:
         return self
@@ -130,3 +135,9 @@ class Group:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def exit_code(process: subprocess.Popen[Any]) -> int:
+    """As a shell has it."""
+    code = process.returncode or 0
+    return code if code >= 0 else 128 - code

@@ -169,6 +169,9 @@ class Link:
         request = self.unanswered.get(seq)
         if request is None:
             return
+        if request.future.cancelled():
+            del self.unanswered[seq]
+            return
         if request.missing is None:
             request.missing = set(range(chunks))
             if request.out is None:

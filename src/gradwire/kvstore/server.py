@@ -59,17 +59,19 @@ class Server:
         self._outbox = Outbox(self._socket, lambda: core.stored)
         self._guard = Guard(self._socket, core.rules.workers)
         self._ranks: dict[str, int] = {}
-        if keys is not None:
-            self._lock(Path(keys))
         # A peer that is gone is an error here and not a silent loss; a worker that comes again takes its name over.
         for option, value in ((zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.LINGER, 0),
                               (zmq.SNDHWM, QUEUED), (zmq.RCVHWM, QUEUED), (zmq.HANDSHAKE_IVL, HANDSHAKE),
                               (zmq.MAXMSGSIZE, max(CHUNK, MAX_HEADER))):  # fmt: skip
             self._socket.setsockopt(option, value)
         try:
+            if keys is not None:
+                self._lock(Path(keys))
             self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, ConfigError) as error:
             self.close()
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(f"endpoint {endpoint!r} cannot be bound: {error}") from error
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError, WireError
+from gradwire.kvstore.buffers import lease
 from gradwire.kvstore.compression import OFF, Compression
+from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.protocol import CHUNK, chunk_count
 
 __all__ = ["MAX_CONFIGS", "MAX_OPEN", "Session"]
@@ -43,6 +45,7 @@ class Session:
         barriers: that were passed before it came: its own first one is the one after them.
         joined: its rank had another process before, so its settings are numbered anew.
         reachable: nothing that was sent to it has failed since it was heard of.
+        given: number of the replica of a key that the newest compressed answer led to.
     """
 
     peer: bytes
@@ -53,6 +56,7 @@ class Session:
     barriers: int = 0
     joined: bool = False
     reachable: bool = True
+    given: dict[StoreKey, int] = field(default_factory=dict)
     open: dict[int, Assembly] = field(default_factory=dict)
 
     def declare(self, number: int, compression: Compression) -> None:
@@ -101,8 +105,8 @@ class Session:
             if len(self.open) >= MAX_OPEN:
                 raise WireError(f"a session has at most {MAX_OPEN} messages in pieces at a time")
             try:
-                data = torch.empty(nbytes, dtype=torch.uint8)
-            except RuntimeError:
+                data = lease((nbytes,), torch.uint8)
+            except (RuntimeError, MemoryError):
                 raise ConfigError(f"this server has no room for a message of {nbytes} bytes") from None
             self.open[seq] = Assembly(data, set(range(chunks)))
         return self.open[seq]

@@ -41,7 +41,7 @@ class ServerSessions(ServerState):
         self._seen: set[int] = set()
         self._touched: set[Topic] = set()
         self._barriers: dict[int, set[int]] = {}
-        self._passed = 0
+        self._passed, self._now = 0, 0.0
 
     def knows(self, peer: bytes) -> bool:
         """Whether it has a session."""
@@ -86,7 +86,8 @@ class ServerSessions(ServerState):
             self._close(each.peer)
         fresh = Session(peer, rank, session, now)
         if known is not None:
-            fresh.configs, fresh.barriers, fresh.joined = known.configs, known.barriers, known.joined
+            fresh.configs, fresh.barriers, fresh.given = known.configs, known.barriers, known.given
+            fresh.joined = known.joined
         else:
             self._start_again(fresh)
         self._enter(fresh)
@@ -130,10 +131,6 @@ class ServerSessions(ServerState):
         stuck = self._waits.take_stuck()
         return [(w.peer, [pack("error", seq=w.seq, kind="dead", text=f"{self._silence()}: {w.what}")]) for w in stuck]
 
-    def _silence(self) -> str:
-        names = ", ".join(map(str, sorted(self.dead)))
-        return f"worker {names} has not been heard of for {self.rules.dead_after:g} s"
-
     def _close(self, peer: bytes) -> list[Outgoing]:
         if self._sessions.pop(peer, None) is not None:
             self._waits.drop(peer)
@@ -142,19 +139,6 @@ class ServerSessions(ServerState):
     def _pong(self) -> bytes:
         return pack("pong", dead=sorted(self.dead))
 
-    def _error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
-        self.counters.refused += 1
-        return peer, [pack("error", seq=seq, kind=kind, text=printable(str(error)))]
-
     def _touch_all(self) -> None:
         """Who lives has changed: any step or wait may be complete."""
         self._touched |= self._waits.topics() | {key for key, entry in self.entries.items() if entry.pending}
-
-
-def printable(text: str) -> str:
-    r"""For a terminal and a log: nothing in it that moves a cursor or starts a line, and not without end.
-
-    >>> printable("a\x1b[2J\nb")
-    'a\\x1b[2J\\nb'
-    """
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:500])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,17 +11,21 @@ from torch import Tensor, nn
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.kvstore._create import create
 from gradwire.kvstore.base import KVStore
+from gradwire.kvstore.merge import add_dense
 from gradwire.kvstore.optimizers import OptimizerConfig, Updater
 from gradwire.kvstore.states import load_states, save_states
 
 __all__ = ["Trainer"]
+
+Copies: TypeAlias = nn.Parameter | Sequence[nn.Parameter]
 
 
 class Trainer:
     """Applies an optimizer to parameters, through a store.
 
     Args:
-        params: parameters, or a mapping from names to them such as ``dict(model.named_parameters())``.
+        params: parameters, or a mapping from names to them such as ``dict(model.named_parameters())``. In place of a
+            parameter a list of its copies may stand, one for each device: each is a sender, and all get the new value.
         optimizer: "sgd", "adam", ..., or an ``OptimizerConfig``.
         optimizer_params: its numbers, such as ``{"learning_rate": 0.1, "momentum": 0.9}``.
         kvstore: a store, its type, or None for none. MXNet leaves the store out on one device; here it is always used
@@ -44,12 +48,13 @@ class Trainer:
     """
 
     def __init__(
-        self, params: Iterable[nn.Parameter] | Mapping[str, nn.Parameter], optimizer: str | OptimizerConfig,
+        self, params: Iterable[Copies] | Mapping[str, Copies], optimizer: str | OptimizerConfig,
         optimizer_params: Mapping[str, Any] | None = None, kvstore: KVStore | str | None = "device",
         compression_params: Mapping[str, Any] | None = None, update_on_kvstore: bool | None = None,
     ) -> None:  # fmt: skip
-        self._params = list(params.values() if isinstance(params, Mapping) else params)
-        right = bool(self._params) and all(isinstance(param, Tensor) for param in self._params)
+        given = list(params.values() if isinstance(params, Mapping) else params)
+        self._params = [cast("list[nn.Parameter]", [c] if isinstance(c, Tensor) else list(c)) for c in given]
+        right = bool(given) and all(c and all(isinstance(each, Tensor) for each in c) for c in self._params)
         require(right, "params", "parameters, or a mapping to them", params)
         numbers = dict(optimizer_params or {})
         if isinstance(optimizer, OptimizerConfig):
@@ -80,6 +85,11 @@ class Trainer:
             raise ConfigError(f"optimizer {self._config.name!r} was given no learning_rate")
         return float(value)
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether a store has the weights: what it says replaces them after each step."""
+        return self._started and self._on_store
+
     def set_learning_rate(self, lr: float) -> None:
         """Use another learning rate from the next step on; the optimizer's state stays."""
         self._use(self._config.replace(learning_rate=lr))
@@ -103,8 +113,8 @@ class Trainer:
             return
         assert self._store is not None
         pairs = self._with_gradient(ignore_stale_grad)
-        keys, grads = [key for key, _ in pairs], [param.grad for _, param in pairs]
-        self._store.pushpull(keys, grads, out=[param.data for _, param in pairs])
+        keys, values = [key for key, _ in pairs], [[each.data for each in copies] for _, copies in pairs]
+        self._store.pushpull(keys, [gradients(copies) for _, copies in pairs], out=values)
 
     def allreduce_grads(self) -> None:
         """Replace every gradient by its sum over the workers, for who changes it before ``update``.
@@ -137,8 +147,13 @@ class Trainer:
         else:
             save_states(fname, self._updater.state_dict(), self._config)
 
-    def load_states(self, fname: str) -> None:
-        """Read what ``save_states`` wrote."""
+    def load_states(self, fname: str, *, numbers: bool = True) -> None:
+        """Read what ``save_states`` wrote.
+
+        Args:
+            fname: of the file.
+            numbers: False: the optimizer's state alone, and not its numbers.
+        """
         self._start()
         if self._on_store:
             assert self._store is not None
@@ -146,7 +161,7 @@ class Trainer:
             return
         states, config = load_states(fname)
         self._updater.load_state_dict(states)
-        if config is not None:
+        if config is not None and numbers:
             self._use(config)
 
     def _start(self) -> None:
@@ -158,28 +173,34 @@ class Trainer:
             return
         if self._on_store:
             self._store.set_optimizer(self._config)
-        for key, param in enumerate(self._params):
-            self._store.broadcast(key, param.data, param.data)
+        for key, copies in enumerate(self._params):
+            self._store.broadcast(key, copies[0].data, [each.data for each in copies])
 
     def _allreduce(self, ignore_stale_grad: bool) -> None:
-        if self._store is None:
-            return
         pairs = self._with_gradient(ignore_stale_grad)
-        self._store.pushpull([key for key, _ in pairs], [param.grad for _, param in pairs])
+        if self._store is not None:
+            self._store.pushpull([key for key, _ in pairs], [gradients(copies) for _, copies in pairs])
+            return
+        for _, copies in pairs:
+            if len(copies) > 1:
+                total = add_dense(gradients(copies), copies[0].shape, copies[0].device)
+                for grad in gradients(copies):
+                    grad.copy_(total)
 
     def _update(self, ignore_stale_grad: bool) -> None:
         with torch.no_grad():
-            for key, param in self._with_gradient(ignore_stale_grad):
-                assert param.grad is not None
-                self._updater(key, param.grad.clone(), param.data)
+            for key, copies in self._with_gradient(ignore_stale_grad):
+                self._updater(key, gradients(copies)[0].clone(), copies[0].data)
+                for other in copies[1:]:
+                    other.data.copy_(copies[0].data)
 
-    def _with_gradient(self, ignore_stale_grad: bool) -> list[tuple[int, nn.Parameter]]:
-        trainable = [(key, param) for key, param in enumerate(self._params) if param.requires_grad]
-        stale = [key for key, param in trainable if param.grad is None]
+    def _with_gradient(self, ignore_stale_grad: bool) -> list[tuple[int, list[nn.Parameter]]]:
+        trainable = [(key, copies) for key, copies in enumerate(self._params) if copies[0].requires_grad]
+        stale = [key for key, copies in trainable if len(gradients(copies)) < len(copies)]
         require(
             not stale or ignore_stale_grad, "params", "with gradients, or ignore_stale_grad=True", f"none at {stale}"
         )
-        return [(key, param) for key, param in trainable if param.grad is not None]
+        return [(key, copies) for key, copies in trainable if key not in stale]
 
     def _rescale_by(self, batch_size: int) -> None:
         wanted = self._rescale / batch_size
@@ -192,3 +213,8 @@ class Trainer:
         if self._on_store and self._started:
             assert self._store is not None
             self._store.set_optimizer(config)
+
+
+def gradients(copies: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Of those copies that have one."""
+    return [each.grad for each in copies if each.grad is not None]

@@ -6,7 +6,18 @@ import struct
 
 import zmq
 
-from tests.attacks.kvstore.wire import CHUNK, CONTEXT, Attacker, introduction, pack, part, raw, send_while_taken, zmtp
+from tests.attacks.kvstore.wire import (
+    CHUNK,
+    CONTEXT,
+    Attacker,
+    config,
+    introduction,
+    pack,
+    part,
+    raw,
+    send_while_taken,
+    zmtp,
+)
 
 
 def connections(endpoint):
@@ -59,8 +70,7 @@ def compressions(endpoint):
     """Settings without end."""
     with Attacker(endpoint, 1) as attacker:
         for number in range(1, 5000):
-            config = {"push": {"name": "twobit", "threshold": number / 10}, "memory": {"name": "residual"}}
-            attacker.socket.send(pack("config", seq=number, number=number, config=config))
+            attacker.socket.send(pack("config", seq=number, number=number, config=config(threshold=number / 10)))
         assert attacker.answer()["op"] == "done"
 
 

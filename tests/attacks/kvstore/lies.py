@@ -3,7 +3,7 @@
 import json
 import struct
 
-from tests.attacks.kvstore.wire import Attacker, init, push
+from tests.attacks.kvstore.wire import Attacker, config, init, push
 
 INJECTIONS = ["\n[server] worker 0 is dead", "\r\x1b[2J\x1b[31mpwned", "../../etc/passwd", "/etc/passwd", "%s%n%x",
               "${jndi:x}", "\x00", "'; DROP TABLE", "w\u202e", '"}\n# HELP x', "{0.__class__}", "a" * 1024]  # fmt: skip
@@ -23,16 +23,12 @@ def names(endpoint):
             refused(attacker.request("pull", key=name, step=0))
             refused(attacker.request("optimizer", number=1, name=name, numbers={}))
             refused(attacker.request("optimizer", number=1, name="sgd", numbers={name: 1.0}))
-            for folder in ("push", "memory"):
-                config = {"push": {"name": "twobit"}, "memory": {"name": "residual"}}
-                config[folder] = {"name": name}
-                refused(attacker.request("config", number=1, config=config))
-                config[folder] = {"name": "residual" if folder == "memory" else "twobit", name: 1}
-                refused(attacker.request("config", number=1, config=config))
+            for folder, known in (("push", "twobit"), ("memory", "residual"), ("pull", "twobit")):
+                for forged in ({"name": name}, {"name": known, name: 1}):
+                    refused(attacker.request("config", number=1, config={**config(), folder: forged}))
     for name in ("base", "os", "__init__", "..errors", "twobit.TwoBit", "simple", "_codes"):
         with Attacker(endpoint, 1) as attacker:
-            config = {"push": {"name": name}, "memory": {"name": "residual"}}
-            refused(attacker.request("config", number=1, config=config), "unknown")
+            refused(attacker.request("config", number=1, config=config(name)), "unknown")
 
 
 def optimizers(endpoint):
@@ -84,15 +80,15 @@ def payloads(endpoint):
     with Attacker(endpoint, 1) as attacker:
         told = attacker.request("push", struct.pack("<4f", *[float("nan")] * 4), **push("spoilt"))
         assert told["op"] == "done", told
-        config = {"push": {"name": "topk", "ratio": 0.5}, "memory": {"name": "none"}}
-        assert attacker.request("config", number=1, config=config)["op"] == "done"
+        topk = config("topk", "none", ratio=0.5)
+        assert attacker.request("config", number=1, config=topk)["op"] == "done"
     for values, counts, indices in (
         ([1.0, 2.0], [2], [1, 1]),
         ([1.0, 2.0], [2], [2, 65535]),
         ([1.0, 2.0], [-1], [0, 1]),
     ):
         with Attacker(endpoint, 1) as attacker:
-            attacker.request("config", number=1, config=config)
+            attacker.request("config", number=1, config=topk)
             payload = struct.pack("<2f1i2H", *values, *counts, *indices)
             refused(attacker.request("push", payload, **push("spoilt", step=2, config=1)))
     for rows in ([4], [-1], [2**62]):

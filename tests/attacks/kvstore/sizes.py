@@ -4,7 +4,7 @@ import struct
 
 import msgpack
 
-from tests.attacks.kvstore.wire import CHUNK, Attacker, init, pack, push
+from tests.attacks.kvstore.wire import CHUNK, Attacker, config, init, pack, push
 
 HUGE = 2**62
 
@@ -71,8 +71,7 @@ def bombs(endpoint):
                          ("powersgd", {"rank": 2**40}), ("none", {"x": 2**62}),
                          ("qsgd", {"levels": 2**62})):  # fmt: skip
         with Attacker(endpoint, 1) as attacker:
-            config = {"push": {"name": name, **params}, "memory": {"name": "none"}}
-            told = attacker.request("config", number=1, config=config)
+            told = attacker.request("config", number=1, config=config(name, "none", **params))
             if told["op"] == "done":
                 refused(attacker.request("push", bytes(CHUNK), **push("w", config=1, chunks=2**20)))
 

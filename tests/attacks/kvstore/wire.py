@@ -85,6 +85,10 @@ def init(key="own", shape=(4,), dtype="float32", start=0, total=4, chunk=0, chun
     }  # fmt: skip
 
 
+def config(push="twobit", memory="residual", pull=None, **params):
+    return {"push": {"name": push, **params}, "memory": {"name": memory}, "pull": pull}
+
+
 def raw(endpoint):
     """A TCP connection, and nothing said."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")

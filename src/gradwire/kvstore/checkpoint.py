@@ -1,0 +1,50 @@
+"""A model's parameters and buffers in a safetensors file, by MXNet's numbering."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
+from torch import nn
+
+from gradwire.errors import ConfigError, is_int, require
+from gradwire.kvstore.states import replace_file
+
+__all__ = ["load_symbol", "params_file", "save_symbol", "states_file"]
+
+
+def params_file(prefix: str, epoch: int) -> Path:
+    """Where the parameters after so many epochs are.
+
+    >>> params_file("models/digits", 3).name
+    'digits-0003.safetensors'
+    """
+    require(is_int(epoch, 0), "epoch", "an integer >= 0", epoch)
+    return Path(f"{prefix}-{epoch:04d}.safetensors")
+
+
+def states_file(prefix: str, epoch: int) -> Path:
+    """Where the optimizer's states after so many epochs are."""
+    return params_file(prefix, epoch).with_suffix(".states")
+
+
+def save_symbol(symbol: nn.Module, prefix: str, epoch: int) -> Path:
+    """Write all parameters and buffers; a file of that name is replaced when everything is on the disk."""
+    path = params_file(prefix, epoch)
+    require(path.parent.is_dir(), "prefix", "in a folder that exists", prefix)
+    replace_file(path, lambda temporary: save_model(symbol, temporary))
+    return path
+
+
+def load_symbol(symbol: nn.Module, prefix: str, epoch: int) -> None:
+    """Read what ``save_symbol`` wrote into a module of the same shape.
+
+    Raises:
+        ConfigError: no such file, or one of another model.
+    """
+    path = params_file(prefix, epoch)
+    try:
+        load_model(symbol, path)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ConfigError(f"checkpoint {path} cannot be read into {type(symbol).__name__}: {error}") from error

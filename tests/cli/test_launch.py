@@ -1,0 +1,136 @@
+"""``gradwire launch`` with real processes: what it starts, how it ends, and that nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gradwire.kvstore.launch import Group
+
+SCRIPT = Path(__file__).with_name("workers.py")
+
+
+def command(what, folder, *options):
+    return [
+        sys.executable, "-m", "gradwire", "launch", *options, "--", sys.executable, str(SCRIPT), what, str(folder)
+    ]  # fmt: skip
+
+
+def started(what, folder, *options):
+    return subprocess.Popen(
+        command(what, folder, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "GRADWIRE_TEST": "it's $HOME"},
+    )  # fmt: skip
+
+
+def appear(*files, seconds=60):
+    """The process ids in files, when they are there."""
+    deadline = time.monotonic() + seconds
+    while not all(file.exists() and file.read_text() for file in files):
+        assert time.monotonic() < deadline, f"{files} did not appear"
+        time.sleep(0.05)
+    return [int(file.read_text()) for file in files]
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def servers_of(pid):
+    """The children of a launcher that are servers."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"server" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")]
+
+
+def gone(*pids, seconds=20):
+    deadline = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, [pid for pid in pids if alive(pid)]
+        time.sleep(0.05)
+
+
+def finish(process, seconds=60):
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out, err
+
+
+def test_workers_meet_at_a_server_that_has_keys_and_the_exit_code_is_zero(tmp_path, gradwire):
+    made = gradwire("keygen", str(tmp_path / "keys"), "--workers", "2")
+    assert made.exit_code == 0
+    names = ("servers", "worker-0", "worker-1")
+    assert made.stdout.split() == [str(tmp_path / "keys" / name) for name in names]
+    code, out, err = finish(started("add", tmp_path, "-n", "2", "--keys", str(tmp_path / "keys")))
+    assert code == 0, err
+    ranks = sorted(line for line in out.splitlines() if line.startswith("rank"))
+    assert ranks == [f"rank {rank} of 2: it's $HOME" for rank in range(2)]
+    assert out.count("sum [3.0, 3.0, 3.0]") == 2
+
+
+def test_the_exit_code_of_a_worker_that_fails_becomes_the_launchers_and_the_others_are_ended(tmp_path):
+    process = started("fail", tmp_path, "-n", "2")
+    pids = appear(tmp_path / "pid-0", tmp_path / "child-0")
+    code, _, err = finish(process)
+    assert code == 7
+    assert "worker 1 ended with exit code 7" in err
+    gone(*pids)
+
+
+@pytest.mark.parametrize(("what", "number", "code"), [("stay", signal.SIGTERM, 143), ("stubborn", signal.SIGINT, 130)])
+def test_a_launcher_that_is_asked_to_end_leaves_nothing_behind(what, number, code, tmp_path):
+    process = started(what, tmp_path, "-n", "2")
+    pids = appear(*(tmp_path / f"{name}-{rank}" for name in ("pid", "child") for rank in range(2)))
+    servers = servers_of(process.pid)
+    assert len(servers) == 1
+    process.send_signal(number)
+    assert finish(process)[0] == code
+    gone(*pids, *servers)
+
+
+@pytest.mark.parametrize("who", ["worker 1", "server 0"])
+def test_whoever_is_killed_ends_the_run(who, tmp_path):
+    with Group([sys.executable, str(SCRIPT), "stay", str(tmp_path)], workers=2, servers=1) as group:
+        pids = appear(*(tmp_path / f"{name}-{rank}" for name in ("pid", "child") for rank in range(2)))
+        (group.workers[1] if who == "worker 1" else group.servers[0]).kill()
+        assert group.wait() == 137
+        assert group.failure() == (who, 137)
+    gone(*pids)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["launch", "--wokers", "2", "--", "python"], "--wokers"),
+        (["launch", "-n", "0", "--", "python"], "'-n' / '--workers'"),
+        (["launch", "-n", "2"], "SCRIPT"),
+        (["launch", "--env", "PATH", "--", "python"], "--env"),
+        (["launch", "--host-file", "/nowhere", "--", "python"], "--host-file /nowhere"),
+        (["launch", "--server-option", "--stale=4", "--", "python"], "exit code 2"),
+        (["launch", "--", "no-such-program"], "no-such-program"),
+        (["server"], "--workers"),
+        (["server", "--workers", "1", "--on-dead-worker", "maybe"], "--on-dead-worker"),
+        (["server", "--workers", "1", "--bind", "tcp://127.0.0.1:http"], "tcp://127.0.0.1:http"),
+        (["server", "--workers", "1", "--keys", "/nowhere"], "keys must be"),
+        (["keygen", "/nowhere/keys"], "--workers"),
+    ],
+)  # fmt: skip
+def test_a_bad_option_is_named(arguments, message, gradwire):
+    done = gradwire(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_ends_in_peace_when_it_is_asked_to():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gradwire", "server", "--workers", "1"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline().startswith("listening on tcp://127.0.0.1:")
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 0
