@@ -31,7 +31,6 @@ from gradwire.kvstore.optimizers import OptimizerConfig
 from gradwire.kvstore.payloads import require_alone, sent
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
 from gradwire.kvstore.request import Request
-from gradwire.kvstore.sender import Sender
 from gradwire.kvstore.shared import Pulling, Shared, as_bytes, as_is, row_requests
 from gradwire.kvstore.states import from_bytes, load_states, replace_file, to_bytes
 
@@ -61,7 +60,8 @@ class DistStore(KVStore):
         require(bounded, "staleness", "an integer >= 0, of a store of a type with 'async'", staleness)
         self.place, self.bound, self.seed = where or read_place(), bound, seed
         self._keys: dict[StoreKey, Shared] = {}
-        self._config = self._optimizer = self._barriers = 0
+        self._config = self._barriers = 0
+        self._optimizers = [0] * len(self.place.servers)
         self._optimizer_name: str | None = None
         self._links = Links(
             self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
@@ -189,7 +189,9 @@ class DistStore(KVStore):
             bundles.close()
 
     def _send(self, priority: int, server: int, bundle: Bundle) -> None:
-        fields = {"items": bundle.items, "config": self._named_config(), "optimizer": self._optimizer}
+        fields = {
+            "items": bundle.items, "config": self._named_config(), "optimizer": self._optimizers[server],
+        }  # fmt: skip
         future = self._links.ask(server, Request("pushes", fields, bundle.data(), priority=priority))
         for key, _, _ in bundle.items:
             self._keys[key].pushes.append(future)
@@ -223,9 +225,8 @@ class DistStore(KVStore):
         shared.step += 1
         config = self._named_config()
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
-            fields = {
-                "key": key, "step": shared.step, "config": config, "optimizer": self._optimizer, "rows": rows,
-            }  # fmt: skip
+            fields = {"key": key, "step": shared.step, "config": config, "rows": rows}
+            fields["optimizer"] = self._optimizers[part.server]
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
             shared.pushes.append(self._links.ask(part.server, request))
 
@@ -246,11 +247,7 @@ class DistStore(KVStore):
     def _encoded(self, key: StoreKey, shared: Shared, part: Part, grad: Tensor) -> Tensor:
         compressor = self.compression.push
         assert compressor is not None
-        if part.start not in shared.senders:
-            name = key if len(shared.parts) == 1 else f"{key!r}[{part.start}]"
-            shape = torch.Size(shared.part_shape(part))
-            shared.senders[part.start] = Sender(name, shape, seed=self.seed, rank=self.rank)
-        sender = shared.senders[part.start]
+        sender = shared.sender(key, part, self.seed, self.rank)
         sender.use(self.compression)
         return sent(compressor, grad.values().shape if grad.is_sparse else grad.shape, sender.encode(grad))
 
@@ -318,10 +315,16 @@ class DistStore(KVStore):
         self._ask_all("config", {"number": self._config, "config": compression.to_config()}, "a compression", True)
 
     def _set_optimizer(self, config: OptimizerConfig) -> None:
-        self._optimizer, self._optimizer_name = self._optimizer + 1, config.name
-        numbers = dict(config.numbers)
-        fields = {"number": self._optimizer, "name": config.name, "numbers": numbers}
-        self._ask_all("optimizer", fields, "an optimizer", True)
+        number, numbers = max(self._optimizers) + 1, dict(config.numbers)
+        requests = [
+            Request("optimizer", {"number": number, "name": config.name, "numbers": numbers}, declare=True)
+            for _ in self.place.servers
+        ]
+        # Of a worker that came later a server says by which number it knows the setting.
+        self._optimizers = self._wait(requests, "an optimizer")
+        self._optimizer_name = config.name
+        for request, known in zip(requests, self._optimizers, strict=True):
+            request.fields["number"] = known
 
     def _ask_all(self, op: str, fields: dict[str, Any], what: str, declare: bool = False) -> None:
         self._wait([Request(op, fields, declare=declare) for _ in self.place.servers], what)

@@ -141,6 +141,7 @@ def _attend(link: Link, ping: bool, now: float, timeout: float) -> None:
         link.read()
     except WireError as error:
         link.fail(error)
+    link.insist(now)
     if ping and link.up:
         link.ping()
     if link.unanswered and now - link.heard > timeout:

@@ -52,6 +52,13 @@ class Shared:
             return one
         return add_dense(grads, self.shape, "cpu")
 
+    def sender(self, key: StoreKey, part: Part, seed: int, rank: int) -> Sender:
+        """Who encodes a part, and keeps its residual."""
+        if part.start not in self.senders:
+            name = key if len(self.parts) == 1 else f"{key!r}[{part.start}]"
+            self.senders[part.start] = Sender(name, torch.Size(self.part_shape(part)), seed=seed, rank=rank)
+        return self.senders[part.start]
+
     def forget_answered(self) -> None:
         """Look no more at pushes that were answered.
 
