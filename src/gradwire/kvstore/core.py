@@ -47,7 +47,6 @@ class ServerCore(ServerState):
 
     def __init__(self, rules: Rules, entries: Iterable[Entry] | None = None) -> None:
         super().__init__(rules, entries)
-        self._sessions: dict[bytes, Session] = {}
         self._touched: set[Topic] = set()
         self._barriers: dict[int, set[int]] = {}
         self._passed = 0
@@ -110,6 +109,7 @@ class ServerCore(ServerState):
             for arrived in self._barriers.values():
                 arrived.discard(rank)
         self.dead.discard(rank)
+        self.left.discard(rank)
         self._sessions[peer] = fresh
         self._touch_all()
         reply = pack("welcome", epoch=self.epoch, rank=rank, world=world, restored=self.restored)
@@ -287,6 +287,13 @@ class ServerCore(ServerState):
         self.finished.add(session.rank)
         self._touch_all()
         return self._done(session, seq)
+
+    def _leave(self, session: Session, rest: list[memoryview]) -> list[Outgoing]:
+        """Of who did not say ``finish`` before, the connection was closed and no more: it may come again."""
+        if session.rank in self.finished:
+            self.left.add(session.rank)
+            self._close(session.peer)
+        return []
 
     def _states(self, session: Session, rest: list[memoryview], seq: int) -> list[Outgoing]:
         updater = self._newest()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -24,18 +23,22 @@ from gradwire.compressors.base import MultiRound
 from gradwire.errors import ConfigError, is_float32, require
 from gradwire.kvstore.base import KVStore, UpdaterFunction
 from gradwire.kvstore.compression import Compression
-from gradwire.kvstore.environment import Place, read_place
+from gradwire.kvstore.environment import Place, bigarray_bound
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.link import Links
 from gradwire.kvstore.merge import add_dense
 from gradwire.kvstore.optimizers import OptimizerConfig
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
 from gradwire.kvstore.request import Request
+from gradwire.kvstore.roles import find_place
 from gradwire.kvstore.sender import Sender
 from gradwire.kvstore.states import from_bytes, replace_file, to_bytes
 from gradwire.wire import sent_nbytes
 
 __all__ = ["DistStore"]
+
+PATIENCE = 10.0
+"""Seconds that the end of a process waits for the servers to take note of it."""
 
 
 @dataclass
@@ -61,24 +64,26 @@ class DistStore(KVStore):
         type: the name it was created by; with "async" in it every push counts at once.
         where: the worker's place; None reads the environment.
         timeout: seconds that any answer may take, > 0.
-        bound: elements from which on a key is cut over all servers.
+        bound: elements from which on a key is cut over all servers; None: MXNET_KVSTORE_BIGARRAY_BOUND, or 1,000,000.
         seed: of the random streams of methods that have them, the same on all workers.
     """
 
     def __init__(
         self, type: str = "dist_sync", where: Place | None = None, *, timeout: float = 120.0,  # noqa: A002
-        bound: int = BIGARRAY_BOUND, seed: int = 0,
+        bound: int | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(type)
         require(is_float32(timeout) and timeout > 0, "timeout", "seconds > 0", timeout)
-        self.place, self.bound, self.seed = where or read_place(), bound, seed
+        self.bound = bigarray_bound(BIGARRAY_BOUND) if bound is None else bound
+        self.place, self.seed = where or find_place(), seed
         self._keys: dict[StoreKey, Shared] = {}
         self._config = self._optimizer = self._barriers = 0
         self._links = Links(
             self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
             keys=self.place.keys,
         )  # fmt: skip
-        atexit.register(_finish_at_exit, weakref.ref(self))
+        # After whatever ``find_place`` registered: what comes later is called earlier.
+        atexit.register(self._say_farewell)
 
     @property
     def rank(self) -> int:
@@ -110,6 +115,7 @@ class DistStore(KVStore):
 
     def close(self) -> None:
         """Let the connections go."""
+        atexit.unregister(self._say_farewell)
         self._links.close()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
@@ -284,6 +290,14 @@ class DistStore(KVStore):
         for key in self._keys:
             self._check_pushes(key, wait=True)
 
+    def _say_farewell(self) -> None:
+        """A script that ends in peace says so, or the others would wait for its next push."""
+        self._links.timeout = min(self._links.timeout, PATIENCE)
+        # The process ends whatever happens, and the servers notice that in any case.
+        with contextlib.suppress(Exception):
+            self.finish()
+        self.close()
+
     def _check_pushes(self, key: StoreKey, wait: bool = False) -> None:
         """Raise what a push of the key met with."""
         shared = self._keys[key]
@@ -306,14 +320,3 @@ def failed_or_done(future: Future[int]) -> bool:
     if future.done():
         future.result()
     return future.done()
-
-
-def _finish_at_exit(reference: weakref.ref[DistStore]) -> None:
-    """A script that ends in peace says so, or the others would wait for its next push."""
-    store = reference()
-    if store is None:
-        return
-    # The process ends whatever happens, and the servers notice that in any case.
-    with contextlib.suppress(Exception):
-        store.finish()
-    store.close()

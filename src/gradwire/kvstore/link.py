@@ -7,6 +7,7 @@ it (compressions, optimizers), and pushes again what the snapshot has not. Nothi
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import os
@@ -120,6 +121,9 @@ class Link:
             self._finish(request, error=error)
 
     def close(self) -> None:
+        if self.up:
+            with contextlib.suppress(zmq.Again):
+                self.socket.send(pack("leave"), zmq.NOBLOCK)
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close()

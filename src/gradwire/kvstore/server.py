@@ -9,11 +9,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import zmq
-import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from gradwire.errors import ConfigError, require
 from gradwire.kvstore.core import ServerCore
+from gradwire.kvstore.keygen import lock_server
 from gradwire.kvstore.protocol import CHUNK, MAX_HEADER
 from gradwire.kvstore.waits import Outgoing
 
@@ -54,7 +54,7 @@ class Server:
             self._socket.setsockopt(option, value)
         try:
             if keys is not None:
-                self._lock(Path(keys))
+                self._authenticator = lock_server(self._context, self._socket, Path(keys))
             self._socket.bind(endpoint)
         except (zmq.ZMQError, ConfigError) as error:
             self.close()
@@ -106,16 +106,6 @@ class Server:
                 # Whom it cannot reach comes again and asks again.
                 if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                     raise
-
-    def _lock(self, folder: Path) -> None:
-        secret = folder / "server.key_secret"
-        require(secret.is_file(), "keys", "a folder made by gradwire keygen", str(folder))
-        public, private = zmq.auth.load_certificate(secret)
-        self._authenticator = ThreadAuthenticator(self._context)
-        self._authenticator.start()
-        self._authenticator.configure_curve(domain="*", location=str(folder / "workers"))
-        self._socket.curve_publickey, self._socket.curve_secretkey = public, private
-        self._socket.curve_server = True
 
 
 def check_exposure(endpoint: str, locked: bool, insecure: bool) -> None:

@@ -41,6 +41,8 @@ class ServerState:
         self.sync: bool | None = None
         self.dead: set[int] = set()
         self.finished: set[int] = set()
+        self.left: set[int] = set()
+        self._sessions: dict[bytes, Session] = {}
         self._waits = Waits()
         self._answers: dict[StoreKey, tuple[int, list[Any]]] = {}
 
@@ -49,6 +51,11 @@ class ServerState:
         """Ranks whose pushes a step waits for."""
         gone = self.finished | (self.dead if self.rules.on_dead_worker == "continue" else set())
         return set(range(self.rules.workers)) - gone
+
+    @property
+    def present(self) -> int:
+        """Workers that are connected."""
+        return len(self._sessions)
 
     @property
     def queued(self) -> int:

@@ -1,0 +1,98 @@
+"""The same script under MXNet's tracker, torchrun and Slurm: real processes, told by nothing but their environment."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradwire.kvstore.launch import Group
+
+SCRIPT = Path(__file__).with_name("script.py")
+PYTHON = [sys.executable, str(SCRIPT)]
+FOREIGN = ("GRADWIRE_", "DMLC_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "LOCAL_")
+
+
+def start(command=PYTHON, **told):
+    """A process that knows nothing of its place but what it is told."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    environment |= {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in told.items()}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(processes, seconds=90):
+    """(exit code, stdout, stderr) of each."""
+    told = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=seconds)
+            told.append((process.returncode, out, err))
+    finally:
+        for process in (each for each in processes if each.poll() is None):
+            process.terminate()
+            process.wait(30)
+    return told
+
+
+def lines(*outputs):
+    """What workers said, sorted."""
+    return sorted(line for out in outputs for line in out.splitlines() if line.startswith("rank "))
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def roles(scheduler=1, server=1, worker=2, **more):
+    """All processes of a run, as MXNet's local tracker starts them."""
+    told = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": free_port(), "DMLC_NUM_WORKER": 2, "DMLC_NUM_SERVER": 1,
+        **more,
+    }  # fmt: skip
+    counts = {"scheduler": scheduler, "server": server, "worker": worker}
+    return [start(DMLC_ROLE=role, **told) for role, count in counts.items() for _ in range(count)]
+
+
+def test_mxnets_tracker_starts_the_script_in_every_role_and_all_of_them_end():
+    results = ended(roles(server=2, DMLC_NUM_SERVER=2))
+    assert [code for code, _, _ in results] == [0] * 5, results
+    assert lines(*(out for _, out, _ in results)) == [f"rank {r} of 2, 2 servers: [3.0, 3.0, 3.0]" for r in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"DMLC_ROLE": "worker_"}, "DMLC_ROLE must be one of worker, server, scheduler"),
+        ({"DMLC_ROLE": "server"}, "DMLC_PS_ROOT_PORT is missing"),
+        ({"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_PORT": "x"}, "DMLC_PS_ROOT_PORT must be an integer"),
+        ({"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "0.0.0.0", "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1"},
+         "can be reached by others"),
+    ],
+)  # fmt: skip
+def test_a_role_that_cannot_be_taken_is_named(told, message, monkeypatch):
+    from gradwire import ConfigError, kvstore
+
+    for name, value in {"DMLC_PS_ROOT_PORT": "9000", **told}.items():
+        monkeypatch.setenv(name, value)
+    if "is missing" in message:
+        monkeypatch.delenv("DMLC_PS_ROOT_PORT")
+    with pytest.raises(ConfigError, match=message):
+        kvstore.create("device")
+
+
+def test_torchrun_needs_no_servers_of_its_own():
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    ((code, out, err),) = ended([start([*command, str(SCRIPT)], GRADWIRE_NUM_SERVERS=2)])
+    assert code == 0, err
+    assert lines(out) == [f"rank {rank} of 2, 2 servers: [3.0, 3.0, 3.0]" for rank in range(2)]
+
+
+def test_slurms_variables_are_read_as_they_are():
+    with Group([sys.executable, "-c", "pass"], 2, 1) as servers:
+        told = {"GRADWIRE_SERVERS": ",".join(servers.endpoints), "SLURM_NTASKS": 2}
+        results = ended([start(SLURM_PROCID=rank, **told) for rank in range(2)])
+    assert [code for code, _, _ in results] == [0, 0], results
+    assert lines(*(out for _, out, _ in results)) == [f"rank {r} of 2, 1 servers: [3.0, 3.0, 3.0]" for r in range(2)]
