@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from gradwire import ConfigError, GroupError, kvstore
+from tests.kvstore.mxnet_rounds import run
 
 RATE = 2
 
@@ -93,3 +94,11 @@ def refused_push(rank):
             refused += 1
         kv.pull("w", out)
     return refused, kv.version("w"), out
+
+
+def mxnet_plan(rank, rounds, bound):
+    """What MXNet's workers are asked to do, with ours."""
+    kv = kvstore.create("dist_sync", bound=bound, timeout=50)
+    values = run(kv, rounds, rank, torch.from_numpy, torch.Tensor.numpy)
+    kv.barrier()
+    return {name: torch.from_numpy(value) for name, value in values.items()}

@@ -13,6 +13,12 @@ def pulled(kv, key, shape=SHAPE):
     return out
 
 
+def rows_of(values, rows, shape=SHAPE):
+    """A row-sparse tensor; a row may be named twice, which counts twice."""
+    indices = torch.tensor([rows], dtype=torch.int64)
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)
+
+
 def added(key, merged, stored):
     stored += merged
 

@@ -39,8 +39,8 @@ def init(core, peer, seq, key, value=None, shape=(4,)):
     return ask(core, peer, "init", seq, value, **fields)
 
 
-def push(core, peer, seq, key, step, value, config=0, optimizer=0, rows=-1):
-    return ask(core, peer, "push", seq, value, key=key, step=step, config=config, optimizer=optimizer, rows=rows)
+def push(core, peer, seq, key, step, value, config=0, optimizer=0, rows=-1, now=0.0):
+    return ask(core, peer, "push", seq, value, now, key=key, step=step, config=config, optimizer=optimizer, rows=rows)
 
 
 def pull(core, peer, seq, key, step):

@@ -5,7 +5,7 @@ import torch
 
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
-from gradwire.kvstore.compression import parse
+from gradwire.kvstore.compression import OFF, parse
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.protocol import pack
 from gradwire.kvstore.rules import Rules
@@ -29,6 +29,16 @@ def test_init_waits_for_rank_0_and_takes_its_value():
     assert init(core, b, 1, "w", 5 * ONES) == []
     assert [peer for peer, *_ in messages(init(core, a, 1, "w", 3 * ONES))] == [a, b]
     assert values(pull(core, b, 2, "w", 0)) == {b: [3.0] * 4}
+
+
+def test_a_worker_that_asked_before_rank_0_and_has_another_form_is_told():
+    core = ServerCore(Rules(workers=2))
+    a, b = hello(core, 0), hello(core, 1)
+    assert init(core, b, 1, "w", torch.zeros(5)) == []
+    told = {peer: (op, fields) for peer, op, fields, _ in messages(init(core, a, 1, "w"))}
+    assert told[a][0] == "done"
+    assert told[b][1]["kind"] == "config"
+    assert "another worker has torch.float32 of shape (5,)" in told[b][1]["text"]
 
 
 def test_a_step_counts_when_all_pushes_are_in_and_pulls_wait_for_it():
@@ -226,6 +236,39 @@ def test_a_bound_on_staleness_keeps_the_fast_waiting():
     assert [peer for peer, *_ in messages(push(core, b, 2, "w", 1, ONES))] == [b, a]
 
 
+def test_workers_say_the_bound_and_must_agree_with_the_server_and_each_other():
+    core = ServerCore(Rules(workers=2))
+    a, b = hello(core, 0, sync=False), hello(core, 1, sync=False)
+    for peer in (a, b):
+        init(core, peer, 1, "w")
+    assert ops(ask(core, a, "staleness", 2, steps=1)) == ["done"]
+    (reply,) = messages(ask(core, b, "staleness", 2, steps=3))
+    assert "staleness is 1 on this server, worker 1 asks for 3" in reply[2]["text"]
+    assert ops(ask(core, b, "staleness", 3, steps=1)) == ["done"]
+    push(core, a, 3, "w", 1, ONES)
+    assert ops(pull(core, a, 4, "w", 1)) == ["value"]
+    assert push(core, a, 5, "w", 2, ONES) == []
+    assert pull(core, a, 6, "w", 2) == [], "a pull waits, too"
+    assert values(ask(core, b, "finish", 4)) == {a: [1.0] * 4}
+
+
+def test_a_bound_on_staleness_is_refused_in_sync():
+    core, a, _ = pair()
+    assert "nobody is ahead" in messages(ask(core, a, "staleness", 2, steps=1))[0][2]["text"]
+
+
+def test_a_dead_worker_ends_the_wait_at_the_bound():
+    core = ServerCore(Rules(workers=2, staleness=0, dead_after=5.0))
+    a, b = hello(core, 0, sync=False), hello(core, 1, sync=False)
+    for peer in (a, b):
+        init(core, peer, 1, "w")
+    assert push(core, a, 2, "w", 1, ONES) == []
+    core.receive(a, [pack("ping")], 4.0)
+    (reply,) = messages(core.tick(6.0))
+    assert (reply[0], reply[2]["kind"]) == (a, "dead")
+    assert "step 1 of key 'w' waits for worker 1, more than 0 steps behind" in reply[2]["text"]
+
+
 def test_sync_and_async_do_not_mix():
     core = ServerCore(Rules(workers=2))
     hello(core, 0)
@@ -246,9 +289,12 @@ def test_sync_and_async_do_not_mix():
         (lambda c, p: push(c, p, 5, "w", 1, ONES, rows=5), "5 rows"),
         (lambda c, p: ask(c, p, "rows", 5, torch.tensor([4]), key="w", step=0), "rows 0 to 3"),
         (lambda c, p: ask(c, p, "rows", 5, torch.tensor([-1]), key="w", step=0), "rows 0 to 3"),
-        (lambda c, p: ask(c, p, "config", 5, number=1, config={"push": {"name": "no"}, "memory": None}), "no"),
+        (
+            lambda c, p: ask(c, p, "config", 5, number=1, config={**OFF.to_config(), "push": {"name": "no"}}),
+            "no",
+        ),
         (lambda c, p: ask(c, p, "config", 5, number=1, config={"evil": 1}), "push and memory"),
-        (lambda c, p: ask(c, p, "config", 5, number=1, config=parse({"type": "powersgd"}).to_config()), "rounds"),
+        (lambda c, p: ask(c, p, "config", 5, number=1, config=parse({"type": "gradiveq"}).to_config()), "rounds"),
         (lambda c, p: ask(c, p, "optimizer", 5, number=1, name="os.system", numbers={}), "Known"),
         (lambda c, p: ask(c, p, "states", 5), "after set_optimizer"),
         (lambda c, p: ask(c, p, "restore", 5, ONES), "after set_optimizer"),

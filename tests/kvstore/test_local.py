@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from gradwire import ConfigError, kvstore
+from gradwire.kvstore.dist import DistStore
+from gradwire.kvstore.environment import Place
 from tests.kvstore.stores import SHAPE, device, pulled
 
 TYPES = ["local", "local_update_cpu", "local_allreduce_cpu", "device", "local_allreduce_device"]
@@ -24,6 +26,20 @@ def test_an_unknown_type_is_refused(name):
 def test_a_type_is_a_string():
     with pytest.raises(ConfigError, match="name must be a str"):
         kvstore.create(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("device", "staleness"), ("local", "timeout"), ("dist_async", "stalenes")]
+)
+def test_an_unknown_option_is_named(name, option):
+    with pytest.raises(ConfigError, match=f"no option '{option}': .*Known: "):
+        kvstore.create(name, **{option: 3})
+
+
+@pytest.mark.parametrize(("name", "staleness"), [("dist_sync", 3), ("dist_async", -1), ("dist_async", 1.5)])
+def test_a_bound_on_staleness_is_of_async_stores(name, staleness):
+    with pytest.raises(ConfigError, match="staleness must be an integer >= 0, of a store of a type with 'async'"):
+        DistStore(name, Place(("tcp://127.0.0.1:1",), 0, 1), staleness=staleness)
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -5,11 +5,7 @@ import torch
 
 from gradwire import ConfigError, kvstore
 from tests.kvstore.simulate import Simulated
-from tests.kvstore.stores import SHAPE, added, device
-
-
-def rows_of(values, rows, shape=SHAPE):
-    return torch.sparse_coo_tensor(torch.tensor([rows]), values, shape)
+from tests.kvstore.stores import SHAPE, added, device, rows_of
 
 
 @pytest.mark.parametrize("name", ["local", "device"])

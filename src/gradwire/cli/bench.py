@@ -16,6 +16,7 @@ from rich.progress import Progress
 from gradwire.bench import codec, peers
 from gradwire.bench.plot import write_violins
 from gradwire.bench.steps import STEPS
+from gradwire.cli import _kvstore
 from gradwire.cli._lines import goal_lines, head, line, skipped_lines
 from gradwire.cli._options import parse_method, parse_size
 from gradwire.cli._output import json_option
@@ -36,6 +37,9 @@ _PEER_WIDTH = 24
 @click.group("bench")
 def command() -> None:
     """Measure what compression costs on this machine."""
+
+
+command.add_command(_kvstore.command)
 
 
 @command.command("codec")

@@ -28,6 +28,8 @@ class Alternating(MultiRound):
     rank: int
     min_compression: float
 
+    rounds_only = ("own_p", "own_q")
+
     @property
     def feedback(self) -> Feedback:
         return "required"

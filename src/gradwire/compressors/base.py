@@ -292,6 +292,10 @@ class MultiRound(Compressor):
     """For each field "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed in their own
     type, so they need head-room; the field that is reduced first must be float32, for it tells of a NaN."""
 
+    rounds_only: ClassVar[tuple[str, ...]] = ()
+    """Fields that only rounds read, or this rank alone: ``add_decoded`` does without them. A worker that runs its
+    rounds alone and sends the payload to a server leaves them out."""
+
     family: ClassVar[Family] = "low rank"
     portable = False
 

@@ -66,6 +66,7 @@ class GlobalQSGD(MultiRound):
     portable = True
     rounds_needed = 2
     reductions = ("max", "sum", "sum")
+    rounds_only = ("own",)
 
     def __post_init__(self) -> None:
         require(is_int(self.levels, 1, 127), "GlobalQSGD.levels", "an integer in [1, 127]", self.levels)

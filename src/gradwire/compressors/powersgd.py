@@ -66,6 +66,7 @@ class PowerSGD(MultiRound):
     name = "powersgd"
     family = "low rank"
     reference = "T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, NeurIPS 2019"
+    rounds_only = ("own",)
 
     def __post_init__(self) -> None:
         require(is_int(self.rank, 1), "PowerSGD.rank", "an integer >= 1", self.rank)

@@ -70,6 +70,7 @@ class SketchedSGD(MultiRound):
     reference = "N. Ivkin, D. Rothchild, E. Ullah, V. Braverman, I. Stoica, R. Arora, Sketched-SGD, NeurIPS 2019"
     rounds_needed = 2
     reductions = ("mean",) * 5
+    rounds_only = ("sketch", "looked_at", "own")
     portable = True
     factorises = True
 

@@ -68,6 +68,7 @@ class THC(MultiRound):
     random = True
     rounds_needed = 2
     reductions = ("max", "max", "sum", "sum")
+    rounds_only = ("own",)
 
     def __post_init__(self) -> None:
         require(is_int(self.levels, 1, 255), "THC.levels", "an integer in [1, 255]", self.levels)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-from gradwire.errors import nearest, require
+from gradwire.errors import ConfigError, nearest, require
 from gradwire.kvstore.base import KVStore
 from gradwire.kvstore.dist import DistStore
 from gradwire.kvstore.local import DeviceStore, LocalStore
@@ -28,10 +29,11 @@ def create(name: str = "local", **options: Any) -> KVStore:
             "device" (also "local_allreduce_device") compresses it before; "dist_sync" and "dist_async" (with "_device"
             in them, too) keep values on servers, which the environment names: see ``gradwire launch``.
         options: ``seed`` of the random streams of methods that have them; of a dist store also ``timeout`` in seconds
-            and ``bound``, the elements from which on a key is cut over all servers.
+            and ``bound``, the elements from which on a key is cut over all servers; of "dist_async" ``staleness``, how
+            many steps a worker may be ahead of the slowest.
 
     Raises:
-        ConfigError: an unknown type.
+        ConfigError: an unknown type, or an option that a store of this type has not.
 
     Example:
         >>> create("device").type
@@ -41,4 +43,8 @@ def create(name: str = "local", **options: Any) -> KVStore:
     require(isinstance(name, str), "name", "a str", name)
     known = name.lower()
     require(known in TYPES, "name", nearest(known, TYPES), name)
+    allowed = set(inspect.signature(TYPES[known]).parameters) - {"type"}
+    for option in options:
+        if option not in allowed:
+            raise ConfigError(f"a store of type {name!r} has no option {option!r}: {nearest(option, allowed)}")
     return TYPES[known](known, **options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -173,12 +173,17 @@ class KVStore(ABC):
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Compress what is pushed from now on; residuals of keys that were pushed before stay.
 
+        With "pull" the answers are compressed too: of values V that an optimizer updates, their change since what the
+        workers hold, p = Q(V - R), R = R + D(p); of values that each push replaces, p = Q(V + E), R = D(p),
+        E = V + E - R. A pull gives R, the same bits to all workers, and what it did not deliver is in the next.
+
         Args:
             compression_params: ``{"type": "2bit", "threshold": 0.5}``, "1bit", any method of ``gradwire methods`` with
-                its parameters, or ``{"type": "none"}``.
+                its parameters, or ``{"type": "none"}``; beside these ``"pull"``, a dictionary of the same form.
 
         Raises:
-            ConfigError: an unknown key or a bad value, or a store of a type that adds up on the CPU ("local").
+            ConfigError: an unknown key or a bad value; a method for ``"pull"`` that error feedback does not hold for;
+                or a store of a type that adds up on the CPU ("local"), which compresses answers only.
 
         Example:
             >>> from gradwire import kvstore
@@ -189,10 +194,19 @@ class KVStore(ABC):
             >>> kv.pull(3, out)
             >>> out
             tensor([1., 0., 0.])
+            >>> kv.set_gradient_compression({"type": "none", "pull": {"type": "topk", "ratio": 0.3}})
+            >>> for _ in range(2):
+            ...     kv.push(3, torch.tensor([3.0, 2.0, 0.0]))
+            ...     kv.pull(3, out)
+            ...     print(out)  # of the second sum, [3, 2, 0], and the 2 that was left, the 4 is larger
+            tensor([3., 0., 0.])
+            tensor([0., 4., 0.])
         """
         compression = parse(compression_params)
-        if not self.compresses and compression != OFF:
-            raise ConfigError(f"a store of type {self.type!r} does not compress: create('device') or a dist type does")
+        if not self.compresses and compression.push is not None:
+            raise ConfigError(
+                f"a store of type {self.type!r} does not compress what is pushed: create('device') or a dist type does"
+            )
         self._set_compression(compression)
         self.compression = compression
 
@@ -242,6 +256,11 @@ class KVStore(ABC):
     def get_num_dead_node(self, node_id: int = 0, timeout: float = 60.0) -> int:
         """How many workers and servers did not answer for ``timeout`` seconds."""
         return 0
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ConfigError(
+            "a store cannot be copied or pickled: create another one, and init its keys from pulled values"
+        )
 
     # For the stores ----------------------------------------------------------------------------------------------
 

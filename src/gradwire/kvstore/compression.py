@@ -10,6 +10,7 @@ from typing import Any
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, nearest, require
+from gradwire.kvstore.payloads import require_alone
 from gradwire.memory.base import Memory, default_memory
 from gradwire.settings import build_compressor
 
@@ -18,8 +19,10 @@ __all__ = ["OFF", "Compression", "parse"]
 MXNET = {"2bit": "twobit", "1bit": "onebit"}
 """MXNet's names of what it has."""
 
-OWN = ("type", "memory")
+OWN = ("type", "memory", "pull")
 """Keys of the dictionary that are not parameters of the compressor."""
+
+PULL = "compression_params['pull']"
 
 
 @dataclass(frozen=True)
@@ -29,14 +32,16 @@ class Compression:
     Args:
         push: of what workers send; None: float32 as it is.
         memory: what a sender does with the rest; None with ``push`` None.
+        pull: of what the store answers; None: the value as it is.
     """
 
     push: Compressor | None = None
     memory: Memory | None = None
+    pull: Compressor | None = None
 
     def to_config(self) -> dict[str, Any]:
         """Plain values, for a message: what ``from_config`` takes."""
-        return {"push": self.push and self.push.to_config(), "memory": self.memory and self.memory.to_config()}
+        return {name: part and part.to_config() for name, part in vars(self).items()}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Compression:
@@ -45,10 +50,11 @@ class Compression:
         Raises:
             ConfigError: an unknown name or a value out of range.
         """
-        require(config.keys() == {"push", "memory"}, "compression", "push and memory", sorted(config))
-        folders = {"push": "compressors", "memory": "memory"}
-        built = {n: registry.from_config(folders[n], each) if each else None for n, each in config.items()}
-        return cls(**built)
+        folders = {"push": "compressors", "memory": "memory", "pull": "compressors"}
+        require(config.keys() == folders.keys(), "compression", "push and memory and pull", sorted(config))
+        built = cls(**{n: registry.from_config(folders[n], each) if each else None for n, each in config.items()})
+        _check_pull(built.pull)
+        return built
 
 
 OFF = Compression()
@@ -61,7 +67,8 @@ def parse(params: Any) -> Compression:
     Args:
         params: ``type``: "2bit" or "1bit" for MXNet's codes, "none" to switch off, or the name of a registered
             compressor; the compressor's own parameters beside it, numbers also as strings as MXNet takes them;
-            ``memory``: the name of another memory than the method's own.
+            ``memory``: the name of another memory than the method's own; ``pull``: a dictionary like this one, without
+        ``memory``, of what the store answers.
 
     Raises:
         ConfigError: something else, with what is allowed.
@@ -71,15 +78,39 @@ def parse(params: Any) -> Compression:
         0.25
         >>> parse({"type": "topk", "ratio": 0.1}).memory
         Residual(beta=1.0, gamma=1.0, dtype='float32')
+        >>> parse({"type": "none", "pull": {"type": "2bit", "threshold": "auto"}}).pull.threshold
+        'auto'
     """
     require(isinstance(params, Mapping), "compression_params", "a dict", params)
-    push = _compressor(params, "compression_params")
+    push, pull = _compressor(params, "compression_params"), _pull(params)
     if push is None:
         require("memory" not in params, "compression_params['memory']", "left out with type 'none'", params)
-        return OFF
+        return Compression(pull=pull)
     memory = params.get("memory") or default_memory(push)
     built: Memory = registry.build("memory", memory) if isinstance(memory, str) else memory
-    return Compression(push, built)
+    return Compression(push, built, pull)
+
+
+def _pull(params: Mapping[str, Any]) -> Compressor | None:
+    if params.get("pull") is None:
+        return None
+    told = params["pull"]
+    require(isinstance(told, Mapping), PULL, "a dict", told)
+    own = [name for name in OWN[1:] if name in told]
+    require(not own, PULL, "without 'memory' and 'pull': the store keeps what it did not deliver", dict(told))
+    pull = _compressor(told, PULL)
+    _check_pull(pull)
+    return pull
+
+
+def _check_pull(pull: Compressor | None) -> None:
+    """Refuse a method whose errors add up in a store that keeps them, or that saves nothing there."""
+    require_alone(pull)
+    if pull is not None and pull.feedback == "unsafe":
+        raise ConfigError(
+            f"{PULL} must be safe with error feedback, which {pull!r} is not, because its noise is larger than its "
+            f"signal: use {pull.bounded or 'another method'}"
+        )
 
 
 def _compressor(params: Mapping[str, Any], name: str) -> Compressor | None:

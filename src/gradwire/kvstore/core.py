@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 
-from gradwire.compressors.base import MultiRound
 from gradwire.errors import ConfigError, GradwireError, WireError
 from gradwire.kvstore.compression import Compression
-from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes
+from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes, raw
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.optimizers import OptimizerConfig, Updater
+from gradwire.kvstore.payloads import require_alone
 from gradwire.kvstore.protocol import DTYPES, REQUESTS, VERSION, pack, unpack
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.session import Session
-from gradwire.kvstore.state import ServerState, raw
+from gradwire.kvstore.state import ServerState
 from gradwire.kvstore.states import from_bytes, to_bytes
 from gradwire.kvstore.waits import Outgoing, Topic, Waiting
 
@@ -49,7 +49,7 @@ class ServerCore(ServerState):
         super().__init__(rules, entries)
         self._touched: set[Topic] = set()
         self._barriers: dict[int, set[int]] = {}
-        self._passed = 0
+        self._passed, self._now = 0, 0.0
 
     # What the shell calls ----------------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class ServerCore(ServerState):
             frames: the header and at most one frame.
             now: seconds, from any start.
         """
-        seq = 0
+        seq, self._now = 0, now
         try:
             op, fields, rest = unpack(frames, REQUESTS)
             seq = fields.get("seq", 0)
@@ -80,6 +80,7 @@ class ServerCore(ServerState):
 
     def tick(self, now: float) -> list[Outgoing]:
         """Notice who has been silent for too long; call it about once a second."""
+        self._now = now
         silent = [s for s in self._sessions.values() if now - s.seen > self.rules.dead_after]
         gone = [out for session in silent for out in self._lost(session)]
         return [*gone, *self._progress()]
@@ -102,7 +103,7 @@ class ServerCore(ServerState):
             self._close(each.peer)
         fresh = Session(peer, rank, session, now)
         if known is not None:
-            fresh.configs, fresh.barriers = known.configs, known.barriers
+            fresh.configs, fresh.barriers, fresh.given = known.configs, known.barriers, known.given
         else:
             self.finished.discard(rank)
             fresh.barriers = self._passed
@@ -126,19 +127,6 @@ class ServerCore(ServerState):
         stuck = self._waits.take_stuck()
         return [(w.peer, [pack("error", seq=w.seq, kind="dead", text=f"{self._silence()}: {w.what}")]) for w in stuck]
 
-    def _silence(self) -> str:
-        names = ", ".join(map(str, sorted(self.dead)))
-        return f"worker {names} has not been heard of for {self.rules.dead_after:g} s"
-
-    def _close(self, peer: bytes) -> list[Outgoing]:
-        if self._sessions.pop(peer, None) is not None:
-            self._waits.drop(peer)
-        return []
-
-    def _error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
-        self.counters.refused += 1
-        return peer, [pack("error", seq=seq, kind=kind, text=str(error)[:500])]
-
     # Requests ----------------------------------------------------------------------------------------------------
 
     def _ping(self, session: Session, rest: list[memoryview]) -> list[Outgoing]:
@@ -152,9 +140,9 @@ class ServerCore(ServerState):
         nbytes = math.prod(shape) * kind.itemsize
         if max([nbytes, *shape]) > self.rules.max_bytes:
             raise ConfigError(f"key {key!r} has {nbytes} bytes, this server takes at most {self.rules.max_bytes}")
-        entry = self.entries.get(key)
+        entry, form = self.entries.get(key), (torch.Size(shape), kind, start, total)
         if entry is not None:
-            entry.check_same(torch.Size(shape), kind, start, total)
+            entry.check_same(*form)
         elif len(self.entries) >= self.rules.max_keys:
             raise ConfigError(f"this server keeps at most {self.rules.max_keys} keys")
         if chunks and session.rank == 0 and entry is None:
@@ -168,8 +156,16 @@ class ServerCore(ServerState):
         self._touched.add(key)
         waiting = f"key {key!r} waits for rank 0's value"
         return self._when(
-            key, session, seq, waiting, lambda: key in self.entries, lambda: self._done(session, seq, key)
+            key, session, seq, waiting, lambda: key in self.entries, partial(self._inited, session, seq, key, form)
         )
+
+    def _inited(self, session: Session, seq: int, key: StoreKey, form: tuple[Any, ...]) -> list[Outgoing]:
+        """A worker may have asked before rank 0 said what the key is."""
+        try:
+            self.entries[key].check_same(*form)
+        except ConfigError as error:
+            return [self._error(session.peer, seq, "config", error)]
+        return self._done(session, seq, key)
 
     def _config(
         self, session: Session, rest: list[memoryview], seq: int, number: int, config: dict[str, Any]
@@ -178,8 +174,7 @@ class ServerCore(ServerState):
             compression = Compression.from_config(config)
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"a compression is refused: {error}") from None
-        if isinstance(compression.push, MultiRound):
-            raise ConfigError(f"{compression.push.name!r} needs rounds between workers, which a server does not make")
+        require_alone(compression.push)
         session.configs[number] = compression
         return self._done(session, seq)
 
@@ -220,28 +215,28 @@ class ServerCore(ServerState):
         self.counters.pushes[method] = self.counters.pushes.get(method, 0) + 1
         if self.sync:
             fresh = entry.offer(session.rank, step, contribution)
+            if fresh:
+                self.counters.begin(key, step, session.seen)
         else:
             fresh = entry.apply_one(session.rank, step, contribution, self.updaters)
             self.counters.steps += fresh
         self.counters.repeated += not fresh
         self._touched.add(key)
-        waiting = f"key {key!r} waits for the slowest worker, {self.rules.staleness} steps behind"
         return self._when(
-            key, session, seq, waiting, partial(self._within_bound, entry, step), lambda: self._done(session, seq, key)
-        )
-
-    def _within_bound(self, entry: Entry, step: int) -> bool:
-        if self.sync or self.rules.staleness is None:
-            return True
-        return step - min((entry.last.get(rank, 0) for rank in self.live), default=step) <= self.rules.staleness
+            key, session, seq, self._missing(entry, session.rank, step), partial(self._within_bound, entry, step),
+            lambda: self._done(session, seq, key),
+        )  # fmt: skip
 
     def _pull(self, session: Session, rest: list[memoryview], seq: int, key: StoreKey, step: int) -> list[Outgoing]:
         entry = self._entry(key)
-        missing = f"the pull of key {key!r} waits for step {step}"
-        return self._when(
-            key, session, seq, missing, partial(self._has_step, entry, session.rank, step),
-            partial(self._value, session, seq, entry),
-        )  # fmt: skip
+        return self._when_there(session, seq, entry, step, partial(self._value, session, seq, entry))
+
+    def _follow(
+        self, session: Session, rest: list[memoryview], seq: int, key: StoreKey, step: int, config: int, have: int
+    ) -> list[Outgoing]:
+        entry, compressor = self._entry(key), self._compression(session, config).pull
+        answer = partial(self._answer, session, seq, entry, have, compressor)
+        return self._when_there(session, seq, entry, step, answer)
 
     def _rows(
         self, session: Session, rest: list[memoryview], seq: int, chunk: int, chunks: int, key: StoreKey, step: int
@@ -261,12 +256,15 @@ class ServerCore(ServerState):
             self.counters.pulls += 1
             return self._chunks(session, seq, raw(entry.value[rows]), entry)
 
-        missing = f"the pull of rows of key {key!r} waits for step {step}"
-        ready = partial(self._has_step, entry, session.rank, step)
-        return self._when(key, session, seq, missing, ready, answer)
+        return self._when_there(session, seq, entry, step, answer)
 
-    def _has_step(self, entry: Entry, rank: int, step: int) -> bool:
-        return self._version(entry, rank) >= step
+    def _staleness(self, session: Session, rest: list[memoryview], seq: int, steps: int) -> list[Outgoing]:
+        if self.sync:
+            raise ConfigError("a bound on staleness is for dist_async: in dist_sync nobody is ahead")
+        if self.staleness not in (None, steps):
+            raise ConfigError(f"staleness is {self.staleness} on this server, worker {session.rank} asks for {steps}")
+        self.staleness = steps
+        return self._done(session, seq)
 
     def _barrier(self, session: Session, rest: list[memoryview], seq: int, number: int) -> list[Outgoing]:
         number += session.barriers
@@ -288,13 +286,6 @@ class ServerCore(ServerState):
         self._touch_all()
         return self._done(session, seq)
 
-    def _leave(self, session: Session, rest: list[memoryview]) -> list[Outgoing]:
-        """Of who did not say ``finish`` before, the connection was closed and no more: it may come again."""
-        if session.rank in self.finished:
-            self.left.add(session.rank)
-            self._close(session.peer)
-        return []
-
     def _states(self, session: Session, rest: list[memoryview], seq: int) -> list[Outgoing]:
         updater = self._newest()
         if updater is None:
@@ -314,6 +305,13 @@ class ServerCore(ServerState):
         return self._done(session, seq)
 
     # Waiting -----------------------------------------------------------------------------------------------------
+
+    def _when_there(
+        self, session: Session, seq: int, entry: Entry, step: int, answer: Callable[[], list[Outgoing]]
+    ) -> list[Outgoing]:
+        """Answer when a worker's own step is in the value, and not too far ahead of the others."""
+        ready, missing = partial(self._has_step, entry, session.rank, step), self._missing(entry, session.rank, step)
+        return self._when(entry.key, session, seq, missing, ready, answer)
 
     def _when(
         self, topic: Topic, session: Session, seq: int, what: str, ready: Callable[[], bool],
@@ -338,6 +336,6 @@ class ServerCore(ServerState):
             entry = None if isinstance(topic, tuple) else self.entries.get(topic)
             while self.sync and entry is not None and (pushes := entry.ready(self.live)) is not None:
                 entry.apply(pushes, self.updaters)
-                self.counters.steps += 1
+                self.counters.complete(entry.key, entry.version, self._now)
             answers += [out for each in self._waits.take_ready(topic) for out in each.answer()]
         return answers

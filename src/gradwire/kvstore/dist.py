@@ -12,49 +12,33 @@ import contextlib
 import json
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import MultiRound
-from gradwire.errors import ConfigError, is_float32, require
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, GroupError, is_float32, is_int, require
 from gradwire.kvstore.base import KVStore, UpdaterFunction
-from gradwire.kvstore.compression import Compression
+from gradwire.kvstore.compression import OFF, Compression
 from gradwire.kvstore.environment import Place, bigarray_bound
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.link import Links
 from gradwire.kvstore.merge import add_dense
 from gradwire.kvstore.optimizers import OptimizerConfig
+from gradwire.kvstore.payloads import require_alone, sent
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.roles import find_place
 from gradwire.kvstore.sender import Sender
-from gradwire.kvstore.states import from_bytes, replace_file, to_bytes
-from gradwire.wire import sent_nbytes
+from gradwire.kvstore.shared import Pulling, Shared, as_bytes, row_requests
+from gradwire.kvstore.states import from_bytes, load_states, replace_file, to_bytes
 
 __all__ = ["DistStore"]
 
 PATIENCE = 10.0
 """Seconds that the end of a process waits for the servers to take note of it."""
-
-
-@dataclass
-class Shared:
-    """A key, as this worker knows it."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    sparse: bool
-    parts: list[Part]
-    step: int = 0
-    senders: dict[int, Sender] = field(default_factory=dict)
-    pushes: list[Future[int]] = field(default_factory=list)
-
-    def part_shape(self, part: Part) -> tuple[int, ...]:
-        return tuple(self.shape) if len(self.parts) == 1 else (part.numel,)
 
 
 class DistStore(KVStore):
@@ -66,24 +50,32 @@ class DistStore(KVStore):
         timeout: seconds that any answer may take, > 0.
         bound: elements from which on a key is cut over all servers; None: MXNET_KVSTORE_BIGARRAY_BOUND, or 1,000,000.
         seed: of the random streams of methods that have them, the same on all workers.
+        staleness: of an async store: how many steps of a key a worker may be ahead of the slowest before its pulls
+            and pushes of that key wait, the same on all workers; None: any number.
     """
 
     def __init__(
         self, type: str = "dist_sync", where: Place | None = None, *, timeout: float = 120.0,  # noqa: A002
-        bound: int | None = None, seed: int = 0,
+        bound: int | None = None, seed: int = 0, staleness: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(type)
         require(is_float32(timeout) and timeout > 0, "timeout", "seconds > 0", timeout)
+        bounded = staleness is None or ("async" in type and is_int(staleness, 0))
+        require(bounded, "staleness", "an integer >= 0, of a store of a type with 'async'", staleness)
         self.bound = bigarray_bound(BIGARRAY_BOUND) if bound is None else bound
         self.place, self.seed = where or find_place(), seed
         self._keys: dict[StoreKey, Shared] = {}
         self._config = self._optimizer = self._barriers = 0
+        self._optimizer_name: str | None = None
         self._links = Links(
             self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
             keys=self.place.keys,
         )  # fmt: skip
         # After whatever ``find_place`` registered: what comes later is called earlier.
         atexit.register(self._say_farewell)
+        self.staleness = staleness
+        if staleness is not None:
+            self._ask_all("staleness", {"steps": staleness}, "a bound on staleness", declare=True)
 
     @property
     def rank(self) -> int:
@@ -119,7 +111,12 @@ class DistStore(KVStore):
         self._links.close()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the states of all servers to a safetensors file, by one worker for all of them."""
+        """Write the states of all servers to a safetensors file: one worker for all of them, after a barrier.
+
+        Args:
+            fname: is replaced at once when all is written.
+            dump_optimizer: also write its name and numbers.
+        """
         requests = [Request("states", {}) for _ in self.place.servers]
         self._wait(requests, "the optimizer states")
         states: dict[StoreKey, dict[str, Any]] = {}
@@ -131,11 +128,19 @@ class DistStore(KVStore):
             to_bytes(states, config if dump_optimizer else None)))  # fmt: skip
 
     def load_optimizer_states(self, fname: str) -> None:
-        try:
-            data = Path(fname).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{fname} cannot be read as optimizer states: {error}") from error
-        states, _ = from_bytes(data, fname)
+        """Read what ``save_optimizer_states`` wrote: all workers, or one of them between two barriers.
+
+        Args:
+            fname: written with as many servers as there are now. With the name and numbers of an optimizer in it, all
+                workers have to read it, as they all have to call ``set_optimizer``.
+
+        Raises:
+            ConfigError: no such file, another number of servers, or the states of another optimizer.
+        """
+        states, config = load_states(fname)
+        if config is not None:
+            name = self._optimizer_name
+            require(name in (None, config.name), "fname", f"the states of {name!r}, as the store has", config.name)
         split: list[dict[StoreKey, dict[str, Any]]] = [{} for _ in self.place.servers]
         for label, state in states.items():
             server, key = json.loads(str(label))
@@ -145,14 +150,19 @@ class DistStore(KVStore):
             Request("restore", {}, torch.frombuffer(bytearray(to_bytes(mine)), dtype=torch.uint8)) for mine in split
         ]
         self._wait(requests, "the optimizer states")
+        if config is not None:
+            self._set_optimizer(config)
 
     def _init(self, key: StoreKey, value: Tensor) -> None:
         require(key not in self._keys, f"key {key!r}", "initialised once", "a second time")
         dense = (value.to_dense() if value.is_sparse else value).detach().cpu().contiguous()
-        push = self.compression.push
+        push, pull = self.compression.push, self.compression.pull
         alignment = 1 if push is None else push.alignment
-        bound = 2**62 if value.is_sparse else self.bound
-        parts = place(key, dense.numel(), len(self.place.servers), bound=bound, alignment=alignment)
+        if pull is not None and pull.alignment == 0:
+            alignment = 0
+        if value.is_sparse and alignment:
+            alignment = max(1, dense[:1].numel())
+        parts = place(key, dense.numel(), len(self.place.servers), bound=self.bound, alignment=alignment)
         shared = Shared(dense.shape, dense.dtype, value.is_sparse, parts)
         requests = []
         for part in parts:
@@ -170,22 +180,32 @@ class DistStore(KVStore):
 
     def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
         shared = self._shared(key)
-        shared.pushes = [future for future in shared.pushes if not failed_or_done(future)]
-        sparse = all(grad.is_sparse for grad in grads) and len(shared.parts) == 1
-        total = None if sparse else add_dense(grads, shared.shape, "cpu")
+        if self.staleness is None:
+            shared.pushes = [future for future in shared.pushes if not failed_or_done(future)]
+        else:
+            self._check_pushes(key, wait=True)
         # Encoded before the step is counted: a push that is refused was not made.
-        payloads = [
-            self._rows_payload(key, shared, part, grads) if total is None else self._payload(key, shared, part, total)
-            for part in shared.parts
-        ]
+        if all(grad.is_sparse for grad in grads) and shared.in_rows:
+            some = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
+            payloads = [self._rows_payload(key, shared, part, shared.rows_of(part, some)) for part in shared.parts]
+        else:
+            total = self._total(shared, grads)
+            payloads = [self._payload(key, shared, part, total) for part in shared.parts]
         shared.step += 1
-        config = self._config if self.compression.push is not None else 0
+        config = 0 if self.compression == OFF else self._config
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
             fields = {
                 "key": key, "step": shared.step, "config": config, "optimizer": self._optimizer, "rows": rows,
             }  # fmt: skip
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
             shared.pushes.append(self._links.ask(part.server, request))
+
+    def _total(self, shared: Shared, grads: Sequence[Tensor]) -> Tensor:
+        """The sum of this worker's senders; memory that nobody changes until it is sent or encoded."""
+        one = grads[0] if len(grads) == 1 and self.compression.push is not None else None
+        if one is not None and one.device.type == "cpu" and not one.is_sparse and one.is_contiguous():
+            return one
+        return add_dense(grads, shared.shape, "cpu")
 
     def _payload(self, key: StoreKey, shared: Shared, part: Part, total: Tensor) -> tuple[int, Tensor]:
         """-1, which says that it is dense, and the bytes of a part's push."""
@@ -194,9 +214,8 @@ class DistStore(KVStore):
             return -1, self._encoded(key, shared, part, piece)
         return -1, as_bytes(piece.to(shared.dtype))
 
-    def _rows_payload(self, key: StoreKey, shared: Shared, part: Part, grads: Sequence[Tensor]) -> tuple[int, Tensor]:
-        """How many rows, and the bytes of a row-sparse push."""
-        grad = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
+    def _rows_payload(self, key: StoreKey, shared: Shared, part: Part, grad: Tensor) -> tuple[int, Tensor]:
+        """How many rows, and the bytes of a part's row-sparse push."""
         rows = grad.indices()[0].contiguous()
         plain = self.compression.push is None
         data = as_bytes(grad.values().to(shared.dtype)) if plain else self._encoded(key, shared, part, grad)
@@ -211,41 +230,48 @@ class DistStore(KVStore):
             shared.senders[part.start] = Sender(name, shape, seed=self.seed, rank=self.rank)
         sender = shared.senders[part.start]
         sender.use(self.compression)
-        payload = sender.encode(grad)
-        if compressor.fixed_size:
-            return payload
-        sent = grad.values().shape if grad.is_sparse else grad.shape
-        return payload[: sent_nbytes(compressor, compressor.layout(tuple(sent)), payload)]
+        return sent(compressor, grad.values().shape if grad.is_sparse else grad.shape, sender.encode(grad))
 
     def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
-        targets, requests, servers = [], [], []
-        for key, outs in pairs:
-            shared = self._shared(key)
-            value = torch.empty(shared.shape, dtype=shared.dtype)
-            targets.append((value, outs))
-            for part in shared.parts:
-                room = as_bytes(value.view(-1)[part.start : part.stop])
-                requests.append(Request("pull", {"key": key, "step": shared.step}, out=room, priority=priority))
-                servers.append(part.server)
-        self._wait(requests, f"the pull of {', '.join(repr(key) for key, _ in pairs[:5])}", servers)
-        for key, _ in pairs:
-            self._check_pushes(key)
+        values = self._values(pairs, priority, self.compression.pull)
         with torch.no_grad():
-            for value, outs in targets:
+            for value, (_, outs) in zip(values, pairs, strict=True):
                 for out in outs:
-                    out.copy_(value.to_sparse(1) if out.is_sparse else value)
+                    if out.is_sparse:
+                        out.copy_(value.to_sparse(1))
+                    elif out.data_ptr() != value.data_ptr() or not out.numel():
+                        out.copy_(value)
+
+    def _values(
+        self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int, compressor: Compressor | None
+    ) -> list[Tensor]:
+        """The values of keys, in those of the tensors beside them that can take them; answers may be compressed."""
+        pulling, keys = Pulling(compressor, self._config, priority), [key for key, _ in pairs]
+        values = [pulling.add(key, self._shared(key), outs) for key, outs in pairs]
+        # A push that was refused would be waited for in vain.
+        pushes = [future for key in keys for future in self._keys[key].pushes]
+        bound = "" if self.staleness is None else f", at most {self.staleness} steps ahead of the slowest worker,"
+        what = f"the pull of {', '.join(map(repr, keys[:5]))}{bound}"
+        try:
+            self._wait(pulling.requests, what, pulling.servers, pushes)
+        except GroupError:
+            # What comes too late is not written into tensors that the caller has taken back.
+            for request in pulling.requests:
+                request.future.cancel()
+            raise
+        for key in keys:
+            self._check_pushes(key)
+        pulling.fill()
+        return values
 
     def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
         shared = self._shared(key)
-        if len(shared.parts) > 1:
-            whole = torch.empty(shared.shape, dtype=shared.dtype)
-            self._pull_all([(key, [whole])], priority)
-            values = whole[rows.cpu()]
-        else:
+        if shared.in_rows:
             values = torch.empty((len(rows), *shared.shape[1:]), dtype=shared.dtype)
-            fields = {"key": key, "step": shared.step}
-            request = Request("rows", fields, as_bytes(rows.cpu()), as_bytes(values.view(-1)))
-            self._wait([request], f"rows of key {key!r}", [shared.parts[0].server])
+            requests, servers = row_requests(key, shared, rows.cpu(), values, priority)
+            self._wait(requests, f"rows of key {key!r}", servers, shared.pushes)
+        else:
+            values = self._values([(key, [])], priority, None)[0][rows.cpu()]
         with torch.no_grad():
             if out.is_sparse:
                 out.copy_(torch.sparse_coo_tensor(rows.cpu()[None], values, shared.shape))
@@ -264,16 +290,12 @@ class DistStore(KVStore):
         return self._keys[key]
 
     def _set_compression(self, compression: Compression) -> None:
-        if isinstance(compression.push, MultiRound):
-            raise ConfigError(
-                f"{compression.push.name!r} needs rounds between the workers, which a server does not make: use it "
-                "with compress_ddp, or another method here"
-            )
+        require_alone(compression.push)
         self._config += 1
         self._ask_all("config", {"number": self._config, "config": compression.to_config()}, "a compression", True)
 
     def _set_optimizer(self, config: OptimizerConfig) -> None:
-        self._optimizer += 1
+        self._optimizer, self._optimizer_name = self._optimizer + 1, config.name
         numbers = dict(config.numbers)
         fields = {"number": self._optimizer, "name": config.name, "numbers": numbers}
         self._ask_all("optimizer", fields, "an optimizer", True)
@@ -281,10 +303,13 @@ class DistStore(KVStore):
     def _ask_all(self, op: str, fields: dict[str, Any], what: str, declare: bool = False) -> None:
         self._wait([Request(op, fields, declare=declare) for _ in self.place.servers], what)
 
-    def _wait(self, requests: Sequence[Request], what: str, servers: Sequence[int] | None = None) -> list[int]:
+    def _wait(
+        self, requests: Sequence[Request], what: str, servers: Sequence[int] | None = None,
+        first: Sequence[Future[int]] = (),
+    ) -> list[int]:  # fmt: skip
         places = range(len(requests)) if servers is None else servers
         futures = [self._links.ask(server, request) for server, request in zip(places, requests, strict=True)]
-        return self._links.wait(futures, what)
+        return self._links.wait([*first, *futures], what)[len(first) :]
 
     def _flush(self) -> None:
         for key in self._keys:
@@ -304,11 +329,6 @@ class DistStore(KVStore):
         done = [future for future in shared.pushes if wait or future.done()]
         shared.pushes = [future for future in shared.pushes if future not in done]
         self._links.wait(done, f"a push of key {key!r}")
-
-
-def as_bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def failed_or_done(future: Future[int]) -> bool:

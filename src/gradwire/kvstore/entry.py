@@ -9,22 +9,29 @@ here, and none may have more than ``AHEAD``.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, WireError
+from gradwire.kvstore.buffers import lease
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.merge import Merger
 from gradwire.kvstore.optimizers import Updater
+from gradwire.kvstore.payloads import received, sizes
+from gradwire.kvstore.replica import Replica, follows, whole
 
-__all__ = ["AHEAD", "Contribution", "Entry", "expected_nbytes"]
+__all__ = ["AHEAD", "Contribution", "Entry", "expected_nbytes", "raw"]
 
 AHEAD = 256
 """Steps of which a server keeps pushes before all workers' are in."""
+
+SHARED = -1
+"""Of ``Entry.replicas``: of all workers."""
 
 
 @dataclass
@@ -67,6 +74,12 @@ class Entry:
     pending: dict[int, dict[int, Contribution]] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
     """In async: the step of each worker's last push."""
+    lent: bool = False
+    """Somebody may still read the value's memory: it is not written any more."""
+    replicas: dict[int, Replica] = field(default_factory=dict)
+    """What workers hold where answers are compressed: in sync one for all, ``SHARED``; in async each worker's own."""
+    replaced: bool = True
+    """Whether the newest step replaced the value, or updated it."""
 
     def __post_init__(self) -> None:
         self.merger = Merger(self.value.shape)
@@ -103,17 +116,15 @@ class Entry:
                 raise WireError(f"a push names a row outside of key {self.key!r}")
             shape = (rows, *shape[1:])
         if compression.push is not None:
-            layout = compression.push.layout(shape)
-            if data.numel() < layout.nbytes:
-                data = torch.cat([data, torch.zeros(layout.nbytes - data.numel(), dtype=torch.uint8)])
-            compression.push.check_payload(layout.views(data), shape)
+            data = received(compression.push, shape, data)
         return Contribution(data, compression, optimizer, indices)
 
     def offer(self, rank: int, step: int, contribution: Contribution) -> bool:
         """Take a push in; False: it was here before.
 
         Raises:
-            ConfigError: the worker is ``AHEAD`` steps further than the key: it pushes and never pulls.
+            ConfigError: the worker is ``AHEAD`` steps further than the key: it pushes and never pulls; or it wants its
+                answers compressed in another way than the others do.
         """
         if step <= self.version or rank in self.pending.get(step, {}):
             return False
@@ -122,7 +133,15 @@ class Entry:
                 f"key {self.key!r} is at step {self.version}, a push is for step {step}: pull, or wait at a barrier, "
                 f"before a worker is {AHEAD} steps ahead of the slowest"
             )
-        self.pending.setdefault(step, {})[rank] = contribution
+        pushes = self.pending.setdefault(step, {})
+        for other, push in pushes.items():
+            if push.compression.pull != contribution.compression.pull:
+                raise ConfigError(
+                    f"key {self.key!r}, step {step}: worker {rank} asks for answers compressed by "
+                    f"{contribution.compression.pull}, worker {other} by {push.compression.pull}; 'pull' of "
+                    "set_gradient_compression must be the same on all workers"
+                )
+        pushes[rank] = contribution
         return True
 
     def ready(self, live: Collection[int]) -> dict[int, Contribution] | None:
@@ -133,25 +152,73 @@ class Entry:
         return self.pending.pop(self.version + 1)
 
     def apply(self, pushes: Mapping[int, Contribution], updaters: Mapping[int, Updater]) -> None:
-        """Make the next version of the value."""
+        """Make the next version of the value, and of what the workers hold of it."""
         ordered = [pushes[rank] for rank in sorted(pushes)]
+        pull = ordered[0].compression.pull
+        if pull is None or not follows(pull, self.value.shape, self.value.dtype):
+            self.replicas.pop(SHARED, None)
+            self._update(ordered, updaters)
+            return
+        # Before the value changes: those who pulled it uncompressed hold just this.
+        if SHARED not in self.replicas:
+            self.replicas[SHARED] = Replica(self.key, self.value, self.version)
+        self._update(ordered, updaters)
+        self.replicas[SHARED].follow(self.value, pull, replaced=self.replaced)
+
+    def answer(self, rank: int, have: int, compressor: Compressor | None, *, shared: bool) -> tuple[Tensor, int]:
+        """What a worker gets that pulls compressed, and the number of the replica that it then holds.
+
+        Args:
+            rank: of the worker.
+            have: number of the replica that it holds, -1 for none.
+            compressor: that it asks for.
+            shared: whether all workers hold the same.
+        """
+        compressed = compressor is not None and follows(compressor, self.value.shape, self.value.dtype)
+        if not compressed or (shared and SHARED not in self.replicas):
+            return whole(self.value, self.version), self.version
+        replica = self.replicas[SHARED] if shared else self._own_replica(rank, have, compressor)
+        return replica.answer(have, compressor), replica.number
+
+    def _own_replica(self, rank: int, have: int, compressor: Compressor | None) -> Replica:
+        """In async each answer is a step of its own; one that was lost on its way is given again."""
+        replica = self.replicas.get(rank)
+        if replica is None:
+            replica = self.replicas[rank] = Replica(self.key, self.value, rank=rank)
+        elif have == replica.number and compressor is not None:
+            replica.follow(self.value, compressor, replaced=self.replaced)
+        elif have < 0 or have != replica.number - 1:
+            replica.jump(self.value)
+        return replica
+
+    def _update(self, ordered: Sequence[Contribution], updaters: Mapping[int, Updater]) -> None:
         merged = self._sum(ordered)
         updater = updaters.get(max(push.optimizer for push in ordered))
+        self.replaced = updater is None
         if updater is None:
-            self.value.copy_(merged)
+            # Not copied into the old value, which may still be on its way to a worker.
+            self.value = merged.to(self.value.dtype).view(self.value.shape)
         else:
+            if self.lent:
+                self.value = lease(self.value.shape, self.value.dtype).copy_(self.value)
             updater(self.key, merged, self.value)
+        self.lent = False
         self.version += 1
+
+    def lend(self) -> Tensor:
+        """The value's memory: it stays as it is until the last view of it is gone, whatever is pushed meanwhile."""
+        self.lent = True
+        return raw(self.value)
 
     def apply_one(self, rank: int, step: int, push: Contribution, updaters: Mapping[int, Updater]) -> bool:
         """In async: apply a push at once; False: it was applied before."""
         if step <= self.last.get(rank, 0):
             return False
         self.last[rank] = step
-        self.apply({rank: push}, updaters)
+        self._update([push], updaters)
         return True
 
-    def _sum(self, pushes: list[Contribution]) -> Tensor:
+    def _sum(self, pushes: Sequence[Contribution]) -> Tensor:
         first = pushes[0].compression
         if any(push.rows is not None for push in pushes) or any(push.compression != first for push in pushes):
             return self._sum_mixed(pushes)
@@ -159,7 +226,7 @@ class Entry:
             return self._sum_dense(pushes)
         return self.merger.merge(first, [push.data for push in pushes])
 
-    def _sum_dense(self, pushes: list[Contribution]) -> Tensor:
+    def _sum_dense(self, pushes: Sequence[Contribution]) -> Tensor:
         tensors = [push.data.view(self.value.dtype).view(self.value.shape) for push in pushes]
         if not self.value.is_floating_point():
             return torch.stack(tensors).sum(0, dtype=self.value.dtype)
@@ -170,8 +237,8 @@ class Entry:
             out.add_(tensor)
         return out
 
-    def _sum_mixed(self, pushes: list[Contribution]) -> Tensor:
-        out = torch.zeros(self.value.shape, dtype=torch.promote_types(self.value.dtype, torch.float32))
+    def _sum_mixed(self, pushes: Sequence[Contribution]) -> Tensor:
+        out = lease(self.value.shape, torch.promote_types(self.value.dtype, torch.float32)).zero_()
         for push in pushes:
             if push.rows is not None and push.compression.push is not None:
                 out.add_(self.merger.merge_rows(push.compression, [push.data], [push.rows]))
@@ -183,6 +250,11 @@ class Entry:
             else:
                 out.add_(push.data.view(self.value.dtype).view(self.value.shape))
         return out
+
+
+def raw(value: Tensor) -> Tensor:
+    """The bytes of a tensor, without a copy where it is contiguous."""
+    return value.contiguous().view(-1).view(torch.uint8)
 
 
 def expected_nbytes(entry: Entry, compression: Compression, rows: int) -> range:
@@ -197,6 +269,4 @@ def expected_nbytes(entry: Entry, compression: Compression, rows: int) -> range:
     if compression.push is None:
         nbytes = math.prod(shape) * entry.value.itemsize
         return range(nbytes, nbytes + 1)
-    layout = compression.push.layout(shape)
-    least = layout.nbytes if compression.push.fixed_size else layout.offsets[-1]
-    return range(least, layout.nbytes + 1)
+    return sizes(compression.push, shape)

@@ -37,7 +37,7 @@ def key_list(key: Any) -> list[StoreKey]:
     for each in keys:
         require(isinstance(each, int | str), "key", "an int or a str, or a list of them", each)
         if isinstance(each, str):
-            require(0 <= len(each.encode()) <= MAX_KEY_BYTES, "key", f"at most {MAX_KEY_BYTES} bytes of UTF-8", each)
+            require(_fits(each), "key", f"at most {MAX_KEY_BYTES} bytes of UTF-8", each)
         else:
             require(each in _INT64, "key", "an integer of 64 bits", each)
     kinds = {isinstance(each, str) for each in keys}
@@ -77,6 +77,13 @@ def _tensors(key: StoreKey, value: Any, name: str) -> Sequence[Tensor]:
     if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
         raise ConfigError(f"{name} of key {key!r} must be a tensor or a list of them, got {_brief(value)}")
     return tensors
+
+
+def _fits(key: str) -> bool:
+    try:
+        return len(key.encode()) <= MAX_KEY_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def _brief(value: Any) -> str:

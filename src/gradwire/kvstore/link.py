@@ -7,7 +7,6 @@ it (compressions, optimizers), and pushes again what the snapshot has not. Nothi
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import os
@@ -94,9 +93,9 @@ class Link:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.socket.send(self.hello)
 
-    def ping(self) -> None:
+    def say(self, op: str) -> None:
         try:
-            self.socket.send(pack("ping"), zmq.NOBLOCK)
+            self.socket.send(pack(op), zmq.NOBLOCK)
         except zmq.Again:
             return
 
@@ -122,8 +121,7 @@ class Link:
 
     def close(self) -> None:
         if self.up:
-            with contextlib.suppress(zmq.Again):
-                self.socket.send(pack("leave"), zmq.NOBLOCK)
+            self.say("leave")
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close()
@@ -165,6 +163,9 @@ class Link:
     ) -> None:
         request = self.unanswered.get(seq)
         if request is None:
+            return
+        if request.future.cancelled():
+            del self.unanswered[seq]
             return
         if request.missing is None:
             request.missing = set(range(chunks))
@@ -316,7 +317,7 @@ def _attend(link: Link, ping: bool, now: float, timeout: float) -> None:
     except WireError as error:
         link.fail(error)
     if ping and link.up:
-        link.ping()
+        link.say("ping")
     if link.unanswered and now - link.heard > timeout:
         link.fail(GroupError(f"the server at {link.endpoint} has not been heard of for {timeout:g} s"))
     link.write()

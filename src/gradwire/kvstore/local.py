@@ -15,6 +15,7 @@ from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.merge import Merger, add_dense
 from gradwire.kvstore.optimizers import OptimizerConfig, Updater
+from gradwire.kvstore.replica import Replica, follows
 from gradwire.kvstore.sender import Sender
 from gradwire.kvstore.states import load_states, save_states
 
@@ -29,6 +30,7 @@ class Entry:
     sparse: bool
     merger: Merger
     senders: list[Sender] = field(default_factory=list)
+    replica: Replica | None = None
 
 
 class LocalStore(KVStore):
@@ -68,13 +70,20 @@ class LocalStore(KVStore):
         self._entries[key] = Entry(dense, value.is_sparse, Merger(dense.shape, dense.device))
 
     def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
-        entry = self._entry(key)
+        entry, pull = self._entry(key), self.compression.pull
         compressed = self.compression.push is not None
         merged = self._compressed_sum(entry, key, grads) if compressed else self._plain_sum(entry, grads)
+        if pull is None or not follows(pull, entry.value.shape, entry.value.dtype):
+            entry.replica = None
+        else:
+            entry.replica = entry.replica or Replica(key, entry.value)
         if self._updater is None:
             entry.value.copy_(merged)
         else:
             self._updater(key, merged, entry.value)
+        if entry.replica is not None:
+            assert pull is not None
+            entry.replica.follow(entry.value, pull, replaced=self._updater is None)
 
     def _plain_sum(self, entry: Entry, grads: Sequence[Tensor]) -> Tensor:
         return add_dense(grads, entry.value.shape, entry.value.device)
@@ -102,7 +111,8 @@ class LocalStore(KVStore):
     @torch.no_grad()
     def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
         for key, outs in pairs:
-            value = self._entry(key).value
+            entry = self._entry(key)
+            value = entry.value if entry.replica is None else entry.replica.held
             for out in outs:
                 out.copy_(value.to_sparse(1) if out.is_sparse else value)
 

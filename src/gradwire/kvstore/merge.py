@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
+from gradwire.kvstore.buffers import lease, lease_zeros
 from gradwire.kvstore.compression import Compression
+from gradwire.kvstore.payloads import sent_layout, views
 from gradwire.memory.base import Memory
 from gradwire.types import align
 
@@ -42,12 +44,12 @@ class Merger:
         compressor, memory = compression.push, compression.memory
         assert compressor is not None
         assert memory is not None
-        layout = compressor.layout(tuple(self.shape))
-        rows = torch.empty((len(payloads), align(layout.nbytes)), dtype=torch.uint8, device=self.device)
+        nbytes = sent_layout(compressor, self.shape).nbytes
+        rows = lease((len(payloads), align(nbytes)), torch.uint8).to(self.device)
         for row, payload in zip(rows, payloads, strict=True):
-            row[: layout.nbytes].copy_(payload)
-        stacked = layout.views(rows[:, : layout.nbytes])
-        out = torch.zeros(self.shape, device=self.device)
+            row[:nbytes].copy_(payload)
+        stacked = views(compressor, self.shape, rows[:, :nbytes])
+        out = lease_zeros(self.shape, self.device)
         if sums(compressor, memory):
             compressor.add_decoded_many(stacked, out, 1.0)
             return out
@@ -70,7 +72,7 @@ class Merger:
         """
         compressor = compression.push
         assert compressor is not None
-        out = torch.zeros(self.shape, device=self.device)
+        out = lease_zeros(self.shape, self.device)
         for payload, mine in zip(payloads, rows, strict=True):
             shape = (len(mine), *self.shape[1:])
             decoded = torch.zeros(shape, device=self.device)
@@ -86,10 +88,12 @@ def sums(compressor: Compressor, memory: Memory) -> bool:
 
 
 def add_dense(grads: Sequence[Tensor], shape: torch.Size, device: torch.device | str) -> Tensor:
-    """The sum of uncompressed gradients, left to right, in float32 or, of wider types, in their own."""
+    """The sum of uncompressed gradients, left to right, in float32 or a wider type of theirs, in memory of its own."""
     dtype = torch.promote_types(grads[0].dtype, torch.float32) if grads[0].is_floating_point() else grads[0].dtype
-    out = torch.zeros(shape, dtype=dtype, device=device)
-    for grad in grads:
+    out = lease(shape, dtype) if torch.device(device).type == "cpu" else torch.empty(shape, dtype=dtype, device=device)
+    first, rest = (None, grads) if grads[0].is_sparse else (grads[0], grads[1:])
+    out.zero_() if first is None else out.copy_(first)
+    for grad in rest:
         if grad.is_sparse:
             out.index_add_(0, grad.indices()[0].to(device), grad.values().to(device, dtype))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from gradwire.kvstore.core import ServerCore
@@ -26,12 +26,17 @@ class ServerCollector(Collector):
         for name in list(counters.pushes):
             pushes.add_metric([name], counters.pushes[name])
             received.add_metric([name], counters.bytes_in[name])
-        yield from (pushes, received)
+        sent = CounterMetricFamily("gradwire_sent_bytes", "Bytes of values handed out", labels=["compressor"])
+        for name in list(counters.bytes_out):
+            sent.add_metric([name], counters.bytes_out[name])
+        yield from (pushes, received, sent)
         yield CounterMetricFamily("gradwire_pulls", "Values handed out", value=counters.pulls)
-        yield CounterMetricFamily("gradwire_sent_bytes", "Bytes of values handed out", value=counters.bytes_out)
         yield CounterMetricFamily("gradwire_repeated_pushes", "Pushes that came again", value=counters.repeated)
         yield CounterMetricFamily("gradwire_refused", "Messages answered with an error", value=counters.refused)
-        yield CounterMetricFamily("gradwire_steps", "Updates of a key", value=counters.steps)
+        yield SummaryMetricFamily(
+            "gradwire_step_seconds", "From the first push of a step of a key to its update", counters.steps,
+            counters.waited,
+        )  # fmt: skip
         yield GaugeMetricFamily("gradwire_waiting", "Requests that wait", value=self.core.queued)
         yield GaugeMetricFamily("gradwire_dead_workers", "Workers that are silent", value=len(self.core.dead))
 

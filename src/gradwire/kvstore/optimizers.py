@@ -144,6 +144,8 @@ class Updater:
         optimizer = self._optimizer(key, stored)
         optimizer.param_groups[0].update(self._arguments)
         (param,) = optimizer.param_groups[0]["params"]
+        # A store may keep the value in other memory than it did.
+        param.data = stored
         param.grad = merged.to(stored.dtype)
         optimizer.step()
         param.grad = None

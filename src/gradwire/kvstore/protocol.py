@@ -11,7 +11,9 @@ and more than once. Nothing in a header is evaluated: names are looked up, numbe
     optimizer  name and numbers, by number    done
     push       a gradient of one step         done, when it counts
     pull       the value after one step       value, when it is there
+    follow     what it is now, compressed     value
     rows       some rows of it                value
+    staleness  how far ahead one may be       done
     barrier    I am here                      done, when all are
     states     the optimizer's states         value
     restore    the optimizer's states back    done
@@ -96,7 +98,9 @@ REQUESTS: Mapping[str, Mapping[str, Check]] = {
     "push": {**_CHUNKED, "key": _key, "step": _count(1), "config": _count(0), "optimizer": _count(0),
              "rows": _count(-1, 2**40)},
     "pull": {**_SEQ, "key": _key, "step": _count(0)},
+    "follow": {**_SEQ, "key": _key, "step": _count(0), "config": _count(0), "have": _count(-1)},
     "rows": {**_CHUNKED, "key": _key, "step": _count(0)},
+    "staleness": {**_SEQ, "steps": _count(0, 2**31)},
     "barrier": {**_SEQ, "number": _count(1)},
     "states": _SEQ,
     "restore": _CHUNKED,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gradwire.kvstore.keys import StoreKey
+
 __all__ = ["Counters", "Rules"]
 
 
@@ -37,7 +39,20 @@ class Counters:
     pushes: dict[str, int] = field(default_factory=dict)
     pulls: int = 0
     bytes_in: dict[str, int] = field(default_factory=dict)
-    bytes_out: int = 0
+    bytes_out: dict[str, int] = field(default_factory=dict)
     steps: int = 0
+    waited: float = 0.0
+    """Seconds from the first push of a step to its update, of all steps."""
     refused: int = 0
     repeated: int = 0
+    begun: dict[tuple[StoreKey, int], float] = field(default_factory=dict)
+    """When the first push of a step came that is not complete."""
+
+    def begin(self, key: StoreKey, step: int, now: float) -> None:
+        """A push of a step is here."""
+        self.begun.setdefault((key, step), now)
+
+    def complete(self, key: StoreKey, step: int, now: float) -> None:
+        """A step was made."""
+        self.steps += 1
+        self.waited += now - self.begun.pop((key, step), now)

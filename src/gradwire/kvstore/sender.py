@@ -6,6 +6,7 @@ kept has changed. Elements that a row-sparse gradient does not name keep their r
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import MultiRound
 from gradwire.errors import ConfigError
+from gradwire.kvstore.buffers import lease
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.keys import StoreKey
 from gradwire.types import Key, State, tensor_id
@@ -28,17 +30,19 @@ class Sender:
         shape: of the key's tensor.
         seed: of all random streams.
         rank: of this sender among the senders of the key.
+        phase: of the random streams: 0 where gradients are sent, 1 where a store answers.
         device: of its gradients.
     """
 
     def __init__(
-        self, key: StoreKey, shape: torch.Size, *, seed: int, rank: int, device: torch.device | str = "cpu"
-    ) -> None:
+        self, key: StoreKey, shape: torch.Size, *, seed: int, rank: int, phase: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
         self.key, self.shape, self.device = key, shape, torch.device(device)
         self.kept: dict[str, Tensor] = {}
         self.state: State = {}
         self.steps = 0
-        self._stream = Key(seed=seed, tensor=tensor_id(repr(key)), rank=rank)
+        self._stream = Key(seed=seed, tensor=tensor_id(repr(key)), phase=phase, rank=rank)
         self._compression = Compression()
         self._scratch = torch.empty(0, device=self.device)
 
@@ -98,7 +102,7 @@ class Sender:
         assert compressor is not None
         assert memory is not None
         layout = compressor.layout(tuple(x.shape))
-        buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, device=self.device)
+        buffer = self._payload(layout.nbytes)
         status = torch.zeros(1, dtype=torch.int32, device=self.device)
         before = {name: tensor.clone() for name, tensor in state.items()}
         memory.encode(compressor, x, kept, layout.views(buffer), state, self._next(), status)
@@ -130,9 +134,14 @@ class Sender:
             self._scratch = torch.empty(self.shape, device=self.device)
         return self._scratch.copy_(grad)
 
+    def _payload(self, nbytes: int) -> Tensor:
+        if self.device.type != "cpu":
+            return torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
+        return lease((nbytes,), torch.uint8).zero_()
+
     def _next(self) -> Key:
         self.steps += 1
-        return Key(self._stream.seed, self.steps, self._stream.tensor, rank=self._stream.rank)
+        return dataclasses.replace(self._stream, step=self.steps)
 
 
 def refuse_nonfinite(key: StoreKey, x: Tensor) -> None:

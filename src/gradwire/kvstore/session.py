@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import WireError
+from gradwire.kvstore.buffers import lease
 from gradwire.kvstore.compression import OFF, Compression
+from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.protocol import CHUNK, chunk_count
 
 __all__ = ["MAX_OPEN", "Session"]
@@ -37,6 +39,7 @@ class Session:
         seen: when something last came from it, in seconds.
         configs: its compressions, by number; 0 is none.
         barriers: that were passed before it came: its own first one is the one after them.
+        given: number of the replica of a key that the newest compressed answer led to.
     """
 
     peer: bytes
@@ -45,6 +48,7 @@ class Session:
     seen: float
     configs: dict[int, Compression] = field(default_factory=lambda: {0: OFF})
     barriers: int = 0
+    given: dict[StoreKey, int] = field(default_factory=dict)
     open: dict[int, Assembly] = field(default_factory=dict)
 
     def take(self, seq: int, chunk: int, chunks: int, rest: list[memoryview], sizes: range) -> Tensor | None:
@@ -86,5 +90,5 @@ class Session:
         if seq not in self.open:
             if len(self.open) >= MAX_OPEN:
                 raise WireError(f"a session has at most {MAX_OPEN} messages in pieces at a time")
-            self.open[seq] = Assembly(torch.empty(nbytes, dtype=torch.uint8), set(range(chunks)))
+            self.open[seq] = Assembly(lease((nbytes,), torch.uint8), set(range(chunks)))
         return self.open[seq]

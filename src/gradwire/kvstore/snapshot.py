@@ -7,7 +7,7 @@ in it, pushes of steps that were not applied yet and of steps after it, the work
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from gradwire.errors import ConfigError
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.entry import Entry
+from gradwire.kvstore.replica import Replica
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.states import replace_file
 
@@ -38,9 +39,12 @@ def save_core(core: ServerCore, path: Path) -> None:
         for name, value in states.get(entry.key, {}).items():
             if value is not None:
                 tensors[f"{i}/optimizer/{name}"] = torch.as_tensor(value).detach()
+        for rank, replica in entry.replicas.items():
+            tensors |= {f"{i}/replica/{rank}/{name}": tensor for name, tensor in replica.tensors().items()}
         told.append({
+            "replicas": [[rank, replica.to_config()] for rank, replica in entry.replicas.items()],
             "key": entry.key, "start": entry.start, "total": entry.total, "sparse": entry.sparse,
-            "version": entry.version, "last": sorted(entry.last.items()),
+            "version": entry.version, "replaced": entry.replaced, "last": sorted(entry.last.items()),
         })  # fmt: skip
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     metadata = {"format": FORMAT, "entries": json.dumps(told), "sync": json.dumps(core.sync)}
@@ -63,15 +67,14 @@ def load_core(path: Path, rules: Rules) -> ServerCore:
             raise ConfigError(f"snapshot {path} must hold {FORMAT!r}, got {metadata.get('format')!r}")
         told, sync = json.loads(metadata["entries"]), json.loads(metadata["sync"])
         entries = list(_entries(told, tensors))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"snapshot {path} cannot be read: {error}") from error
     core = ServerCore(rules, entries)
     core.sync = sync
     for i, entry in enumerate(entries):
-        prefix = f"{i}/optimizer/"
-        saved = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+        saved = below(tensors, f"{i}/optimizer/")
         if saved:
             core.saved_states[entry.key] = saved
     core.mark_durable()
@@ -81,10 +84,17 @@ def load_core(path: Path, rules: Rules) -> ServerCore:
 def _entries(told: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Iterable[Entry]:
     for i, each in enumerate(told):
         last = {int(rank): int(step) for rank, step in each.pop("last")}
+        replicas = each.pop("replicas")
         entry = Entry(value=tensors[f"{i}/value"], last=last, **each)
-        prefix = f"{i}/merger/"
-        entry.merger.kept = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        entry.merger.kept = below(tensors, f"{i}/merger/")
+        for rank, config in replicas:
+            entry.replicas[int(rank)] = replica = Replica(entry.key, entry.value, rank=max(0, int(rank)))
+            replica.restore(below(tensors, f"{i}/replica/{rank}/"), config)
         yield entry
+
+
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 class Snapshots:

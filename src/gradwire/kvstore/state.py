@@ -6,20 +6,21 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.entry import Entry
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.optimizers import Updater
 from gradwire.kvstore.protocol import CHUNK, chunk_count, pack
+from gradwire.kvstore.replica import is_payload
 from gradwire.kvstore.rules import Counters, Rules
 from gradwire.kvstore.session import Session
 from gradwire.kvstore.waits import Outgoing, Waits
 
-__all__ = ["ServerState", "raw"]
+__all__ = ["ServerState"]
 
 
 class ServerState:
@@ -39,12 +40,12 @@ class ServerState:
         self.saved_states: dict[StoreKey, dict[str, Any]] = {}
         self.counters = Counters()
         self.sync: bool | None = None
+        self.staleness = rules.staleness
         self.dead: set[int] = set()
         self.finished: set[int] = set()
         self.left: set[int] = set()
         self._sessions: dict[bytes, Session] = {}
         self._waits = Waits()
-        self._answers: dict[StoreKey, tuple[int, list[Any]]] = {}
 
     @property
     def live(self) -> set[int]:
@@ -72,6 +73,26 @@ class ServerState:
         for entry in self.entries.values():
             entry.durable = entry.version
 
+    def _error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
+        self.counters.refused += 1
+        return peer, [pack("error", seq=seq, kind=kind, text=str(error)[:500])]
+
+    def _silence(self) -> str:
+        names = ", ".join(map(str, sorted(self.dead)))
+        return f"worker {names} has not been heard of for {self.rules.dead_after:g} s"
+
+    def _leave(self, session: Session, rest: list[memoryview]) -> list[Outgoing]:
+        """Of who did not say ``finish`` before, the connection was closed and no more: it may come again."""
+        if session.rank in self.finished:
+            self.left.add(session.rank)
+            self._close(session.peer)
+        return []
+
+    def _close(self, peer: bytes) -> list[Outgoing]:
+        if self._sessions.pop(peer, None) is not None:
+            self._waits.drop(peer)
+        return []
+
     def _done(self, session: Session, seq: int, key: StoreKey | None = None) -> list[Outgoing]:
         entry = None if key is None else self.entries[key]
         version = 0 if entry is None else self._version(entry, session.rank)
@@ -81,22 +102,49 @@ class ServerState:
         """The step up to which a worker's pushes are in the value."""
         return entry.version if self.sync else entry.last.get(rank, 0)
 
+    def _has_step(self, entry: Entry, rank: int, step: int) -> bool:
+        return self._version(entry, rank) >= step and self._within_bound(entry, step)
+
+    def _within_bound(self, entry: Entry, step: int) -> bool:
+        """Whether a worker that made so many steps of a key need not wait for the slowest."""
+        if self.sync or self.staleness is None:
+            return True
+        return step - min((entry.last.get(rank, 0) for rank in self.live), default=step) <= self.staleness
+
+    def _missing(self, entry: Entry, rank: int, step: int) -> str:
+        """What a request waits for."""
+        if self._version(entry, rank) < step:
+            return f"key {entry.key!r} waits for step {step}"
+        behind = [each for each in sorted(self.live) if step - entry.last.get(each, 0) > (self.staleness or 0)]
+        return (
+            f"step {step} of key {entry.key!r} waits for worker {', '.join(map(str, behind))}, more than "
+            f"{self.staleness} steps behind"
+        )
+
     def _durable(self, entry: Entry | None, version: int) -> int:
         """The step up to which a worker need not keep its pushes."""
         return version if entry is None or not self.rules.snapshots else entry.durable
 
     def _value(self, session: Session, seq: int, entry: Entry) -> list[Outgoing]:
         self.counters.pulls += 1
-        version, data = self._answers.get(entry.key, (-1, []))
-        if version != entry.version:
-            # Made once for all workers. A copy: the value changes while a slow one still receives it.
-            data = [raw(entry.value).clone()]
-            self._answers[entry.key] = (entry.version, data)
-        return self._chunks(session, seq, data[0], entry)
+        return self._chunks(session, seq, entry.lend(), entry)
 
-    def _chunks(self, session: Session, seq: int, data: Tensor, entry: Entry | None) -> list[Outgoing]:
+    def _answer(
+        self, session: Session, seq: int, entry: Entry, have: int, compressor: Compressor | None
+    ) -> list[Outgoing]:
+        self.counters.pulls += 1
+        # What was given by a server before a restart, or to another process, says nothing about what is there now.
+        known = have if have <= session.given.get(entry.key, -1) else -1
+        data, number = entry.answer(session.rank, known, compressor, shared=bool(self.sync))
+        session.given[entry.key] = number
+        name = compressor.name if compressor is not None and is_payload(data) else "none"
+        return self._chunks(session, seq, data, entry, name)
+
+    def _chunks(
+        self, session: Session, seq: int, data: Tensor, entry: Entry | None, method: str = "none"
+    ) -> list[Outgoing]:
         count, view = chunk_count(data.numel()), data.numpy().data
-        self.counters.bytes_out += data.numel()
+        self.counters.bytes_out[method] = self.counters.bytes_out.get(method, 0) + data.numel()
         version = 0 if entry is None else self._version(entry, session.rank)
         told = {"version": version, "durable": self._durable(entry, version)}
         return [
@@ -119,8 +167,3 @@ class ServerState:
 
     def _newest(self) -> Updater | None:
         return self.updaters[max(self.updaters)] if self.updaters else None
-
-
-def raw(value: Tensor) -> Tensor:
-    """The bytes of a tensor, without a copy where it is contiguous."""
-    return value.contiguous().view(-1).view(torch.uint8)

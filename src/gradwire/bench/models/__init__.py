@@ -1,1 +1,116 @@
-"""One model in each file, full size and as a small variant of the same family."""
+"""One model in each file, full size and as a small variant of the same family.
+
+The folder is the list: ``gradwire/bench/models/<name>.py`` defines ``<name>()`` and ``<name>_small()``, each of which
+makes the model, initialised from torch's global generator, and ``DATA``, what the full size is trained on. Files that
+start with an underscore hold what several share.
+"""
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import nn
+
+from gradwire.errors import ConfigError, nearest
+
+__all__ = ["Facts", "build", "facts", "find", "names", "trained"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What travels when a model is trained, tensor by tensor."""
+
+    name: str
+    data: str
+    title: str
+    shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def parameters(self) -> int:
+        """Elements that are trained."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+
+    @property
+    def tensors(self) -> int:
+        """Into how many tensors they are cut."""
+        return len(self.shapes)
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest tensor."""
+        return max(torch.Size(shape).numel() for shape in self.shapes.values())
+
+
+def names() -> tuple[str, ...]:
+    """The models there are.
+
+    >>> "resnet20" in names()
+    True
+    """
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
+
+
+def find(name: str) -> ModuleType:
+    """The module of a model; case, hyphens and underscores do not matter, so the name that a paper uses will do.
+
+    Raises:
+        ConfigError: no such file.
+
+    Example:
+        >>> find("VGG16-CIFAR").__name__
+        'gradwire.bench.models.vgg16_cifar'
+    """
+    known = {_bare(each): each for each in names()}
+    if _bare(name) not in known:
+        raise ConfigError(f"unknown model {name!r}: {nearest(name, names())}")
+    return importlib.import_module(f"{__name__}.{known[_bare(name)]}")
+
+
+def build(name: str, *, small: bool = False, device: torch.device | str = "cpu") -> nn.Module:
+    """A fresh model.
+
+    Args:
+        name: as ``find`` has it.
+        small: the small variant.
+        device: where it is made; on ``meta`` it has shapes and no memory.
+
+    Raises:
+        ConfigError: no such model.
+    """
+    module = find(name)
+    with torch.device(device):
+        model: nn.Module = getattr(module, _function(module, small=small))()
+    return model
+
+
+def facts(name: str, *, small: bool = False) -> Facts:
+    """Its size, without making it.
+
+    Raises:
+        ConfigError: no such model.
+
+    Example:
+        >>> resnet20 = facts("resnet20")
+        >>> resnet20.parameters, resnet20.tensors, resnet20.largest
+        (269467, 51, 36864)
+    """
+    module = find(name)
+    shapes = {key: tuple(value.shape) for key, value in trained(build(name, small=small, device="meta")).items()}
+    title = (module.__doc__ or "").partition("\n")[0].rstrip(".")
+    return Facts(_function(module, small=small), module.DATA, title, shapes)
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that have a gradient, by name; one that is used twice counts once."""
+    return {name: param for name, param in model.named_parameters() if param.requires_grad}
+
+
+def _function(module: ModuleType, *, small: bool) -> str:
+    name = module.__name__.rpartition(".")[2]
+    return f"{name}_small" if small else name
+
+
+def _bare(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")

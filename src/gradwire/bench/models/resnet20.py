@@ -10,6 +10,8 @@ from torch.nn import functional as F  # noqa: N812  (the name that every torch u
 
 __all__ = ["ResNetV2", "resnet20", "resnet20_small"]
 
+DATA = "CIFAR-10"
+
 
 class BatchNormBeta(nn.BatchNorm2d):
     """A batch norm with a trainable offset and a fixed scale of 1."""

@@ -1,9 +1,8 @@
 """The other side of ``mxnet.py``: a script for the peer's own interpreter, which knows MXNet and not gradwire."""
 
-import json
-import os
-import sys
+import runpy
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,21 +64,5 @@ class Stores:
         return store
 
 
-def main() -> None:
-    """Answer until standard input ends. MXNet's own messages go to standard error."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    stores = Stores()
-    for line in sys.stdin:
-        request = json.loads(line)
-        name = request.pop("do")
-        try:
-            answer = {"value": getattr(stores, name)(**request)}
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
 if __name__ == "__main__":
-    main()
+    runpy.run_path(str(Path(__file__).with_name("_answers.py")))["serve"](Stores())

@@ -31,10 +31,11 @@ class Process:
     def __init__(self, python: Path, script: Path, environment: Mapping[str, str], deadline: float = 60.0) -> None:
         self._deadline = deadline
         # Isolated: the script's own folder holds a module with the peer's name, and PYTHONPATH is ours.
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [str(python), "-I", str(script)], env=os.environ | environment, text=True, encoding="utf-8",
             errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
+        self._told = ""
         self._answers: queue.Queue[str | None] = queue.Queue()
         self._complaints: deque[str] = deque(maxlen=20)
         self._listeners = [threading.Thread(target=f, daemon=True) for f in (self._listen, self._overhear)]
@@ -47,16 +48,35 @@ class Process:
         Raises:
             PeerError: the peer reports an error, ended, or did not answer in time; in the latter case it is stopped.
         """
-        assert self._process.stdin is not None
+        self.tell(request, **arguments)
+        return self.answer()
+
+    def tell(self, request: str, **arguments: object) -> None:
+        """Make a request whose ``answer`` is fetched later: several processes can work on theirs at once.
+
+        Raises:
+            PeerError: the peer ended.
+        """
+        assert self.process.stdin is not None
+        self._told = request
         try:
-            self._process.stdin.write(json.dumps({"do": request, **arguments}) + "\n")
-            self._process.stdin.flush()
+            self.process.stdin.write(json.dumps({"do": request, **arguments}) + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            raise PeerError(f"the peer ended during {request!r}: {self._last_words()}") from None
+
+    def answer(self) -> Any:
+        """What the peer says to the request it was told.
+
+        Raises:
+            PeerError: as for ``ask``.
+        """
+        request = self._told
+        try:
             line = self._answers.get(timeout=self._deadline)
         except queue.Empty:
             self.close()
             raise PeerError(f"the peer did not answer {request!r} within {self._deadline:g} s") from None
-        except OSError:
-            line = None
         if line is None:
             raise PeerError(f"the peer ended during {request!r}: {self._last_words()}")
         answer = json.loads(line)
@@ -66,8 +86,8 @@ class Process:
 
     def close(self) -> None:
         """End the process and wait for its end."""
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         for listener in self._listeners:
             listener.join()
 
@@ -78,15 +98,15 @@ class Process:
         self.close()
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             self._answers.put(line)
         self._answers.put(None)
 
     def _overhear(self) -> None:
-        assert self._process.stderr is not None
-        self._complaints.extend(line.strip() for line in self._process.stderr if line.strip())
+        assert self.process.stderr is not None
+        self._complaints.extend(line.strip() for line in self.process.stderr if line.strip())
 
     def _last_words(self) -> str:
         self.close()
-        return self._complaints[-1] if self._complaints else f"exit code {self._process.returncode}"
+        return self._complaints[-1] if self._complaints else f"exit code {self.process.returncode}"

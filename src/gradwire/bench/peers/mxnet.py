@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire.bench.machine import environment
+from gradwire.bench.peers._mxnet import DIRECTORY, REQUIREMENTS
 from gradwire.bench.peers._process import Process
 from gradwire.bench.peers._venv import PeerError, python_with
 from gradwire.bench.statistics import interleave, stopwatch, summarise
@@ -29,8 +30,6 @@ from gradwire.types import Key
 
 __all__ = ["MXNet", "OurStore", "compare", "row_count", "rows"]
 
-REQUIREMENTS = ("mxnet==1.9.1", "numpy==1.23.5")
-DIRECTORY = Path(".peers/mxnet")
 SIZES = (25_000_000,)
 THRESHOLD = 0.5
 SENDERS = 2

@@ -1,0 +1,51 @@
+"""The block of a transformer that normalises first."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+__all__ = ["Block", "initialise"]
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), and then x + mlp(norm(x)): twelve tensors.
+
+    Args:
+        width: of the stream.
+        heads: of attention; they share the width evenly.
+        causal: a token sees only those before it.
+        epsilon: of the norms.
+    """
+
+    def __init__(self, width: int, heads: int, *, causal: bool, epsilon: float = 1e-5) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.norm1 = nn.LayerNorm(width, eps=epsilon)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width, eps=epsilon)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self._attend(self.norm1(x))
+        h: Tensor = self.narrow(F.gelu(self.wide(self.norm2(x))))
+        return x + h
+
+    def _attend(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        parts = self.queries_keys_values(x).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        projected: Tensor = self.projection(out.transpose(1, 2).reshape(batch, length, width))
+        return projected
+
+
+def initialise(model: nn.Module) -> None:
+    """N(0, 0.02) for every matrix, nothing for every bias."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,111 @@
+"""A link: how many bits it carries in a second, and how long they are under way.
+
+A port is shaped by a token bucket (``tc tbf``) that counts whole Ethernet frames, so TCP with segments of 1,448 bytes
+reaches 95.6 % of the rate, as on a real cable. The bucket holds a millisecond of the rate: what it holds passes at
+once after a pause, so a message is early by a millisecond at most. A smaller one costs more wake-ups of the processor.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gradwire.errors import ConfigError, require
+
+__all__ = ["Link"]
+
+_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_SLOWEST, _FASTEST = 10**6, 10**11
+_LONGEST_DELAY = 1.0
+
+_BUCKET_SECONDS = 1e-3
+_LEAST_BUCKET = 16 * 1024
+"""Ten frames: at 100 Mbit/s a millisecond would hold eight, and a bucket must hold what arrives in a timer's delay."""
+
+_QUEUE_SECONDS = 20e-3
+"""What a port keeps before it drops, beside the bucket."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One worker's cable, the same in both directions.
+
+    Args:
+        rate: bits a second, 1 Mbit/s to 100 Gbit/s; None: not shaped.
+        delay: seconds from one worker to another, 0 to 1; needs the kernel's ``netem``.
+
+    Raises:
+        ConfigError: a number out of range.
+
+    Example:
+        >>> Link.parse("2.5gbit", "1ms")
+        Link(rate=2500000000, delay=0.001)
+        >>> Link.parse("none").rate is None
+        True
+    """
+
+    rate: int | None = None
+    delay: float = 0.0
+
+    def __post_init__(self) -> None:
+        allowed = self.rate is None or _SLOWEST <= self.rate <= _FASTEST
+        require(allowed, "Link.rate", "in [1mbit, 100gbit], or None", self.rate)
+        require(0 <= self.delay <= _LONGEST_DELAY, "Link.delay", "in [0, 1] seconds", self.delay)
+
+    @classmethod
+    def parse(cls, rate: str, delay: str = "0ms") -> Link:
+        """From text: ``100mbit``, ``2.5gbit`` or ``none``, and ``500us`` or ``1ms``.
+
+        Raises:
+            ConfigError: not of this form, or out of range.
+        """
+        bits = None if rate == "none" else round(_quantity("rate", rate, _UNITS, "100mbit, 2.5gbit or none"))
+        return cls(bits, _quantity("delay", delay, _TIMES, "500us, 1ms or 0.1s"))
+
+    def __str__(self) -> str:
+        """As on the command line.
+
+        >>> str(Link.parse("1000mbit", "1ms")), str(Link())
+        ('1gbit+1ms', 'none')
+        """
+        if self.rate is None:
+            text = "none"
+        else:
+            unit = next(name for name in ("gbit", "mbit", "kbit", "bit") if self.rate >= _UNITS[name])
+            text = f"{self.rate / _UNITS[unit]:.10g}{unit}"
+        return f"{text}+{1e3 * self.delay:g}ms" if self.delay else text
+
+    @property
+    def bucket(self) -> int:
+        """Bytes that pass at once after a pause."""
+        return max(_LEAST_BUCKET, round((self.rate or 0) / 8 * _BUCKET_SECONDS))
+
+    def shaper(self, device: str, *, delayed: bool = False) -> list[str]:
+        """The lines for ``tc -batch`` that shape what leaves a device without a queueing discipline.
+
+        Args:
+            device: its name.
+            delayed: whether this is the end that delays; one of the two ends of a cable does.
+        """
+        lines, parent = [], "root"
+        if self.rate is not None:
+            queue = f"burst {self.bucket} latency {1e3 * (_QUEUE_SECONDS + self.delay):g}ms"
+            lines.append(f"qdisc add dev {device} root handle 1: tbf rate {self.rate}bit {queue}")
+            parent = "parent 1:1"
+        if delayed and self.delay:
+            delay = f"netem delay {1e6 * self.delay:.0f}us limit {self._in_flight}"
+            lines.append(f"qdisc add dev {device} {parent} {delay}")
+        return lines
+
+    @property
+    def _in_flight(self) -> int:
+        """Packets that netem may hold: those of the delay and of the queue, at the full rate."""
+        return 1000 + int((self.rate or _FASTEST) / 8 * (self.delay + _QUEUE_SECONDS) / 1500)
+
+
+def _quantity(name: str, text: str, units: dict[str, float] | dict[str, int], allowed: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", text.strip().lower())
+    if not found or found[2] not in units:
+        raise ConfigError(f"{name} must be written as {allowed}, got {text!r}")
+    return float(found[1]) * units[found[2]]

@@ -1,0 +1,8 @@
+"""Which MXNet the comparisons install, and where."""
+
+from pathlib import Path
+
+__all__ = ["DIRECTORY", "REQUIREMENTS"]
+
+REQUIREMENTS = ("mxnet==1.9.1", "numpy==1.23.5")
+DIRECTORY = Path(".peers/mxnet")

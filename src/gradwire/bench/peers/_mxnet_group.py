@@ -1,0 +1,72 @@
+"""MXNet's distributed store on this machine: a scheduler, servers and workers, as its DMLC_* variables make them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from gradwire.bench.peers._mxnet import DIRECTORY, REQUIREMENTS
+from gradwire.bench.peers._process import Process
+from gradwire.bench.peers._venv import python_with
+from gradwire.bench.storegroup import DEADLINE, ask_all
+
+__all__ = ["MXNetGroup"]
+
+SCRIPT = Path(__file__).with_name("_mxnet_worker.py")
+
+
+class MXNetGroup:
+    """Its processes; use it as a context manager.
+
+    Args:
+        workers: how many.
+        servers: how many.
+        directory: of the virtual environment, made if need be; None: ``.peers/mxnet``.
+        threads: given to each process as OMP_NUM_THREADS.
+
+    Raises:
+        PeerError: MXNet cannot be installed here.
+    """
+
+    def __init__(self, workers: int, servers: int, directory: Path | None = None, threads: int = 1) -> None:
+        python = python_with(REQUIREMENTS, directory or DIRECTORY)
+        told = {
+            "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port()), "DMLC_NODE_HOST": "127.0.0.1",
+            "DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers), "OMP_NUM_THREADS": str(threads),
+        }  # fmt: skip
+        roles = ["scheduler", *["server"] * servers]
+        # They serve from the import on.
+        self._others = [_start(python, told | {"DMLC_ROLE": role}) for role in roles]
+        worker = told | {"DMLC_ROLE": "worker"}
+        self.processes = {rank: Process(python, SCRIPT, worker, DEADLINE) for rank in range(workers)}
+
+    def ask(self, request: str, **arguments: object) -> list[Any]:
+        """The answers of all workers, which work at the same time."""
+        return ask_all(self.processes, request, **arguments)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for worker in self.processes.values():
+            worker.close()
+        for other in self._others:
+            other.kill()
+            other.wait()
+
+
+def _start(python: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([str(python), "-I", "-c", "import mxnet"], env=os.environ | environment,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

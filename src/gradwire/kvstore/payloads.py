@@ -1,0 +1,99 @@
+"""Payloads between workers and servers: which bytes travel, and what is checked before they are decoded.
+
+A method of several rounds averages parts of its payload between the workers. Here each worker runs its rounds alone,
+where every average is the value itself, and what only the rounds read stays at home: what travels decodes to what the
+one worker sent, as with any other method, and the server adds it up. P and Q of ``powersgd`` are those of this worker's
+own gradient. What would then be as large as the gradient is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.errors import ConfigError
+from gradwire.types import Layout, Payload
+from gradwire.wire import sent_nbytes
+
+__all__ = ["received", "require_alone", "sent", "sent_layout", "sizes", "views"]
+
+TRIED = (1024, 1024)
+"""A matrix on which a method must save something."""
+
+
+def sent_layout(compressor: Compressor, shape: Sequence[int]) -> Layout:
+    """What travels of a payload.
+
+    >>> from gradwire.compressors.powersgd import PowerSGD
+    >>> code = PowerSGD(rank=1, error="local")
+    >>> [field.name for field in code.layout((6, 4)).fields], [f.name for f in sent_layout(code, (6, 4)).fields]
+    (['p', 'q', 'own'], ['p', 'q'])
+    """
+    layout = compressor.layout(shape)
+    left_out = compressor.rounds_only if isinstance(compressor, MultiRound) else ()
+    return Layout(tuple(field for field in layout.fields if field.name not in left_out)) if left_out else layout
+
+
+def sizes(compressor: Compressor, shape: Sequence[int]) -> range:
+    """How many bytes may travel: exactly as many as the layout says, fewer only where the size varies."""
+    layout = sent_layout(compressor, shape)
+    return range(layout.nbytes if compressor.fixed_size else layout.offsets[-1], layout.nbytes + 1)
+
+
+def sent(compressor: Compressor, shape: Sequence[int], payload: Tensor) -> Tensor:
+    """The bytes that travel of a whole payload: uint8, a view of it where that is possible."""
+    layout, travels = compressor.layout(shape), sent_layout(compressor, shape)
+    if travels is layout:
+        return payload[: sent_nbytes(compressor, layout, payload)]
+    out = torch.zeros(travels.nbytes, dtype=torch.uint8, device=payload.device)
+    found = {field.name: view for field, view in zip(layout.fields, layout.views(payload), strict=True)}
+    for field, target in zip(travels.fields, travels.views(out), strict=True):
+        target.copy_(found[field.name])
+    return out
+
+
+def views(compressor: Compressor, shape: Sequence[int], data: Tensor) -> Payload:
+    """The fields of payloads that travelled; those that did not are empty, and no decoder reads them.
+
+    Args:
+        compressor: that made them.
+        shape: of what they say.
+        data: uint8, shape ``(nbytes,)`` or ``(senders, nbytes)``, as long as ``sent_layout`` says.
+    """
+    travels = sent_layout(compressor, shape)
+    found = {field.name: view for field, view in zip(travels.fields, travels.views(data), strict=True)}
+    nothing = data[..., :0]
+    return tuple(found.get(field.name, nothing) for field in compressor.layout(shape).fields)
+
+
+def received(compressor: Compressor, shape: Sequence[int], data: Tensor) -> Tensor:
+    """The bytes of one payload that came from outside, checked, in the length that ``views`` takes.
+
+    Args:
+        compressor: that made it.
+        shape: of what it says.
+        data: uint8, of a number that ``sizes`` allows.
+
+    Raises:
+        WireError: a payload that cannot be decoded safely.
+    """
+    missing = sent_layout(compressor, shape).nbytes - data.numel()
+    whole = data if missing <= 0 else torch.cat([data, data.new_zeros(missing)])
+    compressor.check_payload(views(compressor, shape, whole), shape)
+    return whole
+
+
+def require_alone(compressor: Compressor | None) -> None:
+    """Refuse a method of several rounds that saves nothing where a worker runs them alone.
+
+    Raises:
+        ConfigError: its payload is not smaller than the gradient.
+    """
+    if isinstance(compressor, MultiRound) and sizes(compressor, TRIED).start >= 4 * TRIED[0] * TRIED[1]:
+        raise ConfigError(
+            f"{compressor.name!r} needs rounds between the workers, which a server does not make: alone a worker would "
+            "send as much as the gradient; use it with compress_ddp or in a 'device' store, or another method here"
+        )

@@ -1,0 +1,139 @@
+"""A key as a worker of a distributed store knows it, and what it takes to pull it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import Compressor
+from gradwire.kvstore.buffers import lease
+from gradwire.kvstore.keys import StoreKey
+from gradwire.kvstore.placement import Part
+from gradwire.kvstore.replica import Held, follows
+from gradwire.kvstore.request import Request
+from gradwire.kvstore.sender import Sender
+
+__all__ = ["Pulling", "Shared", "as_bytes", "row_requests"]
+
+
+@dataclass
+class Shared:
+    """A key, as this worker knows it."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    sparse: bool
+    parts: list[Part]
+    step: int = 0
+    senders: dict[int, Sender] = field(default_factory=dict)
+    pushes: list[Future[int]] = field(default_factory=list)
+    held: dict[int, Held] = field(default_factory=dict)
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether every part has whole rows: a small key has, and a row-sparse one, which is cut between them."""
+        return self.shape.numel() > 0 and (self.sparse or len(self.parts) == 1)
+
+    def part_shape(self, part: Part) -> tuple[int, ...]:
+        if len(self.parts) == 1:
+            return tuple(self.shape)
+        return (len(self.rows(part)), *self.shape[1:]) if self.in_rows else (part.numel,)
+
+    def rows(self, part: Part) -> range:
+        """Those of a part, where parts have whole ones."""
+        width = math.prod(self.shape[1:])
+        return range(part.start // width, part.stop // width)
+
+    def rows_of(self, part: Part, grad: Tensor) -> Tensor:
+        """A part of a coalesced row-sparse gradient, with its rows counted from the part's first."""
+        mine, (places,) = self.rows(part), grad.indices()
+        lo, hi = inside(places, mine)
+        return torch.sparse_coo_tensor(
+            places[None, lo:hi] - mine.start, grad.values()[lo:hi], self.part_shape(part), is_coalesced=True
+        )
+
+
+class Pulling:
+    """The requests of one pull, and the values that their answers make.
+
+    Args:
+        compressor: of the answers; None: values come as they are.
+        config: number under which the servers know it.
+        priority: of the requests.
+    """
+
+    def __init__(self, compressor: Compressor | None, config: int, priority: int) -> None:
+        self.compressor, self.config, self.priority = compressor, config, priority
+        self.requests: list[Request] = []
+        self.servers: list[int] = []
+        self._answers: list[tuple[Request, Held, Tensor]] = []
+
+    def add(self, key: StoreKey, shared: Shared, outs: Sequence[Tensor] = ()) -> Tensor:
+        """Ask for a key; the tensor that will have its value when all was answered and ``fill`` called.
+
+        It is one of ``outs`` where the bytes can come into it as they are.
+        """
+        own = direct(outs, shared)
+        value = lease(shared.shape, shared.dtype) if own is None else own
+        for part in shared.parts:
+            self.requests.append(self._request(key, shared, part, value.view(-1)[part.start : part.stop]))
+            self.servers.append(part.server)
+        return value
+
+    def fill(self) -> None:
+        """Take what the compressed answers say.
+
+        Raises:
+            WireError: bytes that are no answer.
+        """
+        for request, held, room in self._answers:
+            room.copy_(held.take(request.answer or bytearray(), self.compressor).view(-1))
+
+    def _request(self, key: StoreKey, shared: Shared, part: Part, room: Tensor) -> Request:
+        fields, shape = {"key": key, "step": shared.step}, shared.part_shape(part)
+        if not follows(self.compressor, shape, shared.dtype):
+            return Request("pull", fields, out=as_bytes(room), priority=self.priority)
+        held = shared.held.setdefault(part.start, Held(shape, shared.dtype))
+        request = Request("follow", {**fields, "config": self.config, "have": held.number}, priority=self.priority)
+        self._answers.append((request, held, room))
+        return request
+
+
+def row_requests(
+    key: StoreKey, shared: Shared, rows: Tensor, values: Tensor, priority: int
+) -> tuple[list[Request], list[int]]:
+    """What to ask which server for rows in increasing order, which the answers write to ``values``."""
+    requests, servers = [], []
+    for part in shared.parts:
+        lo, hi = inside(rows, shared.rows(part))
+        if hi > lo:
+            asked = as_bytes(rows[lo:hi] - shared.rows(part).start)
+            fields = {"key": key, "step": shared.step}
+            requests.append(Request("rows", fields, asked, as_bytes(values[lo:hi]), priority))
+            servers.append(part.server)
+    return requests, servers
+
+
+def inside(places: Tensor, rows: range) -> tuple[int, int]:
+    """Where places in increasing order enter and leave a range of rows."""
+    lo, hi = torch.searchsorted(places, torch.tensor([rows.start, rows.stop])).tolist()
+    return lo, hi
+
+
+def direct(outs: Sequence[Tensor], shared: Shared) -> Tensor | None:
+    """The first tensor that can receive the value's bytes as they come."""
+    return next((
+        out.detach() for out in outs
+        if out.layout == torch.strided and out.device.type == "cpu" and out.dtype == shared.dtype
+        and out.is_contiguous()
+    ), None)  # fmt: skip
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
