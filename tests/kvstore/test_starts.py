@@ -1,14 +1,13 @@
 """The same script under MXNet's tracker, torchrun and Slurm: real processes, told by nothing but their environment."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from gradwire.kvstore.launch import Group
 
 SCRIPT = Path(__file__).with_name("script.py")
 PYTHON = [sys.executable, str(SCRIPT)]
@@ -90,9 +89,31 @@ def test_torchrun_needs_no_servers_of_its_own():
     assert lines(out) == [f"rank {rank} of 2, 2 servers: [3.0, 3.0, 3.0]" for rank in range(2)]
 
 
-def test_slurms_variables_are_read_as_they_are():
-    with Group([sys.executable, "-c", "pass"], 2, 1) as servers:
-        told = {"GRADWIRE_SERVERS": ",".join(servers.endpoints), "SLURM_NTASKS": 2}
-        results = ended([start(SLURM_PROCID=rank, **told) for rank in range(2)])
-    assert [code for code, _, _ in results] == [0, 0], results
-    assert lines(*(out for _, out, _ in results)) == [f"rank {r} of 2, 1 servers: [3.0, 3.0, 3.0]" for r in range(2)]
+SRUN = """#!/bin/bash
+# Slurm's, as far as the script uses it: the command once for each task, with its number.
+tasks=$SLURM_NTASKS
+while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && tasks=${1#*=}; shift; done
+for ((task = 0; task < tasks; task++)); do SLURM_NTASKS=$tasks SLURM_PROCID=$task "$@" & pids+=($!); done
+for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
+exit ${code:-0}
+"""
+
+
+def test_the_batch_script_for_slurm_runs_as_it_is_documented(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "kvstore.md").read_text()
+    (script,) = re.findall(r"^```bash\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert script.count(":7000") == 1
+    commands = {
+        "srun": SRUN, "scontrol": "#!/bin/bash\necho localhost\necho elsewhere\n",
+        "gradwire": f'#!/bin/bash\nexec {sys.executable} -m gradwire "$@"\n',
+        "python": f"#!/bin/bash\nexec {sys.executable} {SCRIPT}\n",
+    }  # fmt: skip
+    for name, text in commands.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "job").write_text(script.replace(":7000", f":{free_port()}"))
+    told = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NTASKS": 2, "SLURM_SUBMIT_DIR": tmp_path, "SLURM_JOB_ID": 1}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    ((code, out, err),) = ended([start(["bash", str(tmp_path / "job")], **told, PATH=path)])
+    assert code == 0, err
+    assert lines(out) == [f"rank {rank} of 2, 1 servers: [3.0, 3.0, 3.0]" for rank in range(2)]
