@@ -1,5 +1,6 @@
 """The same script under MXNet's tracker, torchrun and Slurm: real processes, told by nothing but their environment."""
 
+import contextlib
 import os
 import re
 import socket
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from gradwire import ConfigError, GradwireError, kvstore
 
 SCRIPT = Path(__file__).with_name("script.py")
 PYTHON = [sys.executable, str(SCRIPT)]
@@ -56,9 +59,9 @@ def roles(scheduler=1, server=1, worker=2, **more):
 
 
 def test_mxnets_tracker_starts_the_script_in_every_role_and_all_of_them_end():
-    results = ended(roles(server=2, DMLC_NUM_SERVER=2))
-    assert [code for code, _, _ in results] == [0] * 5, results
-    assert lines(*(out for _, out, _ in results)) == [f"rank {r} of 2, 2 servers: [3.0, 3.0, 3.0]" for r in range(2)]
+    results = ended(roles())
+    assert [code for code, _, _ in results] == [0] * 4, results
+    assert lines(*(out for _, out, _ in results)) == [f"rank {r} of 2, 1 servers: [3.0, 3.0, 3.0]" for r in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -72,8 +75,6 @@ def test_mxnets_tracker_starts_the_script_in_every_role_and_all_of_them_end():
     ],
 )  # fmt: skip
 def test_a_role_that_cannot_be_taken_is_named(told, message, monkeypatch):
-    from gradwire import ConfigError, kvstore
-
     for name, value in {"DMLC_PS_ROOT_PORT": "9000", **told}.items():
         monkeypatch.setenv(name, value)
     if "is missing" in message:
@@ -82,11 +83,41 @@ def test_a_role_that_cannot_be_taken_is_named(told, message, monkeypatch):
         kvstore.create("device")
 
 
-def test_torchrun_needs_no_servers_of_its_own():
+def running(mark):
+    """Processes whose command has an argument."""
+    commands = {entry: entry / "cmdline" for entry in Path("/proc").iterdir() if entry.name.isdecimal()}
+    found = []
+    for entry, command in commands.items():
+        with contextlib.suppress(OSError):
+            found += [entry.name] if mark.encode() in command.read_bytes().split(b"\0") else []
+    return found
+
+
+def test_torchrun_needs_no_servers_of_its_own_and_leaves_none():
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
-    ((code, out, err),) = ended([start([*command, str(SCRIPT)], GRADWIRE_NUM_SERVERS=2)])
+    mark = "--dead-after=61.5"
+    told = {"GRADWIRE_NUM_SERVERS": 2, "GRADWIRE_SERVER_OPTIONS": mark}
+    ((code, out, err),) = ended([start([*command, str(SCRIPT)], **told)])
     assert code == 0, err
     assert lines(out) == [f"rank {rank} of 2, 2 servers: [3.0, 3.0, 3.0]" for rank in range(2)]
+    assert running(mark) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"GRADWIRE_SERVER_OPTIONS": "--bogus"}, "server 0 ended with exit code 2"),
+        ({"GRADWIRE_NUM_SERVERS": "0"}, "GRADWIRE_NUM_SERVERS must be an integer >= 1"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "GRADWIRE_HOST must be the address"),
+        ({"LOCAL_WORLD_SIZE": "0", "GRADWIRE_HOST": "no.such.host.invalid"}, "GRADWIRE_HOST must be the address"),
+    ],
+)
+def test_rank_0_says_why_it_has_no_servers(told, message, monkeypatch):
+    here = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**here, "MASTER_PORT": str(free_port()), **told}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(GradwireError, match=message):
+        kvstore.create("dist_sync")
 
 
 SRUN = """#!/bin/bash
