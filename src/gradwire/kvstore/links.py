@@ -26,6 +26,9 @@ from gradwire.kvstore.request import Request
 
 __all__ = ["Links", "finish_at_exit"]
 
+FAREWELL = 10.0
+"""Seconds that the end of a process waits for the servers to take note of it."""
+
 PING = 1.0
 """Seconds between two signs of life."""
 
@@ -143,7 +146,7 @@ def _attend(link: Link, ping: bool, now: float, timeout: float) -> None:
         link.fail(error)
     link.insist(now)
     if ping and link.up:
-        link.ping()
+        link.say("ping")
     if link.unanswered and now - link.heard > timeout:
         link.fail(GroupError(f"the server at {link.endpoint} has not been heard of for {timeout:g} s"))
     link.write()
@@ -175,12 +178,13 @@ def _end(
         context.term()
 
 
-def finish_at_exit(reference: weakref.ref[Any]) -> None:
+def finish_at_exit(store: weakref.ref[Any], links: weakref.ref[Links]) -> None:
     """A script that ends in peace says so, or the others would wait for its next push."""
-    store = reference()
-    if store is None:
+    ending, connections = store(), links()
+    if ending is None or connections is None:
         return
+    connections.timeout = min(connections.timeout, FAREWELL)
     # The process ends whatever happens, and the servers notice that in any case.
     with contextlib.suppress(Exception):
-        store.finish()
-    store.close()
+        ending.finish()
+    ending.close()
