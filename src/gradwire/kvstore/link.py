@@ -1,21 +1,16 @@
-"""A worker's connections to its servers: one thread that owns the sockets, and requests that are answered or fail.
+"""A worker's connection to one server.
 
-A request is sent in pieces, larger priorities first, and again whenever the connection was lost before its answer; the
-servers know what they have had. After a server was restarted from its snapshot the worker says again what it had told
-it (compressions, optimizers), and pushes again what the snapshot has not. Nothing waits without a deadline.
+A request is sent in pieces, larger priorities first and short requests before long ones, and again whenever the
+connection was lost before its answer; the server knows what it has had. After the server was restarted from its
+snapshot the worker says again what it had told it (compressions, optimizers), and pushes again what the snapshot has
+not.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import os
-import queue
-import threading
 import time
-import weakref
-from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +20,23 @@ from zmq.utils.monitor import parse_monitor_message
 
 from gradwire.errors import ConfigError, GroupError, WireError
 from gradwire.kvstore.keygen import lock_worker
-from gradwire.kvstore.protocol import CHUNK, REPLIES, VERSION, pack, unpack
+from gradwire.kvstore.protocol import CHUNK, REPLIES, pack, unpack
 from gradwire.kvstore.request import Request
 
-__all__ = ["Links"]
+__all__ = ["Link"]
 
-PING = 1.0
-"""Seconds between two signs of life."""
+AGAIN = 0.5
+"""Seconds after which a worker whose place was taken introduces itself again."""
+
+PATIENCE = 12.0
+"""Seconds after which it gives up: whoever has its place is alive."""
 
 QUEUED = 16
 """Messages that a socket may hold: what is in it can no longer be overtaken."""
 
 
 class Link:
-    """The connection to one server; used by the thread of ``Links`` alone."""
+    """The connection to one server; used by one thread alone."""
 
     def __init__(self, context: zmq.Context[Any], endpoint: str, name: bytes, hello: bytes, keys: Path | None) -> None:
         self.endpoint, self.hello = endpoint, hello
@@ -51,20 +49,20 @@ class Link:
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self.socket.connect(endpoint)
         self.up, self.epoch = False, b""
+        self._refused: tuple[float, float] | None = None
         self.heard = time.monotonic()
         self.dead: set[int] = set()
         self.unanswered: dict[int, Request] = {}
         self.declared: list[Request] = []
         self.log: dict[Any, dict[int, Request]] = {}
-        self._heap: list[tuple[int, int, Request, int]] = []
+        self._heap: list[tuple[tuple[int, bool], int, Request, int]] = []
         self._order = itertools.count()
 
     def add(self, request: Request) -> None:
         self.unanswered[request.seq] = request
         if request.declare:
             self.declared = [each for each in self.declared if self._may_be_named(each)] + [request]
-        if request.log is not None:
-            key, step = request.log
+        for key, step in request.logged():
             self.log.setdefault(key, {})[step] = request
         if self.up:
             self._queue(request)
@@ -83,17 +81,27 @@ class Link:
                 return
             heapq.heappop(self._heap)
             if piece + 1 < request.pieces():
-                heapq.heappush(self._heap, (-request.priority, next(self._order), request, piece + 1))
+                heapq.heappush(self._heap, (request.rank, next(self._order), request, piece + 1))
 
     def events(self) -> None:
         """Connected: introduce this worker; disconnected: whatever was on its way may be lost."""
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())["event"]
-            self.up, self._heap = False, []
+            self.up, self._heap, self._refused = False, [], None
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.socket.send(self.hello)
 
+    def insist(self, now: float) -> None:
+        """Introduce this worker again where its place was taken.
+
+        By the process before it, as a rule, of which the server has not noticed yet that it is gone.
+        """
+        if self._refused is not None and now - self._refused[1] > AGAIN:
+            self._refused = (self._refused[0], now)
+            self.socket.send(self.hello, zmq.NOBLOCK)
+
     def say(self, op: str) -> None:
+        """What needs no answer, if the socket takes it."""
         try:
             self.socket.send(pack(op), zmq.NOBLOCK)
         except zmq.Again:
@@ -131,7 +139,7 @@ class Link:
         if another and not restored:
             text = f"the server at {self.endpoint} was restarted without a snapshot: its values are lost"
             self.fail(GroupError(text))
-        self.up, self._heap = True, []
+        self.up, self._heap, self._refused = True, [], None
         again = {request.seq: request for request in self.declared} if another else {}
         if another:
             again |= {request.seq: request for steps in self.log.values() for request in steps.values()}
@@ -150,13 +158,27 @@ class Link:
 
     def _queue(self, request: Request) -> None:
         request.missing = None
-        heapq.heappush(self._heap, (-request.priority, next(self._order), request, 0))
+        heapq.heappush(self._heap, (request.rank, next(self._order), request, 0))
 
     def _done(self, rest: list[memoryview], seq: int, version: int, durable: int) -> None:
         request = self.unanswered.get(seq)
         if request is not None:
-            self._forget(request, durable)
+            self._forget(request.fields.get("key"), durable)
             self._finish(request, version)
+
+    def _dones(self, rest: list[memoryview], seq: int, durable: list[int]) -> None:
+        request = self.unanswered.get(seq)
+        if request is not None:
+            self._forget_all(request, durable)
+            self._finish(request)
+
+    def _values(
+        self, rest: list[memoryview], seq: int, chunk: int, chunks: int, nbytes: int, durable: list[int]
+    ) -> None:
+        request = self.unanswered.get(seq)
+        self._value(rest, seq, chunk, chunks, 0, 0, nbytes)
+        if request is not None:
+            self._forget_all(request, durable)
 
     def _value(
         self, rest: list[memoryview], seq: int, chunk: int, chunks: int, version: int, durable: int, nbytes: int
@@ -181,10 +203,16 @@ class Link:
         np.copyto(into[chunk * CHUNK : chunk * CHUNK + len(piece)], piece)
         request.missing.discard(chunk)
         if not request.missing:
-            self._forget(request, durable)
+            self._forget(request.fields.get("key"), durable)
             self._finish(request, version)
 
     def _error(self, rest: list[memoryview], seq: int, kind: str, text: str) -> None:
+        if kind == "taken":
+            now = time.monotonic()
+            since = now if self._refused is None else self._refused[0]
+            self._refused = (since, now)
+            if now - since < PATIENCE:
+                return
         kinds: dict[str, type[Exception]] = {"config": ConfigError, "wire": WireError}
         error = kinds.get(kind, GroupError)(f"server at {self.endpoint}: {text}")
         if seq in self.unanswered:
@@ -195,11 +223,15 @@ class Link:
     def _pong(self, rest: list[memoryview], dead: list[int]) -> None:
         self.dead = set(dead)
 
-    def _forget(self, request: Request, durable: int) -> None:
-        """Drop the pushes of the request's key that the server will not ask for again."""
-        steps = self.log.get(request.fields.get("key"), {})
+    def _forget(self, key: Any, durable: int) -> None:
+        """Drop the pushes of a key that the server will not ask for again."""
+        steps = self.log.get(key, {})
         for step in [step for step in steps if step <= durable]:
             del steps[step]
+
+    def _forget_all(self, request: Request, durable: list[int]) -> None:
+        for item, step in zip(request.fields["items"], durable, strict=False):
+            self._forget(item[0], step)
 
     def _finish(self, request: Request, version: int = 0, error: Exception | None = None) -> None:
         self.unanswered.pop(request.seq, None)
@@ -209,142 +241,3 @@ class Link:
             request.future.set_result(version)
         else:
             request.future.set_exception(error)
-
-
-class Links:
-    """The connections to all servers, in a thread of their own.
-
-    Args:
-        endpoints: of the servers, in their order.
-        rank: of this worker.
-        world: how many workers there are.
-        sync: the kind of store.
-        timeout: seconds that an answer may take, > 0.
-        keys: this worker's folder, made by ``gradwire keygen``.
-    """
-
-    def __init__(
-        self, endpoints: Sequence[str], rank: int, world: int, *, sync: bool, timeout: float,
-        keys: Path | None = None,
-    ) -> None:  # fmt: skip
-        self.timeout, self.endpoints = timeout, list(endpoints)
-        self._seq = itertools.count(1)
-        self._inbox: queue.SimpleQueue[tuple[int, Request] | None] = queue.SimpleQueue()
-        self._context = zmq.Context()
-        self._bell = self._context.socket(zmq.PAIR)
-        self._bell.bind("inproc://bell")
-        self._bell_lock = threading.Lock()
-        token = os.urandom(16)
-        hello = pack("hello", version=VERSION, rank=rank, world=world, sync=sync, session=token)
-        self._links = [
-            Link(self._context, endpoint, b"worker-%d-" % rank + token.hex().encode(), hello, keys)
-            for endpoint in endpoints
-        ]
-        arguments = (self._context, self._links, self._inbox, timeout)
-        thread = threading.Thread(target=_serve, args=arguments, name="gradwire-kvstore", daemon=True)
-        thread.start()
-        self._stop = weakref.finalize(self, _end, self._inbox, self._bell, self._bell_lock, thread, self._context)
-
-    def ask(self, server: int, request: Request) -> Future[int]:
-        """Send a request; its future gets the key's version, or the error."""
-        if not self._stop.alive:
-            raise ConfigError("the store was closed: it can no longer be used")
-        request.seq = next(self._seq)
-        self._inbox.put((server, request))
-        with self._bell_lock:
-            self._bell.send(b"")
-        return request.future
-
-    def wait(self, futures: Sequence[Future[int]], what: str) -> list[int]:
-        """The results of all.
-
-        Raises:
-            GroupError: one was not answered in time, or cannot be any more.
-            ConfigError: a server refused one.
-        """
-        deadline = time.monotonic() + self.timeout
-        results = []
-        for future in futures:
-            try:
-                results.append(future.result(max(deadline - time.monotonic(), 0.001)))
-            except TimeoutError:
-                raise GroupError(f"{what} was not answered within {self.timeout:g} s") from None
-        return results
-
-    def dead(self) -> set[int]:
-        """Workers that a server has not heard of."""
-        return set().union(*(link.dead for link in self._links))
-
-    def silent(self, seconds: float) -> list[str]:
-        """Servers that have not answered for so long."""
-        return [link.endpoint for link in self._links if time.monotonic() - link.heard > seconds]
-
-    def close(self) -> None:
-        self._stop()
-
-
-def _serve(
-    context: zmq.Context[Any], links: list[Link], inbox: queue.SimpleQueue[tuple[int, Request] | None], timeout: float
-) -> None:
-    bell = context.socket(zmq.PAIR)
-    bell.connect("inproc://bell")
-    pinged = 0.0
-    try:
-        while True:
-            poller = zmq.Poller()
-            poller.register(bell, zmq.POLLIN)
-            for link in links:
-                poller.register(link.socket, link.wants)
-                poller.register(link.monitor, zmq.POLLIN)
-            poller.poll(250)
-            if not _drain(bell, links, inbox):
-                return
-            now = time.monotonic()
-            ping, pinged = (True, now) if now - pinged > PING else (False, pinged)
-            for link in links:
-                _attend(link, ping, now, timeout)
-    finally:
-        for link in links:
-            link.fail(GroupError("the store was closed"))
-            link.close()
-        bell.close(0)
-
-
-def _attend(link: Link, ping: bool, now: float, timeout: float) -> None:
-    try:
-        link.events()
-        link.read()
-    except WireError as error:
-        link.fail(error)
-    if ping and link.up:
-        link.say("ping")
-    if link.unanswered and now - link.heard > timeout:
-        link.fail(GroupError(f"the server at {link.endpoint} has not been heard of for {timeout:g} s"))
-    link.write()
-
-
-def _drain(bell: zmq.Socket[Any], links: list[Link], inbox: queue.SimpleQueue[tuple[int, Request] | None]) -> bool:
-    """Take new requests; False: there will be no more."""
-    while bell.poll(0):
-        bell.recv()
-    while not inbox.empty():
-        item = inbox.get()
-        if item is None:
-            return False
-        server, request = item
-        links[server].add(request)
-    return True
-
-
-def _end(
-    inbox: queue.SimpleQueue[Any], bell: zmq.Socket[Any], lock: threading.Lock, thread: threading.Thread,
-    context: zmq.Context[Any],
-) -> None:  # fmt: skip
-    inbox.put(None)
-    with lock:
-        bell.send(b"")
-    if thread is not threading.current_thread():
-        thread.join(10.0)
-    bell.close(0)
-    if not thread.is_alive():
-        context.term()

@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from gradwire.errors import ConfigError
-from gradwire.kvstore.keys import StoreKey
+from gradwire.kvstore.keys import StoreKey, key_list
 from gradwire.kvstore.optimizers import OptimizerConfig
 
 __all__ = ["from_bytes", "load_states", "replace_file", "save_states", "to_bytes"]
@@ -74,17 +74,17 @@ def from_bytes(data: bytes, name: str = "the file") -> tuple[dict[StoreKey, dict
         told = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
         if told.get("format") != FORMAT:
             raise ConfigError(f"{name} must hold {FORMAT!r}, got {told.get('format')!r}")
-        keys = json.loads(told["keys"])
+        keys = key_list(json.loads(told["keys"]))
         states: dict[StoreKey, dict[str, Any]] = {key: {} for key in keys}
         for label, tensor in tensors.items():
             index, _, field = label.partition("/")
             states[keys[int(index)]][field] = tensor
-    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+        config = json.loads(told["optimizer"]) if "optimizer" in told else None
+        return states, config and OptimizerConfig(**config)
+    except (SafetensorError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{name} cannot be read as optimizer states: {error}") from error
-    config = json.loads(told["optimizer"]) if "optimizer" in told else None
-    return states, config and OptimizerConfig(**config)
 
 
 def replace_file(path: Path, write: Any) -> None:

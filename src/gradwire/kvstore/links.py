@@ -1,0 +1,195 @@
+"""A worker's connections to its servers: one thread that owns the sockets, and requests that are answered or fail.
+
+Nothing waits without a deadline.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from gradwire.errors import ConfigError, GroupError, WireError
+from gradwire.kvstore.link import Link
+from gradwire.kvstore.protocol import VERSION, pack
+from gradwire.kvstore.request import Request
+
+__all__ = ["Links", "finish_at_exit"]
+
+PING = 1.0
+"""Seconds between two signs of life."""
+
+PATIENCE = 10.0
+"""Seconds that the end of a process waits for the servers to take note of it."""
+
+
+class Links:
+    """The connections to all servers, in a thread of their own.
+
+    Args:
+        endpoints: of the servers, in their order.
+        rank: of this worker.
+        world: how many workers there are.
+        sync: the kind of store.
+        timeout: seconds that an answer may take, > 0.
+        keys: this worker's folder, made by ``gradwire keygen``.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[str], rank: int, world: int, *, sync: bool, timeout: float,
+        keys: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.timeout, self.endpoints = timeout, list(endpoints)
+        self._seq = itertools.count(1)
+        self._inbox: queue.SimpleQueue[tuple[int, Request] | None] = queue.SimpleQueue()
+        self._context = zmq.Context()
+        self._bell = self._context.socket(zmq.PAIR)
+        self._bell.bind("inproc://bell")
+        self._bell_lock = threading.Lock()
+        token = os.urandom(16)
+        hello = pack("hello", version=VERSION, rank=rank, world=world, sync=sync, session=token)
+        self._links = [
+            Link(self._context, endpoint, b"worker-%d-" % rank + token.hex().encode(), hello, keys)
+            for endpoint in endpoints
+        ]
+        arguments = (self._context, self._links, self._inbox, timeout)
+        thread = threading.Thread(target=_serve, args=arguments, name="gradwire-kvstore", daemon=True)
+        thread.start()
+        self._stop = weakref.finalize(self, _end, self._inbox, self._bell, self._bell_lock, thread, self._context)
+
+    def ask(self, server: int, request: Request) -> Future[int]:
+        """Send a request; its future gets the key's version, or the error."""
+        if not self._stop.alive:
+            raise ConfigError("the store was closed: it can no longer be used")
+        request.seq = next(self._seq)
+        self._inbox.put((server, request))
+        with self._bell_lock:
+            self._bell.send(b"")
+        return request.future
+
+    def wait(self, futures: Sequence[Future[int]], what: str) -> list[int]:
+        """The results of all.
+
+        Raises:
+            GroupError: one was not answered in time, or cannot be any more.
+            ConfigError: a server refused one.
+        """
+        deadline = time.monotonic() + self.timeout
+        results = []
+        for future in futures:
+            try:
+                results.append(future.result(max(deadline - time.monotonic(), 0.001)))
+            except TimeoutError:
+                raise GroupError(f"{what} was not answered within {self.timeout:g} s") from None
+        return results
+
+    def dead(self) -> set[int]:
+        """Workers that a server has not heard of."""
+        return set().union(*(link.dead for link in self._links))
+
+    def silent(self, seconds: float) -> list[str]:
+        """Servers that have not answered for so long."""
+        return [link.endpoint for link in self._links if time.monotonic() - link.heard > seconds]
+
+    def close(self) -> None:
+        self._stop()
+
+
+def _serve(
+    context: zmq.Context[Any], links: list[Link], inbox: queue.SimpleQueue[tuple[int, Request] | None], timeout: float
+) -> None:
+    bell = context.socket(zmq.PAIR)
+    bell.connect("inproc://bell")
+    pinged = 0.0
+    try:
+        while True:
+            poller = zmq.Poller()
+            poller.register(bell, zmq.POLLIN)
+            for link in links:
+                poller.register(link.socket, link.wants)
+                poller.register(link.monitor, zmq.POLLIN)
+            poller.poll(250)
+            if not _drain(bell, links, inbox):
+                return
+            now = time.monotonic()
+            ping, pinged = (True, now) if now - pinged > PING else (False, pinged)
+            for link in links:
+                _attend(link, ping, now, timeout)
+    finally:
+        for link in links:
+            link.fail(GroupError("the store was closed"))
+            link.close()
+        bell.close(0)
+
+
+def _attend(link: Link, ping: bool, now: float, timeout: float) -> None:
+    try:
+        link.events()
+        link.read()
+    except WireError as error:
+        link.fail(error)
+    link.insist(now)
+    if ping and link.up:
+        link.say("ping")
+    if link.unanswered and now - link.heard > timeout:
+        link.fail(GroupError(f"the server at {link.endpoint} has not been heard of for {timeout:g} s"))
+    link.write()
+
+
+def _drain(bell: zmq.Socket[Any], links: list[Link], inbox: queue.SimpleQueue[tuple[int, Request] | None]) -> bool:
+    """Take new requests; False: there will be no more."""
+    while bell.poll(0):
+        bell.recv()
+    while not inbox.empty():
+        item = inbox.get()
+        if item is None:
+            return False
+        server, request = item
+        links[server].add(request)
+    return True
+
+
+def _end(
+    inbox: queue.SimpleQueue[Any], bell: zmq.Socket[Any], lock: threading.Lock, thread: threading.Thread,
+    context: zmq.Context[Any],
+) -> None:  # fmt: skip
+    inbox.put(None)
+    with lock:
+        bell.send(b"")
+    if thread is not threading.current_thread():
+        thread.join(10.0)
+    bell.close(0)
+    if not thread.is_alive():
+        context.term()
+
+
+def finish_at_exit(store: Any) -> Callable[[], None]:
+    """Let a script that ends in peace say so, or the others would wait for its next push.
+
+    Returns:
+        What takes that back.
+    """
+    farewell = partial(_finish, store)
+    # What is registered later is called earlier: servers that this process started end after it.
+    atexit.register(farewell)
+    return partial(atexit.unregister, farewell)
+
+
+def _finish(store: Any) -> None:
+    # The process ends whatever happens, and the servers notice that in any case.
+    with contextlib.suppress(Exception):
+        store._links.timeout = min(store._links.timeout, PATIENCE)
+        store.finish()
+    store.close()
