@@ -1,11 +1,16 @@
 """What workers do in the tests of the distributed store."""
 
+import os
+import signal
 import time
 from pathlib import Path
 
 import torch
 
 from gradwire import ConfigError, GroupError, kvstore
+from gradwire.kvstore.dist import DistStore
+from gradwire.kvstore.environment import Place
+from gradwire.kvstore.request import Request
 from tests.kvstore.mxnet_rounds import run
 
 RATE = 2
@@ -49,36 +54,53 @@ def sequence(rank, shape, compression, grads):
 
 
 def slow_steps(rank, steps, folder, compression, pause):
-    """Push and pull one key ``steps`` times, slowly; say how far it is; the last value, or the error."""
+    """Push and pull ``steps`` times, slowly, and say how far it is. The error, the steps and the last value of one key.
+
+    Two small keys in a call: they travel together.
+    """
     kv = kvstore.create("dist_sync", timeout=50)
     if compression:
         kv.set_gradient_compression(compression)
     kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
-    shape, out = (50, 50), torch.empty(50, 50)
-    kv.init("w", torch.zeros(shape))
+    shape, out, made = (50, 50), torch.zeros(50, 50), Path(folder) / f"step-{rank}"
+    both, outs = ["w", "b"], [out, torch.zeros(7)]
+    kv.init(both, [torch.zeros(shape), torch.zeros(7)])
+    kv.pull(both, outs)
+    done = kv.version("w")
     try:
-        for step in range(kv.version("w"), steps):
-            kv.push("w", gradient(rank, step, shape))
-            kv.pull("w", out)
-            (Path(folder) / f"step-{rank}").write_text(str(step + 1))
+        for step in range(done, steps):
+            kv.push(both, [gradient(rank, step, shape), gradient(rank, step, (7,))])
+            kv.pull(both, outs)
+            done = step + 1
+            made.with_suffix(".new").write_text(str(done))
+            made.with_suffix(".new").rename(made)
             time.sleep(pause)
     except GroupError as error:
         kv.close()
-        return str(error)
+        return str(error), done, out
     kv.barrier()
-    return out
+    return "", done, out
 
 
-def unequal_steps(rank, steps):
-    """Rank 0 makes more steps than the others; the last value of each."""
-    kv, out = kvstore.create("dist_sync", timeout=50), torch.empty(4)
-    kv.set_optimizer("test")
-    kv.init("w", torch.zeros(4))
-    for _ in range(steps if rank == 0 else 2):
-        kv.push("w", torch.ones(4))
-        kv.pull("w", out)
-    kv.finish()
-    return out
+def alone_then_killed(rank, endpoint, shape):
+    """As worker 1: a step, and then the process is killed when three pieces of its next push are gone."""
+    kv, out = DistStore("dist_sync", Place((endpoint,), 1, 2), timeout=50), torch.empty(shape)
+    kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
+    kv.init("w", torch.zeros(shape))
+    kv.push("w", gradient(1, 0, shape))
+    kv.pull("w", out)
+    pieces = Request.frames
+
+    def frames(self, piece):
+        if self.op == "push" and piece == 3:
+            # What was handed to the socket before is on its way.
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return pieces(self, piece)
+
+    Request.frames = frames
+    kv.push("w", gradient(1, 1, shape))
+    kv.pull("w", out)
 
 
 def refused_push(rank):

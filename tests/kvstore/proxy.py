@@ -6,7 +6,11 @@ import threading
 
 
 class Cable:
+    """Between workers and the server at an endpoint."""
+
     def __init__(self, endpoint):
+        self.gone = threading.Event()
+        self._left = {True: float("inf"), False: float("inf")}
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self.target, self.whole = (host, int(port)), True
         self._ends = []
@@ -14,9 +18,15 @@ class Cable:
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def cut_after(self, nbytes, to_server):
+        """Cut it when so many more bytes went in one direction."""
+        self._left[to_server] = nbytes
+
     def cut(self):
         """Break what goes through it, and refuse what comes."""
         self.whole = False
+        self._left = {True: float("inf"), False: float("inf")}
+        self.gone.set()
         for end in self._ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -39,14 +49,16 @@ class Cable:
                     continue
                 far = socket.create_connection(self.target)
                 self._ends += [near, far]
-                for a, b in ((near, far), (far, near)):
-                    threading.Thread(target=_carry, args=(a, b), daemon=True).start()
+                for a, b, to_server in ((near, far, True), (far, near, False)):
+                    threading.Thread(target=self._carry, args=(a, b, to_server), daemon=True).start()
 
-
-def _carry(source, target):
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    for end in (source, target):
+    def _carry(self, source, target, to_server):
         with contextlib.suppress(OSError):
-            end.close()
+            while data := source.recv(65536):
+                target.sendall(data)
+                self._left[to_server] -= len(data)
+                if self._left[to_server] <= 0:
+                    self.cut()
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.close()

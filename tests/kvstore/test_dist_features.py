@@ -14,7 +14,7 @@ from tests.kvstore.feature_jobs import ALONE, BOUND, GROUP, MATRIX, PULLED, ROWS
 from tests.kvstore.group import result, run_workers, start_workers
 from tests.kvstore.jobs import gradient, slow_steps
 from tests.kvstore.simulate import Simulated
-from tests.kvstore.test_faults import finished, kill, wait_for
+from tests.kvstore.test_faults import wait_for
 
 WORKERS = 2
 
@@ -173,11 +173,13 @@ def test_a_killed_server_and_a_killed_worker_change_no_bit_of_the_answers(tmp_pa
     arguments = (14, str(tmp_path), compression, 0.1)
     with start_workers(slow_steps, 2, 1, *arguments, folder=tmp_path, options=options) as group:
         wait_for(tmp_path, 0, 5)
-        kill(group.servers[0])
+        group.servers[0].kill()
+        group.servers[0].wait()
         group.restart_server(0)
         wait_for(tmp_path, 1, 9)
-        kill(group.workers[1])
+        group.workers[1].kill()
+        group.workers[1].wait()
         group.start_worker(1)
-        finished(group, tmp_path)
-    assert torch.equal(result(tmp_path, 0), want)
-    assert torch.equal(result(tmp_path, 1), want)
+        assert [process.wait(60) for process in group.workers.values()] == [0, 0]
+    assert torch.equal(result(tmp_path, 0)[2], want)
+    assert torch.equal(result(tmp_path, 1)[2], want)

@@ -1,19 +1,82 @@
-"""Processes that are killed, a cable that is cut: an error with a name, or the result of an undisturbed run."""
+"""Processes that are killed, a cable that is cut: an error with a name, or the result of an undisturbed run.
 
+What is killed is a process, by its own pid. Workers that nobody kills are threads of the test, and what they must come
+to is computed without a store.
+"""
+
+import contextlib
+import signal
 import time
 
 import pytest
 import torch
 
-from tests.kvstore.group import result, run_workers, start_workers
-from tests.kvstore.jobs import slow_steps, unequal_steps
+from gradwire import ConfigError, GroupError
+from gradwire.kvstore.launch import start_server
+from tests.kvstore.group import result, start_workers
+from tests.kvstore.jobs import alone_then_killed, slow_steps
 from tests.kvstore.proxy import Cable
+from tests.kvstore.threads import SHAPE, Worker, undisturbed
 
 TWOBIT = {"type": "2bit", "threshold": 0.5}
+BIG = (1500, 2000)
+"""Twelve pieces."""
 
 
-def wait_for(folder, rank, step, seconds=60):
-    """Until a worker has made so many steps."""
+class Servers:
+    """Processes that are ended with the test."""
+
+    def __init__(self):
+        self.running = []
+
+    def start(self, *options, workers=2, bind="tcp://127.0.0.1:0"):
+        process, endpoint = start_server(["--workers", str(workers), "--bind", bind, *options])
+        self.running.append(process)
+        return process, endpoint
+
+    def kill(self, process):
+        process.kill()
+        process.wait()
+
+    def close(self):
+        for process in self.running:
+            self.kill(process)
+            process.stdout.close()
+
+
+@pytest.fixture
+def servers():
+    started = Servers()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def cables():
+    made = []
+
+    def lay(endpoint):
+        made.append(Cable(endpoint))
+        return made[-1]
+
+    yield lay
+    for cable in made:
+        cable.close()
+
+
+def both(endpoints, steps, allowed=None, **options):
+    return [Worker(endpoints, rank, steps, **options).start(allowed) for rank in range(2)]
+
+
+def same(workers, want):
+    for worker in workers:
+        value = worker.join()
+        assert isinstance(value, torch.Tensor), value
+        assert torch.equal(value, want)
+
+
+def wait_for(folder, rank, step, seconds=90):
+    """Until a worker process has made so many steps."""
     deadline = time.monotonic() + seconds
     file = folder / f"step-{rank}"
     while not file.exists() or int(file.read_text() or 0) < step:
@@ -21,106 +84,148 @@ def wait_for(folder, rank, step, seconds=60):
         time.sleep(0.02)
 
 
-def kill(process):
-    process.kill()
-    process.wait()
-
-
-def undisturbed(folder, steps, compression):
-    folder.mkdir()
-    values = run_workers(slow_steps, 2, 1, steps, str(folder), compression, 0.0, folder=folder)
-    assert torch.equal(*values)
-    return values[0]
-
-
-def running(folder, steps, compression, pause, *options):
-    """Two workers that make slow steps, and their server."""
-    arguments = (steps, str(folder), compression, pause)
-    return start_workers(slow_steps, 2, 1, *arguments, folder=folder, options=options)
-
-
-def finished(group, folder):
-    for process in group.workers.values():
-        assert process.wait(60) == 0
-    return [result(folder, rank) for rank in group.workers]
-
-
-def test_the_others_hear_of_a_killed_worker(tmp_path):
-    with start_workers(
-        slow_steps, 2, 1, 10**6, str(tmp_path), None, 0.01, folder=tmp_path, options=["--dead-after", "3"]
-    ) as group:
-        wait_for(tmp_path, 1, 2)
-        kill(group.workers[1])
-        assert group.workers[0].wait(60) == 0
-    assert "worker 1 has not been heard of for 3 s" in result(tmp_path, 0)
-
-
-def test_the_others_go_on_without_a_killed_worker_where_that_was_asked_for(tmp_path):
-    with running(tmp_path, 60, None, 0.01, "--dead-after", "3", "--on-dead-worker", "continue") as group:
-        wait_for(tmp_path, 1, 2)
-        kill(group.workers[1])
-        assert group.workers[0].wait(60) == 0
-    assert torch.isfinite(result(tmp_path, 0)).all()
-
-
-def test_a_killed_worker_comes_again_and_goes_on_to_the_same_result(tmp_path):
-    want = undisturbed(tmp_path / "undisturbed", 12, None)
-    with start_workers(
-        slow_steps, 2, 1, 12, str(tmp_path), None, 0.1, folder=tmp_path, options=["--dead-after", "60"]
-    ) as group:
-        wait_for(tmp_path, 1, 4)
-        kill(group.workers[1])
+def test_a_killed_worker_comes_again_and_is_named_when_it_does_not(tmp_path):
+    """Worker 1 is killed, and started again: the values are those of an undisturbed run. Then it is killed for good."""
+    arguments = (10**6, str(tmp_path), None, 0.05)
+    with start_workers(slow_steps, 2, 1, *arguments, folder=tmp_path, options=["--dead-after", "3"]) as group:
+        wait_for(tmp_path, 1, 3)
+        group.workers[1].kill()
+        group.workers[1].wait()
+        before = int((tmp_path / "step-0").read_text())
         group.start_worker(1)
-        assert all(torch.equal(value, want) for value in finished(group, tmp_path))
+        wait_for(tmp_path, 0, before + 3)
+        group.workers[1].kill()
+        assert group.workers[0].wait(60) == 0
+    text, steps, value = result(tmp_path, 0)
+    assert "worker 1 has not been heard of for 3 s" in text
+    assert torch.equal(value, undisturbed(steps))
+
+
+def test_the_others_go_on_without_a_worker_that_was_killed_in_a_push(tmp_path, servers):
+    """It dies when some pieces of its push are with the server: those never count. Another process takes its place."""
+    _, endpoint = servers.start("--dead-after", "2", "--on-dead-worker", "continue")
+    worker = Worker([endpoint], 0, 4, shape=BIG).start(allowed=1)
+    with start_workers(alone_then_killed, 1, 0, endpoint, BIG, folder=tmp_path) as group:
+        assert group.workers[0].wait(90) == -signal.SIGKILL
+    worker.wait(1)
+    worker.go_on()
+    worker.wait(3)
+    # With both, from where the key is.
+    late = Worker([endpoint], 1, 4, shape=BIG).start()
+    theirs, ours = late.join(), worker.join()
+    assert isinstance(ours, torch.Tensor), ours
+    assert isinstance(theirs, torch.Tensor), theirs
 
 
 @pytest.mark.parametrize("compression", [None, TWOBIT])
-def test_a_killed_server_comes_again_from_its_snapshot_and_the_result_is_that_of_an_undisturbed_run(
-    compression, tmp_path
-):
-    want = undisturbed(tmp_path / "undisturbed", 14, compression)
+def test_a_killed_server_comes_again_from_its_snapshot_and_nothing_is_lost(compression, tmp_path, servers):
     options = ["--snapshot", str(tmp_path / "snapshot"), "--snapshot-every", "3"]
-    with start_workers(
-        slow_steps, 2, 1, 14, str(tmp_path), compression, 0.1, folder=tmp_path, options=options
-    ) as group:
-        wait_for(tmp_path, 0, 5)
-        kill(group.servers[0])
-        group.restart_server(0)
-        assert all(torch.equal(value, want) for value in finished(group, tmp_path))
+    process, endpoint = servers.start(*options)
+    workers = both([endpoint], 12, allowed=5, compression=compression)
+    for worker in workers:
+        worker.wait(5)
+    servers.kill(process)
+    for worker in workers:
+        worker.go_on()
+    servers.start(*options, bind=endpoint)
+    same(workers, undisturbed(12, compression))
 
 
-def test_a_server_without_a_snapshot_says_that_its_values_are_lost(tmp_path):
-    with running(tmp_path, 10**6, None, 0.05) as group:
-        wait_for(tmp_path, 0, 2)
-        kill(group.servers[0])
-        group.restart_server(0)
-        values = finished(group, tmp_path)
-    assert all("restarted without a snapshot" in value for value in values)
+def test_one_of_two_servers_is_killed_and_comes_again(tmp_path, servers):
+    options = [["--snapshot", str(tmp_path / f"snapshot-{i}"), "--snapshot-every", "2"] for i in range(2)]
+    started = [servers.start(*each) for each in options]
+    workers = both([endpoint for _, endpoint in started], 8, allowed=3, bound=100, compression=TWOBIT)
+    for worker in workers:
+        worker.wait(3)
+    servers.kill(started[1][0])
+    for worker in workers:
+        worker.go_on()
+    servers.start(*options[1], bind=started[1][1])
+    same(workers, undisturbed(8, TWOBIT))
 
 
-def test_a_cable_that_is_cut_and_mended_loses_nothing_and_repeats_nothing(tmp_path):
-    want = undisturbed(tmp_path / "undisturbed", 14, TWOBIT)
-    group = start_workers(
-        slow_steps, 2, 1, 14, str(tmp_path), TWOBIT, 0.1, folder=tmp_path, options=["--dead-after", "60"]
-    )
-    group.close()
-    group.restart_server(0)
-    cable = Cable(group.endpoints[0])
-    group.endpoints = [cable.endpoint]
-    try:
-        for rank in range(2):
-            group.start_worker(rank)
-        for step in (3, 6, 9):
-            wait_for(tmp_path, 0, step)
-            cable.cut()
-            time.sleep(1.0)
-            cable.mend()
-        assert all(torch.equal(value, want) for value in finished(group, tmp_path))
-    finally:
-        group.close()
-        cable.close()
+def test_without_a_snapshot_the_values_are_lost_and_every_worker_is_told(servers):
+    process, endpoint = servers.start()
+    workers = both([endpoint], 10, allowed=2)
+    for worker in workers:
+        worker.wait(2)
+    servers.kill(process)
+    servers.start(bind=endpoint)
+    for worker in workers:
+        worker.go_on()
+    for worker in workers:
+        error = worker.join()
+        assert isinstance(error, GroupError)
+        assert "restarted without a snapshot" in str(error)
 
 
-def test_unequal_numbers_of_batches(tmp_path):
-    values = run_workers(unequal_steps, 2, 1, 5, folder=tmp_path)
-    assert values[0].tolist() == [2 + 2 + 1 + 1 + 1] * 4
+@pytest.mark.parametrize("moment", ["between steps", "in a push", "in a pull"])
+def test_a_cable_that_is_cut_and_mended_loses_nothing_and_repeats_nothing(moment, servers, cables):
+    """For 5 seconds, which is less than what makes a worker dead by default."""
+    _, endpoint = servers.start()
+    cable = cables(endpoint)
+    shape = SHAPE if moment == "between steps" else BIG
+    workers = [Worker([where], rank, 4, shape=shape).start(2) for rank, where in enumerate((cable.endpoint, endpoint))]
+    for worker in workers:
+        worker.wait(2)
+    if moment != "between steps":
+        # After three of twelve pieces, on the way there or on the way back.
+        cable.cut_after(3 * 2**20, to_server=moment == "in a push")
+    for worker in workers:
+        worker.go_on()
+    if moment == "between steps":
+        cable.cut()
+    assert cable.gone.wait(60)
+    time.sleep(5.0)
+    cable.mend()
+    same(workers, undisturbed(4, shape=shape))
+
+
+def test_unequal_numbers_of_batches_on_several_servers(servers):
+    endpoints = [servers.start()[1] for _ in range(2)]
+    short, long = Worker(endpoints, 0, 2, bound=100).start(), Worker(endpoints, 1, 5, bound=100).start()
+    values = short.join(), long.join()
+    assert torch.equal(values[0], undisturbed(2))
+    assert not torch.equal(values[1], values[0])
+    assert torch.isfinite(values[1]).all()
+
+
+def test_a_pull_that_nobody_will_answer_ends_at_its_deadline(servers):
+    _, endpoint = servers.start()
+    worker = Worker([endpoint], 0, 1)
+    worker.store._links.timeout = 1.0
+    error = worker.start().join()
+    assert isinstance(error, GroupError)
+    assert str(error) == "the pull of 'w' was not answered within 1 s"
+
+
+def test_a_process_that_was_stopped_for_longer_than_the_dead_may_be_goes_on(tmp_path):
+    arguments = (30, str(tmp_path), TWOBIT, 0.02)
+    with start_workers(slow_steps, 1, 1, *arguments, folder=tmp_path, options=["--dead-after", "2"]) as group:
+        wait_for(tmp_path, 0, 3)
+        group.workers[0].send_signal(signal.SIGSTOP)
+        time.sleep(3.5)
+        group.workers[0].send_signal(signal.SIGCONT)
+        assert group.workers[0].wait(60) == 0
+    text, steps, value = result(tmp_path, 0)
+    assert (text, steps) == ("", 30)
+    assert torch.equal(value, undisturbed(30, TWOBIT, ranks=[0]))
+
+
+def test_a_server_is_not_started_from_what_is_no_snapshot(tmp_path, servers):
+    (tmp_path / "snapshot").write_bytes(b"\x80\x04garbage")
+    with pytest.raises(GroupError, match="exit code 2"), contextlib.redirect_stderr(None):
+        servers.start("--snapshot", str(tmp_path / "snapshot"))
+
+
+def test_two_processes_with_one_rank_are_told_apart(servers):
+    _, endpoint = servers.start(workers=1)
+    first = Worker([endpoint], 0, 3, world=1).start(allowed=1).wait(1)
+    second = Worker([endpoint], 0, 3, world=1).start()
+    error = second.join()
+    assert isinstance(error, GroupError)
+    assert "rank 0 is taken by a worker that was heard of" in str(error)
+    first.go_on()
+    same([first], undisturbed(3, ranks=[0]))
+    with pytest.raises(ConfigError, match="closed"):
+        first.store.push("w", torch.zeros(SHAPE))

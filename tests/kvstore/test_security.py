@@ -71,12 +71,20 @@ def test_the_command_refuses_too():
 
 def test_a_worker_with_its_key_is_served(served, keys):
     endpoint = served(keys=keys / "servers")
-    kv = DistStore("dist_sync", Place((endpoint,), 0, 1, keys / "worker-1"), timeout=20)
+    kv = DistStore("dist_sync", Place((endpoint,), 0, 1, keys / "worker-0"), timeout=20)
     kv.init("w", torch.ones(3))
     out = torch.zeros(3)
     kv.pull("w", out)
     kv.close()
     assert torch.equal(out, torch.ones(3))
+
+
+def test_a_rank_belongs_to_its_key(served, keys):
+    endpoint = served(keys=keys / "servers")
+    kv = DistStore("dist_sync", Place((endpoint,), 0, 1, keys / "worker-1"), timeout=20)
+    with pytest.raises(ConfigError, match="rank 0 has a key of its own, this is the key of worker 1"):
+        kv.init("w", torch.ones(3))
+    kv.close()
 
 
 def test_a_worker_without_a_key_or_with_a_strangers_is_not_heard(served, keys, tmp_path):

@@ -12,7 +12,8 @@ What grows: with the number of workers W, the sessions, and for each key that is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,8 +26,7 @@ from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes, raw
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.optimizers import OptimizerConfig, Updater
 from gradwire.kvstore.payloads import require_alone
-from gradwire.kvstore.protocol import DTYPES, REQUESTS, VERSION, pack, unpack
-from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.protocol import CHUNK, DTYPES, REQUESTS, pack, unpack
 from gradwire.kvstore.session import Session
 from gradwire.kvstore.states import from_bytes, to_bytes
 from gradwire.kvstore.waits import Outgoing, Topic, Waiting
@@ -45,96 +45,48 @@ class ServerCore(ServerBundles):
         entries: restored from a snapshot; None: it starts empty.
     """
 
-    def __init__(self, rules: Rules, entries: Iterable[Entry] | None = None) -> None:
-        super().__init__(rules, entries)
-        self._sessions: dict[bytes, Session] = {}
-        self._barriers: dict[int, set[int]] = {}
-        self._passed, self._now = 0, 0.0
-
     # What the shell calls ----------------------------------------------------------------------------------------
 
-    def receive(self, peer: bytes, frames: Sequence[bytes | memoryview], now: float) -> list[Outgoing]:
+    def receive(
+        self, peer: bytes, frames: Sequence[bytes | memoryview], now: float, owner: int | None = None
+    ) -> list[Outgoing]:
         """Take one message; what is to be sent because of it.
 
         Args:
             peer: who sent it, as the transport names it.
             frames: the header and at most one frame.
             now: seconds, from any start.
+            owner: the rank whose key the sender has; None: keys are not used, or are nobody's alone.
         """
         seq, self._now = 0, now
         try:
             op, fields, rest = unpack(frames, REQUESTS)
             seq = fields.get("seq", 0)
             if op == "hello":
-                return [*self._hello(peer, now, **fields), *self._progress()]
-            session = self._sessions.get(peer)
-            if session is None:
-                raise WireError("a session starts with hello")
-            session.seen = now
+                return [*self._hello(peer, now, owner, **fields), *self._progress()]
+            session = self._session(peer, now)
             handler = getattr(self, f"_{op}")
             return [*handler(session, rest, **fields), *self._progress()]
         except WireError as error:
             return [self._error(peer, seq, "wire", error), *self._close(peer)]
         except GradwireError as error:
             return [self._error(peer, seq, "config", error)]
+        except Exception as error:
+            # Of a message that got through all checks and should not have: it must not end the server for everybody.
+            traceback.print_exc()
+            return [self._error(peer, seq, "wire", WireError(type(error).__name__)), *self._close(peer)]
 
     def tick(self, now: float) -> list[Outgoing]:
         """Notice who has been silent for too long; call it about once a second."""
         self._now = now
         silent = [s for s in self._sessions.values() if now - s.seen > self.rules.dead_after]
-        gone = [out for session in silent for out in self._lost(session)]
+        gone = [out for session in silent for out in self._lose(session)]
         return [*gone, *self._progress()]
-
-    # Sessions ----------------------------------------------------------------------------------------------------
-
-    def _hello(
-        self, peer: bytes, now: float, version: int, rank: int, world: int, sync: bool, session: bytes
-    ) -> list[Outgoing]:
-        if version != VERSION:
-            raise WireError(f"this server speaks version {VERSION} of the protocol, not {version}")
-        if world != self.rules.workers or rank >= world:
-            raise ConfigError(f"rank {rank} of {world} workers does not fit this server of {self.rules.workers}")
-        if self.sync not in (None, sync):
-            raise ConfigError(f"the workers must all be {'sync' if self.sync else 'async'} like the first of them")
-        self.sync = sync
-        old = [each for each in self._sessions.values() if each.rank == rank]
-        known = next((each for each in old if each.token == session), None)
-        for each in old:
-            self._close(each.peer)
-        fresh = Session(peer, rank, session, now)
-        if known is not None:
-            fresh.configs, fresh.barriers, fresh.given = known.configs, known.barriers, known.given
-        else:
-            self.finished.discard(rank)
-            fresh.barriers = self._passed
-            for arrived in self._barriers.values():
-                arrived.discard(rank)
-        self.dead.discard(rank)
-        self._sessions[peer] = fresh
-        self._touch_all()
-        reply = pack("welcome", epoch=self.epoch, rank=rank, world=world, restored=self.restored)
-        return [(peer, [reply])]
-
-    def _lost(self, session: Session) -> list[Outgoing]:
-        self.dead.add(session.rank)
-        self._close(session.peer)
-        self._touch_all()
-        return [] if self.rules.on_dead_worker == "continue" else self._tell_dead()
-
-    def _tell_dead(self) -> list[Outgoing]:
-        """End every wait that only the dead could end."""
-        stuck = self._waits.take_stuck()
-        return [(w.peer, [pack("error", seq=w.seq, kind="dead", text=f"{self._silence()}: {w.what}")]) for w in stuck]
-
-    def _close(self, peer: bytes) -> list[Outgoing]:
-        if self._sessions.pop(peer, None) is not None:
-            self._waits.drop(peer)
-        return []
 
     # Requests ----------------------------------------------------------------------------------------------------
 
     def _ping(self, session: Session, rest: list[memoryview]) -> list[Outgoing]:
-        return [(session.peer, [pack("pong", dead=sorted(self.dead))])]
+        return [(session.peer, [self._pong()])]
 
     def _init(
         self, session: Session, rest: list[memoryview], seq: int, chunk: int, chunks: int, key: StoreKey,
@@ -149,12 +101,15 @@ class ServerCore(ServerBundles):
             entry.check_same(*form)
         elif len(self.entries) >= self.rules.max_keys:
             raise ConfigError(f"this server keeps at most {self.rules.max_keys} keys")
+        elif self.stored + nbytes > self.rules.max_memory:
+            raise ConfigError(f"this server keeps at most {self.rules.max_memory} bytes, key {key!r} has {nbytes}")
         if chunks and session.rank == 0 and entry is None:
             data = session.take(seq, chunk, chunks, rest, range(nbytes, nbytes + 1))
             if data is None:
                 return []
             value = data.view(kind).view(shape)
             self.entries[key] = Entry(key, value, start, total, sparse)
+            self.stored += nbytes
         elif chunk + 1 < chunks:
             return []
         self._touched.add(key)
@@ -179,25 +134,33 @@ class ServerCore(ServerBundles):
         except (TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"a compression is refused: {error}") from None
         require_alone(compression.push)
-        session.configs[number] = compression
+        session.declare(number, compression)
         return self._done(session, seq)
 
     def _optimizer(
         self, session: Session, rest: list[memoryview], seq: int, number: int, name: str, numbers: dict[str, Any]
     ) -> list[Outgoing]:
-        config = OptimizerConfig(name, numbers)
+        config, newest = OptimizerConfig(name, numbers), self._newest()
+        if newest is not None and session.joined:
+            number = self._joined_number(config)
+        elif newest is not None and number > max(self.updaters) + 1:
+            raise WireError(f"optimizer setting {number} is not the next one, {max(self.updaters) + 1}")
         known = self.updaters.get(number)
         if known is not None and known.config != config:
             raise ConfigError(f"optimizer setting {number} is {known.config}, another worker has {config}")
         if known is None:
-            before = self.updaters.get(number - 1)
-            same = before is not None and before.config.name == name
-            self.updaters[number] = before.with_config(config) if same and before is not None else Updater(config)
-            self.updaters = {n: each for n, each in self.updaters.items() if n > number - SETTINGS}
+            same = newest is not None and newest.config.name == name
+            self.updaters[number] = newest.with_config(config) if same and newest is not None else Updater(config)
+            self.updaters = {n: each for n, each in self.updaters.items() if n > max(self.updaters) - SETTINGS}
             if self.saved_states:
-                self.updaters[number].load_state_dict(self.saved_states)
+                self._load(self.updaters[number], self.saved_states)
                 self.saved_states = {}
-        return self._done(session, seq)
+        return self._done(session, seq, number=number)
+
+    def _joined_number(self, config: OptimizerConfig) -> int:
+        """A process that came later counts its settings from 1; here they go on from those that there are."""
+        same = [number for number, each in self.updaters.items() if each.config == config]
+        return max(same, default=max(self.updaters) + 1)
 
     def _push(
         self, session: Session, rest: list[memoryview], seq: int, chunk: int, chunks: int, key: StoreKey, step: int,
@@ -242,6 +205,8 @@ class ServerCore(ServerBundles):
             raise WireError("rows are int64")
         rows = data.view(torch.int64)
         count = len(entry.value) if entry.value.dim() else 0
+        if len(rows) > count:
+            raise ConfigError(f"key {key!r} has {count} rows, {len(rows)} were asked for")
         if rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < count):
             raise ConfigError(f"key {key!r} has the rows 0 to {count - 1}")
 
@@ -261,6 +226,8 @@ class ServerCore(ServerBundles):
 
     def _barrier(self, session: Session, rest: list[memoryview], seq: int, number: int) -> list[Outgoing]:
         number += session.barriers
+        if number > self._passed + 1:
+            raise WireError(f"barrier {number} is not the next one, {self._passed + 1}")
         arrived = self._barriers.setdefault(number, set())
         arrived.add(session.rank)
         self._barriers = {n: ranks for n, ranks in self._barriers.items() if n > number - 2}
@@ -287,15 +254,22 @@ class ServerCore(ServerBundles):
         return self._chunks(session, seq, data, None)
 
     def _restore(self, session: Session, rest: list[memoryview], seq: int, chunk: int, chunks: int) -> list[Outgoing]:
-        data = session.take(seq, chunk, chunks, rest, range(self.rules.max_bytes))
-        if data is None:
-            return []
         updater = self._newest()
         if updater is None:
             raise ConfigError("optimizer states are loaded after set_optimizer, and not before")
+        # The optimizers keep two or three tensors of a value's size, and some numbers.
+        most = 4 * self.stored + 1024 * len(self.entries) + CHUNK
+        data = session.take(seq, chunk, chunks, rest, range(most + 1))
+        if data is None:
+            return []
         states, _ = from_bytes(data.numpy().tobytes())
-        updater.load_state_dict({key: state for key, state in states.items() if key in self.entries})
+        self._load(updater, states)
         return self._done(session, seq)
+
+    def _load(self, updater: Updater, states: Mapping[StoreKey, Mapping[str, Any]]) -> None:
+        for key, state in states.items():
+            updater.config.check_state(key, state, self._entry(key).value)
+        updater.load_state_dict(states)
 
     # Waiting -----------------------------------------------------------------------------------------------------
 
@@ -316,10 +290,6 @@ class ServerCore(ServerBundles):
             return [(session.peer, [pack("error", seq=seq, kind="dead", text=f"{self._silence()}: {what}")])]
         self._waits.add(topic, Waiting(session.peer, seq, what, ready, answer))
         return []
-
-    def _touch_all(self) -> None:
-        """Who lives has changed: any step or wait may be complete."""
-        self._touched |= self._waits.topics() | {key for key, entry in self.entries.items() if entry.pending}
 
     def _progress(self) -> list[Outgoing]:
         """Of what was touched: apply steps that are complete, and answer those who waited for that."""

@@ -8,7 +8,6 @@ push of the key to count.
 from __future__ import annotations
 
 import atexit
-import json
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -33,7 +32,7 @@ from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.sender import Sender
 from gradwire.kvstore.shared import Pulling, Shared, as_bytes, as_is, row_requests
-from gradwire.kvstore.states import from_bytes, load_states, replace_file, to_bytes
+from gradwire.kvstore.states import by_server, from_bytes, load_states, of_server, replace_file, to_bytes
 
 __all__ = ["DistStore"]
 
@@ -61,7 +60,8 @@ class DistStore(KVStore):
         require(bounded, "staleness", "an integer >= 0, of a store of a type with 'async'", staleness)
         self.place, self.bound, self.seed = where or read_place(), bound, seed
         self._keys: dict[StoreKey, Shared] = {}
-        self._config = self._optimizer = self._barriers = 0
+        self._config = self._barriers = 0
+        self._optimizers = [0] * len(self.place.servers)
         self._optimizer_name: str | None = None
         self._links = Links(
             self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
@@ -117,7 +117,7 @@ class DistStore(KVStore):
         config = None
         for server, request in enumerate(requests):
             theirs, config = from_bytes(bytes(request.answer or b""))
-            states.update({json.dumps([server, key]): state for key, state in theirs.items()})
+            states |= of_server(server, theirs)
         replace_file(Path(fname), lambda temporary: Path(temporary).write_bytes(
             to_bytes(states, config if dump_optimizer else None)))  # fmt: skip
 
@@ -135,13 +135,9 @@ class DistStore(KVStore):
         if config is not None:
             name = self._optimizer_name
             require(name in (None, config.name), "fname", f"the states of {name!r}, as the store has", config.name)
-        split: list[dict[StoreKey, dict[str, Any]]] = [{} for _ in self.place.servers]
-        for label, state in states.items():
-            server, key = json.loads(str(label))
-            require(server < len(split), "fname", f"of {len(split)} servers, as there are now", f"server {server}")
-            split[server][key] = state
         requests = [
-            Request("restore", {}, torch.frombuffer(bytearray(to_bytes(mine)), dtype=torch.uint8)) for mine in split
+            Request("restore", {}, torch.frombuffer(bytearray(to_bytes(mine)), dtype=torch.uint8))
+            for mine in by_server(states, len(self.place.servers))
         ]
         self._wait(requests, "the optimizer states")
         if config is not None:
@@ -189,7 +185,7 @@ class DistStore(KVStore):
             bundles.close()
 
     def _send(self, priority: int, server: int, bundle: Bundle) -> None:
-        fields = {"items": bundle.items, "config": self._named_config(), "optimizer": self._optimizer}
+        fields = {"items": bundle.items, "config": self._named_config(), "optimizer": self._optimizers[server]}
         future = self._links.ask(server, Request("pushes", fields, bundle.data(), priority=priority))
         for key, _, _ in bundle.items:
             self._keys[key].pushes.append(future)
@@ -224,7 +220,8 @@ class DistStore(KVStore):
         config = self._named_config()
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
             fields = {
-                "key": key, "step": shared.step, "config": config, "optimizer": self._optimizer, "rows": rows,
+                "key": key, "step": shared.step, "config": config, "optimizer": self._optimizers[part.server],
+                "rows": rows,
             }  # fmt: skip
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
             shared.pushes.append(self._links.ask(part.server, request))
@@ -318,10 +315,16 @@ class DistStore(KVStore):
         self._ask_all("config", {"number": self._config, "config": compression.to_config()}, "a compression", True)
 
     def _set_optimizer(self, config: OptimizerConfig) -> None:
-        self._optimizer, self._optimizer_name = self._optimizer + 1, config.name
-        numbers = dict(config.numbers)
-        fields = {"number": self._optimizer, "name": config.name, "numbers": numbers}
-        self._ask_all("optimizer", fields, "an optimizer", True)
+        number, numbers = max(self._optimizers) + 1, dict(config.numbers)
+        requests = [
+            Request("optimizer", {"number": number, "name": config.name, "numbers": numbers}, declare=True)
+            for _ in self.place.servers
+        ]
+        # Of a worker that came later a server says by which number it knows the setting.
+        self._optimizers = self._wait(requests, "an optimizer")
+        self._optimizer_name = config.name
+        for request, known in zip(requests, self._optimizers, strict=True):
+            request.fields["number"] = known
 
     def _ask_all(self, op: str, fields: dict[str, Any], what: str, declare: bool = False) -> None:
         self._wait([Request(op, fields, declare=declare) for _ in self.place.servers], what)
@@ -331,12 +334,15 @@ class DistStore(KVStore):
         first: Sequence[Future[int]] = (),
     ) -> list[int]:  # fmt: skip
         places = range(len(requests)) if servers is None else servers
-        futures = [self._links.ask(server, request) for server, request in zip(places, requests, strict=True)]
+        futures = self._links.ask_all(list(zip(places, requests, strict=True)))
         return self._links.wait([*first, *futures], what)[len(first) :]
 
     def _flush(self) -> None:
-        for key in self._keys:
-            self._check_pushes(key, wait=True)
+        open_keys = {key: shared for key, shared in self._keys.items() if shared.pushes}
+        pushes = dict.fromkeys(future for shared in open_keys.values() for future in shared.pushes)
+        for shared in open_keys.values():
+            shared.pushes = []
+        self._links.wait(list(pushes), f"a push of key {', '.join(map(repr, list(open_keys)[:5]))}")
 
     def _check_pushes(self, key: StoreKey, wait: bool = False) -> None:
         """Raise what a push of the key met with."""

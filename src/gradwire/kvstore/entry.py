@@ -73,7 +73,7 @@ class Entry:
     durable: int = 0
     pending: dict[int, dict[int, Contribution]] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
-    """In async: the step of each worker's last push."""
+    """The last step of each worker that is in the value."""
     lent: bool = False
     """Somebody may still read the value's memory: it is not written any more."""
     replicas: dict[int, Replica] = field(default_factory=dict)
@@ -141,9 +141,14 @@ class Entry:
         """Whether a push has not been here before; nothing is changed.
 
         Raises:
-            ConfigError: the worker is ``AHEAD`` steps further than the key: it pushes and never pulls; or it wants its
-                answers compressed in another way than the others do.
+            ConfigError: the step was made without the worker; or it is ``AHEAD`` steps further than the key: it pushes
+                and never pulls; or it wants its answers compressed in another way than the others do.
         """
+        if self.last.get(rank, 0) < step <= self.version:
+            raise ConfigError(
+                f"step {step} of key {self.key!r} was made without worker {rank}, and step {self.version} is made: it "
+                "had been silent for too long, or had finished; start it again"
+            )
         if step <= self.version or rank in self.pending.get(step, {}):
             return False
         if step > self.version + AHEAD:
@@ -170,6 +175,7 @@ class Entry:
     def apply(self, pushes: Mapping[int, Contribution], updaters: Mapping[int, Updater]) -> None:
         """Make the next version of the value, and of what the workers hold of it."""
         ordered = [pushes[rank] for rank in sorted(pushes)]
+        self.last |= dict.fromkeys(pushes, self.version + 1)
         pull = ordered[0].compression.pull
         if pull is None or not follows(pull, self.value.shape, self.value.dtype):
             self.replicas.pop(SHARED, None)

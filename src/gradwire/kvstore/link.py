@@ -25,6 +25,12 @@ from gradwire.kvstore.request import Request
 
 __all__ = ["Link"]
 
+AGAIN = 0.5
+"""Seconds after which a worker whose place was taken introduces itself again."""
+
+PATIENCE = 12.0
+"""Seconds after which it gives up: whoever has its place is alive."""
+
 QUEUED = 16
 """Messages that a socket may hold: what is in it can no longer be overtaken."""
 
@@ -43,6 +49,7 @@ class Link:
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self.socket.connect(endpoint)
         self.up, self.epoch = False, b""
+        self._refused: tuple[float, float] | None = None
         self.heard = time.monotonic()
         self.dead: set[int] = set()
         self.unanswered: dict[int, Request] = {}
@@ -80,9 +87,18 @@ class Link:
         """Connected: introduce this worker; disconnected: whatever was on its way may be lost."""
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())["event"]
-            self.up, self._heap = False, []
+            self.up, self._heap, self._refused = False, [], None
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.socket.send(self.hello)
+
+    def insist(self, now: float) -> None:
+        """Introduce this worker again where its place was taken.
+
+        By the process before it, as a rule, of which the server has not noticed yet that it is gone.
+        """
+        if self._refused is not None and now - self._refused[1] > AGAIN:
+            self._refused = (self._refused[0], now)
+            self.socket.send(self.hello, zmq.NOBLOCK)
 
     def ping(self) -> None:
         try:
@@ -120,7 +136,7 @@ class Link:
         if another and not restored:
             text = f"the server at {self.endpoint} was restarted without a snapshot: its values are lost"
             self.fail(GroupError(text))
-        self.up, self._heap = True, []
+        self.up, self._heap, self._refused = True, [], None
         again = {request.seq: request for request in self.declared} if another else {}
         if another:
             again |= {request.seq: request for steps in self.log.values() for request in steps.values()}
@@ -188,6 +204,12 @@ class Link:
             self._finish(request, version)
 
     def _error(self, rest: list[memoryview], seq: int, kind: str, text: str) -> None:
+        if kind == "taken":
+            now = time.monotonic()
+            since = now if self._refused is None else self._refused[0]
+            self._refused = (since, now)
+            if now - since < PATIENCE:
+                return
         kinds: dict[str, type[Exception]] = {"config": ConfigError, "wire": WireError}
         error = kinds.get(kind, GroupError)(f"server at {self.endpoint}: {text}")
         if seq in self.unanswered:

@@ -69,10 +69,8 @@ class OptimizerConfig:
         for name, value in self.numbers.items():
             if name not in allowed:
                 raise ConfigError(f"optimizer {self.name!r} has no parameter {name!r}: {nearest(name, allowed)}")
-            plain = value is None or isinstance(value, bool) or is_float32(value)
-            require(plain, f"{name} of optimizer {self.name!r}", "a finite number", value)
-        if self.name in TORCH:
-            self._try()
+            require(self._is_right(name, value), f"{name} of optimizer {self.name!r}", "a finite number", value)
+        self._try()
 
     @property
     def rescale_grad(self) -> float:
@@ -99,6 +97,25 @@ class OptimizerConfig:
             arguments["betas"] = tuple(betas)
         return {**FIXED.get(self.name, {}), **arguments}
 
+    def check_state(self, key: StoreKey, state: Mapping[str, Any], value: Tensor) -> None:
+        """Refuse what this optimizer cannot go on from.
+
+        Args:
+            key: whose state, for the error.
+            state: tensors and numbers by name; empty before the first step.
+            value: of the key.
+
+        Raises:
+            ConfigError: something is missing, is not known, or has another shape or type.
+        """
+        got = {name: torch.as_tensor(each) for name, each in state.items() if each is not None}
+        wanted = {name: torch.empty(value.shape if each.dim() else (), dtype=value.dtype if each.dim() else each.dtype,
+                                    device="meta") for name, each in self._kept().items()}  # fmt: skip
+        if got and described(got) != described(wanted):
+            raise ConfigError(
+                f"the states of key {key!r} for {self.name!r} must be {described(wanted)}, got {described(got)}"
+            )
+
     def _allowed(self) -> set[str]:
         common = {"rescale_grad", "clip_gradient"}
         if self.name == TEST:
@@ -108,10 +125,33 @@ class OptimizerConfig:
         return common | (theirs - LEFT_OUT) | renamed | (set(BETAS) if "betas" in theirs else set())
 
     def _try(self) -> None:
+        if self.name == TEST:
+            return
         try:
             TORCH[self.name]([nn.Parameter(torch.zeros(1))], **self.torch_arguments())
         except (TypeError, ValueError) as error:
             raise ConfigError(f"optimizer {self.name!r} refuses {dict(self.numbers)}: {error}") from error
+
+    def _kept(self) -> dict[str, Tensor]:
+        """What there is after a step of one element."""
+        if self.name == TEST:
+            return {}
+        param = nn.Parameter(torch.zeros(1))
+        param.grad = torch.ones(1)
+        optimizer = TORCH[self.name]([param], **self.torch_arguments())
+        optimizer.step()
+        return {name: torch.as_tensor(each) for name, each in optimizer.state[param].items() if each is not None}
+
+    def _is_right(self, name: str, value: Any) -> bool:
+        """Whether a value is of the kind that the parameter's own default is."""
+        if name in BETAS or name == "rescale_grad" or self.name == TEST:
+            default: Any = 0.0
+        else:
+            known = inspect.signature(TORCH[self.name]).parameters.get(RENAMED.get(name, name))
+            default = None if known is None else known.default
+        if isinstance(value, bool) or isinstance(default, bool):
+            return isinstance(value, bool) and isinstance(default, bool)
+        return is_float32(value) or (value is None and default is None)
 
 
 def optimizer_names() -> list[str]:
@@ -175,7 +215,14 @@ class Updater:
         return states
 
     def load_state_dict(self, states: Mapping[StoreKey, Mapping[str, Any]]) -> None:
-        """Go on from what ``state_dict`` gave, for keys that are there already and for those that will be."""
+        """Go on from what ``state_dict`` gave, for keys that are there already and for those that will be.
+
+        Raises:
+            ConfigError: it is of another optimizer, or of tensors of another shape.
+        """
+        for key in states.keys() & self._optimizers.keys():
+            (param,) = self._optimizers[key].param_groups[0]["params"]
+            self.config.check_state(key, states[key], param)
         self._waiting.clear()
         self._waiting.update({key: {n: copied(value) for n, value in state.items()} for key, state in states.items()})
         for key, optimizer in self._optimizers.items():
@@ -187,8 +234,18 @@ class Updater:
             param = nn.Parameter(stored)
             self._optimizers[key] = TORCH[self.config.name]([param], **self._arguments)
             if key in self._waiting:
+                self.config.check_state(key, self._waiting[key], stored)
                 self._optimizers[key].state[param] = self._waiting.pop(key)
         return self._optimizers[key]
+
+
+def described(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Type and shape of each tensor.
+
+    >>> described({"step": torch.tensor(1.0)})
+    {'step': 'float32 ()'}
+    """
+    return {name: f"{str(each.dtype)[6:]} {tuple(each.shape)}" for name, each in sorted(state.items())}
 
 
 def copied(value: Any) -> Any:

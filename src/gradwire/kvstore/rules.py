@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from gradwire.kvstore.keys import StoreKey
@@ -19,15 +20,17 @@ class Rules:
         dead_after: seconds of silence after which a worker counts as dead, > 0.
         staleness: in async, how many steps a worker may be ahead of the slowest; None: any number.
         max_bytes: of a key's part.
+        max_memory: bytes of all values; as much as the machine has.
         max_keys: that a server keeps.
         snapshots: workers keep what they pushed until ``mark_durable`` was called after it.
     """
 
     workers: int
     on_dead_worker: str = "error"
-    dead_after: float = 6.0
+    dead_after: float = 8.0
     staleness: int | None = None
     max_bytes: int = 2**34
+    max_memory: int = field(default_factory=lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     max_keys: int = 2**20
     snapshots: bool = False
 

@@ -14,6 +14,8 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from gradwire.errors import ConfigError, require
 from gradwire.kvstore.core import ServerCore
+from gradwire.kvstore.guard import Guard
+from gradwire.kvstore.outbox import QUEUED, Outbox
 from gradwire.kvstore.protocol import CHUNK, MAX_HEADER
 from gradwire.kvstore.waits import Outgoing
 
@@ -21,6 +23,12 @@ __all__ = ["Server", "check_exposure"]
 
 TICK = 0.25
 """Seconds after which the clock is looked at when nothing arrives."""
+
+FULL = 0.002
+"""Seconds after which it is tried again to send what a full connection did not take."""
+
+HANDSHAKE = 5000
+"""Milliseconds in which a connection must have said what it is, and in which a key must have been shown."""
 
 BATCH = 64
 """Messages that are taken before answers are sent."""
@@ -48,9 +56,13 @@ class Server:
         self._context = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         self._socket = self._context.socket(zmq.ROUTER)
+        self._outbox = Outbox(self._socket, lambda: core.stored)
+        self._guard = Guard(self._socket, core.rules.workers)
+        self._ranks: dict[str, int] = {}
         # A peer that is gone is an error here and not a silent loss; a worker that comes again takes its name over.
         for option, value in ((zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.LINGER, 0),
-                              (zmq.SNDHWM, 0), (zmq.MAXMSGSIZE, max(CHUNK, MAX_HEADER))):  # fmt: skip
+                              (zmq.SNDHWM, QUEUED), (zmq.RCVHWM, QUEUED), (zmq.HANDSHAKE_IVL, HANDSHAKE),
+                              (zmq.MAXMSGSIZE, max(CHUNK, MAX_HEADER))):  # fmt: skip
             self._socket.setsockopt(option, value)
         try:
             if keys is not None:
@@ -70,20 +82,27 @@ class Server:
             stopped: asked several times a second.
             after: called after each batch of messages, with nothing half done: the moment for a snapshot.
         """
-        last = 0.0
+        last, poller = 0.0, zmq.Poller()
+        for source in (self._socket, self._guard.monitor):
+            poller.register(source, zmq.POLLIN)
         while not stopped():
-            if self._socket.poll(int(1000 * TICK)):
-                for _ in range(BATCH):
-                    if not self._take():
-                        break
+            ready = dict(poller.poll(int(1000 * (FULL if self._outbox else TICK))))
+            drained = self._socket not in ready or not all(self._take() for _ in range(BATCH))
+            if self._guard.monitor in ready:
+                self._guard.admit(time.monotonic())
+            self._outbox.flush()
+            self._part()
             now = time.monotonic()
             if now - last >= TICK:
                 self._send(self.core.tick(now))
+                if drained:
+                    self._guard.look(now)
                 last = now
             after()
 
     def close(self) -> None:
         """Let the address go."""
+        self._guard.close()
         self._socket.close()
         if self._authenticator is not None:
             self._authenticator.stop()
@@ -94,18 +113,30 @@ class Server:
             peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False
-        parts = [frame.buffer for frame in frames]
-        self._send(self.core.receive(peer.bytes, parts, time.monotonic()))
+        name, parts = peer.bytes, [frame.buffer for frame in frames]
+        replies = self.core.receive(name, parts, time.monotonic(), self._owner(peer))
+        if self.core.knows(name) and not self._guard.knows(name):
+            self._guard.introduced(name, peer)
+        self._guard.heard(name)
+        self._send(replies)
         return True
 
     def _send(self, messages: list[Outgoing]) -> None:
         for peer, frames in messages:
-            try:
-                self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
-            except zmq.ZMQError as error:
-                # Whom it cannot reach comes again and asks again.
-                if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                    raise
+            self._outbox.put(peer, frames)
+
+    def _part(self) -> None:
+        """Tell the core who is gone, and who does not read."""
+        for peer in self._outbox.unreachable:
+            self.core.unreachable(peer)
+        for peer in self._outbox.deaf:
+            self.core.give_up(peer)
+        self._outbox.unreachable.clear()
+        self._outbox.deaf.clear()
+
+    def _owner(self, frame: zmq.Frame) -> int | None:
+        """The rank whose key the sender of a message has."""
+        return self._ranks.get(str(frame.get("User-Id"))) if self._ranks else None
 
     def _lock(self, folder: Path) -> None:
         secret = folder / "server.key_secret"
@@ -114,8 +145,15 @@ class Server:
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
         self._authenticator.configure_curve(domain="*", location=str(folder / "workers"))
+        self._ranks = ranks_of(folder / "workers")
         self._socket.curve_publickey, self._socket.curve_secretkey = public, private
         self._socket.curve_server = True
+
+
+def ranks_of(folder: Path) -> dict[str, int]:
+    """Public keys of workers, by which ZeroMQ names them, and the ranks in the names of their files."""
+    named = {file: file.stem.removeprefix("worker-") for file in folder.glob("worker-*.key")}
+    return {zmq.auth.load_certificate(file)[0].decode(): int(rank) for file, rank in named.items() if rank.isdecimal()}
 
 
 def check_exposure(endpoint: str, locked: bool, insecure: bool) -> None:

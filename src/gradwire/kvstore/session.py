@@ -8,16 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradwire.errors import WireError
+from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.buffers import lease
 from gradwire.kvstore.compression import OFF, Compression
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.protocol import CHUNK, chunk_count
 
-__all__ = ["MAX_OPEN", "Session"]
+__all__ = ["MAX_CONFIGS", "MAX_OPEN", "Session"]
 
 MAX_OPEN = 64
 """Messages in pieces that a session may have under way."""
+
+
+MAX_CONFIGS = 512
+"""Compressions that pushes may name: a threshold may change in every step."""
 
 
 @dataclass
@@ -39,6 +43,8 @@ class Session:
         seen: when something last came from it, in seconds.
         configs: its compressions, by number; 0 is none.
         barriers: that were passed before it came: its own first one is the one after them.
+        joined: its rank had another process before, so its settings are numbered anew.
+        reachable: nothing that was sent to it has failed since it was heard of.
         given: number of the replica of a key that the newest compressed answer led to.
     """
 
@@ -48,8 +54,16 @@ class Session:
     seen: float
     configs: dict[int, Compression] = field(default_factory=lambda: {0: OFF})
     barriers: int = 0
+    joined: bool = False
+    reachable: bool = True
     given: dict[StoreKey, int] = field(default_factory=dict)
     open: dict[int, Assembly] = field(default_factory=dict)
+
+    def declare(self, number: int, compression: Compression) -> None:
+        """Know a compression by its number, and forget the oldest of too many."""
+        self.configs[number] = compression
+        if len(self.configs) > MAX_CONFIGS:
+            del self.configs[min(n for n in self.configs if n)]
 
     def take(self, seq: int, chunk: int, chunks: int, rest: list[memoryview], sizes: range) -> Tensor | None:
         """Take a piece of a message; the whole of it, uint8, when its last piece is here.
@@ -90,5 +104,9 @@ class Session:
         if seq not in self.open:
             if len(self.open) >= MAX_OPEN:
                 raise WireError(f"a session has at most {MAX_OPEN} messages in pieces at a time")
-            self.open[seq] = Assembly(lease((nbytes,), torch.uint8), set(range(chunks)))
+            try:
+                data = lease((nbytes,), torch.uint8)
+            except (RuntimeError, MemoryError):
+                raise ConfigError(f"this server has no room for a message of {nbytes} bytes") from None
+            self.open[seq] = Assembly(data, set(range(chunks)))
         return self.open[seq]

@@ -36,6 +36,7 @@ class ServerState:
         self.epoch = os.urandom(16)
         self.restored = entries is not None
         self.entries: dict[StoreKey, Entry] = {entry.key: entry for entry in entries or ()}
+        self.stored = sum(entry.value.nbytes for entry in self.entries.values())
         self.updaters: dict[int, Updater] = {}
         self.saved_states: dict[StoreKey, dict[str, Any]] = {}
         self.counters = Counters()
@@ -68,15 +69,15 @@ class ServerState:
 
     def _error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
         self.counters.refused += 1
-        return peer, [pack("error", seq=seq, kind=kind, text=str(error)[:500])]
+        return peer, [pack("error", seq=seq, kind=kind, text=printable(str(error)))]
 
     def _silence(self) -> str:
         names = ", ".join(map(str, sorted(self.dead)))
         return f"worker {names} has not been heard of for {self.rules.dead_after:g} s"
 
-    def _done(self, session: Session, seq: int, key: StoreKey | None = None) -> list[Outgoing]:
+    def _done(self, session: Session, seq: int, key: StoreKey | None = None, number: int = 0) -> list[Outgoing]:
         entry = None if key is None else self.entries[key]
-        version = 0 if entry is None else self._version(entry, session.rank)
+        version = number if entry is None else self._version(entry, session.rank)
         return [(session.peer, [pack("done", seq=seq, version=version, durable=self._durable(entry, version))])]
 
     def _version(self, entry: Entry, rank: int) -> int:
@@ -148,3 +149,12 @@ class ServerState:
 
     def _newest(self) -> Updater | None:
         return self.updaters[max(self.updaters)] if self.updaters else None
+
+
+def printable(text: str) -> str:
+    r"""For a terminal and a log: nothing in it that moves a cursor or starts a line, and not without end.
+
+    >>> printable("a\x1b[2J\nb")
+    'a\\x1b[2J\\nb'
+    """
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:500])

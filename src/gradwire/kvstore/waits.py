@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from gradwire.errors import WireError
 from gradwire.kvstore.keys import StoreKey
 
-__all__ = ["Outgoing", "Topic", "Waiting", "Waits"]
+__all__ = ["MAX_WAITING", "Outgoing", "Topic", "Waiting", "Waits"]
 
 Outgoing: TypeAlias = tuple[bytes, list[Any]]
 """To whom, and the frames."""
 
 Topic: TypeAlias = StoreKey | tuple[str, int]
 """What a request can wait for: something about a key, or a numbered barrier."""
+
+MAX_WAITING = 2**16
+"""Requests of one worker that wait: it has one for each key that it pulls at a time."""
 
 
 @dataclass(eq=False)
@@ -32,20 +37,29 @@ class Waits:
     """All of them; looking at one topic costs what waits for it, however many keys there are."""
 
     def __init__(self) -> None:
-        self._by_topic: dict[Topic, list[Waiting]] = {}
+        self._by_topic: dict[Topic, dict[tuple[bytes, int], Waiting]] = {}
+        self._count: Counter[bytes] = Counter()
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_topic.values()))
+        return self._count.total()
 
     def topics(self) -> set[Topic]:
         """Those that something waits for."""
         return set(self._by_topic)
 
     def add(self, topic: Topic, waiting: Waiting) -> None:
-        """Wait; a request that comes again waits once."""
-        those = self._by_topic.setdefault(topic, [])
-        if not any(each.peer == waiting.peer and each.seq == waiting.seq for each in those):
-            those.append(waiting)
+        """Wait; a request that comes again waits once.
+
+        Raises:
+            WireError: its worker has too many.
+        """
+        those = self._by_topic.setdefault(topic, {})
+        if (waiting.peer, waiting.seq) in those:
+            return
+        if self._count[waiting.peer] >= MAX_WAITING:
+            raise WireError(f"a worker has at most {MAX_WAITING} requests that wait")
+        those[waiting.peer, waiting.seq] = waiting
+        self._count[waiting.peer] += 1
 
     def take_ready(self, topic: Topic) -> list[Waiting]:
         """Take out those that can be answered."""
@@ -57,12 +71,16 @@ class Waits:
 
     def drop(self, peer: bytes) -> None:
         """Nobody is there any more to be answered."""
-        for topic in self.topics():
+        for topic in self.topics() if self._count[peer] else ():
             self._take(topic, lambda each: each.peer == peer)
+        self._count.pop(peer, None)
 
     def _take(self, topic: Topic, which: Callable[[Waiting], bool]) -> list[Waiting]:
-        those = self._by_topic.pop(topic, [])
-        taken = [each for each in those if which(each)]
-        if left := [each for each in those if each not in taken]:
-            self._by_topic[topic] = left
+        those = self._by_topic.get(topic, {})
+        taken = [each for each in those.values() if which(each)]
+        for each in taken:
+            del those[each.peer, each.seq]
+            self._count[each.peer] -= 1
+        if not those:
+            self._by_topic.pop(topic, None)
         return taken

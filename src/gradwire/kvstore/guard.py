@@ -1,0 +1,123 @@
+"""Connections that only take room: too many of them, without an introduction, or with a message that never ends.
+
+ZeroMQ hands a message over when all of it is there, and keeps what has come of it until then, however much that is. So
+the guard looks at what the kernel has received on each connection, and ends those from which nothing whole ever comes.
+Whoever is cut off by mistake connects again, and loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+__all__ = ["Guard"]
+
+UNFINISHED = 32 * 2**20
+"""Bytes of a connection that may have come without a whole message among them."""
+
+INTRODUCTION = 10.0
+"""Seconds in which a connection has to introduce itself."""
+
+RECEIVED = 128
+"""Where Linux has the bytes received, an unsigned 64-bit number, in ``struct tcp_info``."""
+
+
+@dataclass
+class Connection:
+    """One that was accepted: when, whose it is, and what had come of it when nothing whole was left to read."""
+
+    since: float
+    peer: bytes | None = None
+    read: int = 0
+
+
+class Guard:
+    """Watches the connections of a bound socket.
+
+    Args:
+        socket: a ROUTER, not bound yet.
+        workers: how many connections are to be expected.
+
+    Attributes:
+        monitor: readable when a connection was made or ended: call ``admit`` then.
+    """
+
+    def __init__(self, socket: zmq.Socket[Any], workers: int) -> None:
+        self.monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.most = max(workers + 1, min(2 * workers + 64, files - 64))
+        self._connections: dict[int, Connection] = {}
+        self._heard: set[bytes] = set()
+        self._peers: set[bytes] = set()
+
+    def knows(self, peer: bytes) -> bool:
+        """Whether the connection of somebody who introduced himself is known."""
+        return peer in self._peers
+
+    def introduced(self, peer: bytes, frame: zmq.Frame) -> None:
+        """Somebody said who he is, in a message with this frame."""
+        self.admit(0.0)
+        self._peers.add(peer)
+        with contextlib.suppress(zmq.ZMQError, KeyError):
+            self._connections[int(str(frame.get("__fd")))].peer = peer
+
+    def heard(self, peer: bytes) -> None:
+        """A whole message came."""
+        self._heard.add(peer)
+
+    def admit(self, now: float) -> None:
+        """Take note of connections that were made or ended; one too many is ended at once."""
+        while self.monitor.poll(0):
+            told = parse_monitor_message(self.monitor.recv_multipart())
+            fd = int(told["value"])
+            if told["event"] == zmq.EVENT_DISCONNECTED:
+                gone = self._connections.pop(fd, None)
+                self._peers.discard(gone.peer if gone is not None and gone.peer is not None else b"")
+            elif len(self._connections) < self.most:
+                self._connections[fd] = Connection(now)
+            else:
+                end(fd)
+
+    def look(self, now: float) -> None:
+        """Look at all connections; everything whole that they sent has been read."""
+        self.admit(now)
+        for fd, each in list(self._connections.items()):
+            each.since = each.since or now
+            received = bytes_received(fd)
+            if each.peer in self._heard:
+                each.read = received
+            if received - each.read > UNFINISHED or (each.peer is None and now - each.since > INTRODUCTION):
+                end(fd)
+        self._heard.clear()
+
+    def close(self) -> None:
+        """Before the socket is closed."""
+        self.monitor.close(0)
+
+
+def bytes_received(fd: int) -> int:
+    """On a TCP connection so far; 0 where the system does not tell, or there is none."""
+    with contextlib.suppress(OSError, struct.error, AttributeError), borrowed(fd) as connection:
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        (count,) = struct.unpack_from("<Q", told, RECEIVED)
+        return int(count)
+    return 0
+
+
+def end(fd: int) -> None:
+    """Let ZeroMQ see the end of a connection; it closes it."""
+    with contextlib.suppress(OSError), borrowed(fd) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def borrowed(fd: int) -> socket.socket:
+    """A connection of ZeroMQ's, by a descriptor of our own."""
+    return socket.socket(fileno=os.dup(fd))
