@@ -185,7 +185,7 @@ class DistStore(KVStore):
             bundles.close()
 
     def _send(self, priority: int, server: int, bundle: Bundle) -> None:
-        fields = {"items": bundle.items, "config": self._named_config(), "optimizer": self._optimizers[server]}
+        fields = {"items": bundle.items, **self._settings(server)}
         future = self._links.ask(server, Request("pushes", fields, bundle.data(), priority=priority))
         for key, _, _ in bundle.items:
             self._keys[key].pushes.append(future)
@@ -196,8 +196,9 @@ class DistStore(KVStore):
             return as_bytes(grads[0])
         return self._payload(key, shared, shared.parts[0], shared.total(grads, copied=False))[1]
 
-    def _named_config(self) -> int:
-        return 0 if self.compression == OFF else self._config
+    def _settings(self, server: int) -> dict[str, int]:
+        """What a push names: how its bytes were made, and the optimizer that it is for."""
+        return {"config": 0 if self.compression == OFF else self._config, "optimizer": self._optimizers[server]}
 
     def _settle(self, key: StoreKey, shared: Shared) -> None:
         """Before another push of a key: raise what the ones before it met with."""
@@ -217,12 +218,8 @@ class DistStore(KVStore):
             total = shared.total(grads, copied=self.compression.push is None)
             payloads = [self._payload(key, shared, part, total) for part in shared.parts]
         shared.step += 1
-        config = self._named_config()
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
-            fields = {
-                "key": key, "step": shared.step, "config": config, "optimizer": self._optimizers[part.server],
-                "rows": rows,
-            }  # fmt: skip
+            fields = {"key": key, "step": shared.step, "rows": rows, **self._settings(part.server)}
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
             shared.pushes.append(self._links.ask(part.server, request))
 
