@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, require
 from gradwire.kvstore.keys import StoreKey, key_list
 from gradwire.kvstore.optimizers import OptimizerConfig
 
-__all__ = ["from_bytes", "load_states", "replace_file", "save_states", "to_bytes"]
+__all__ = ["by_server", "from_bytes", "load_states", "of_server", "replace_file", "save_states", "to_bytes"]
 
 FORMAT = "gradwire optimizer states 1"
 
@@ -85,6 +85,29 @@ def from_bytes(data: bytes, name: str = "the file") -> tuple[dict[StoreKey, dict
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{name} cannot be read as optimizer states: {error}") from error
+
+
+def of_server(server: int, states: Mapping[StoreKey, Mapping[str, Any]]) -> dict[StoreKey, dict[str, Any]]:
+    """One server's states, under names that say whose they are: parts of a key have the key's name on each server.
+
+    >>> of_server(1, {"w": {"step": 2}})
+    {'[1, "w"]': {'step': 2}}
+    """
+    return {json.dumps([server, key]): dict(state) for key, state in states.items()}
+
+
+def by_server(states: Mapping[StoreKey, dict[str, Any]], servers: int) -> list[dict[StoreKey, dict[str, Any]]]:
+    """The inverse of ``of_server``, for all servers.
+
+    Raises:
+        ConfigError: states of a server that there is not.
+    """
+    split: list[dict[StoreKey, dict[str, Any]]] = [{} for _ in range(servers)]
+    for label, state in states.items():
+        server, key = json.loads(str(label))
+        require(server < servers, "fname", f"of {servers} servers, as there are now", f"server {server}")
+        split[server][key] = state
+    return split
 
 
 def replace_file(path: Path, write: Any) -> None:
