@@ -27,7 +27,7 @@ from gradwire.kvstore.optimizers import OptimizerConfig, Updater
 from gradwire.kvstore.payloads import require_alone
 from gradwire.kvstore.protocol import CHUNK, DTYPES, REQUESTS, pack, unpack
 from gradwire.kvstore.session import Session
-from gradwire.kvstore.sessions import ServerSessions
+from gradwire.kvstore.sessions import ServerSessions, StrangerError
 from gradwire.kvstore.states import from_bytes, to_bytes
 from gradwire.kvstore.waits import Outgoing, Topic, Waiting
 
@@ -67,6 +67,8 @@ class ServerCore(ServerSessions):
             session = self._session(peer, now)
             handler = getattr(self, f"_{op}")
             return [*handler(session, rest, **fields), *self._progress()]
+        except StrangerError as error:
+            return [self._error(peer, seq, "hello", error)]
         except WireError as error:
             return [self._error(peer, seq, "wire", error), *self._close(peer)]
         except GradwireError as error:
