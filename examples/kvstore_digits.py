@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--kv-store", default="dist_sync", help="device, dist_sync, dist_async, ...")
     parser.add_argument("--gc-type", default="none", help="none, 2bit, 1bit, or a method of `gradwire methods`")
     parser.add_argument("--gc-threshold", default="0.5", help="a number, or auto")
+    parser.add_argument("--gc-pull", default="none", help="none, or the method that compresses what is pulled")
     parser.add_argument("--num-epochs", type=int, default=15)
     args = parser.parse_args()
     kv = kvstore.create(args.kv_store)
@@ -35,7 +36,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     thresholds = {"2bit", "1bit", "twobit", "onebit"}
     own = {"threshold": args.gc_threshold} if args.gc_type in thresholds else {}
-    compression = None if args.gc_type == "none" else {"type": args.gc_type, **own}
+    compression = {"type": args.gc_type, **own, "pull": {"type": args.gc_pull}}
     trainer = kvstore.Trainer(
         model.parameters(), "sgd", {"learning_rate": 0.03, "momentum": 0.9}, kvstore=kv, compression_params=compression
     )
@@ -49,7 +50,8 @@ def main() -> None:
             trainer.step(BATCH * kv.num_workers)
     if kv.rank == 0:
         accuracy = (model(x[test]).argmax(1) == y[test]).float().mean()
-        print(f"{args.kv_store}, {args.gc_type}, {kv.num_workers} workers: {100 * accuracy:.1f} % of the test images")
+        methods = f"{args.gc_type} pushed, {args.gc_pull} pulled"
+        print(f"{args.kv_store}, {methods}, {kv.num_workers} workers: {100 * accuracy:.1f} % of the test images")
     kv.barrier()
 
 

@@ -154,6 +154,7 @@ def states(kv, folder):
 def ahead(rank, folder, steps, staleness):
     """A fast worker and a slow one: how far the fast one was ahead, and what it met with when the slow one stopped."""
     kv, out = kvstore.create("dist_async", staleness=staleness, timeout=8), torch.empty(4)
+    kv.set_gradient_compression({"type": "none", "pull": {"type": "fp16"}})
     kv.set_optimizer("test")
     kv.init("w", torch.zeros(4))
     fast, slow, done = (Path(folder) / name for name in ("fast", "slow", "done"))

@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -35,6 +36,27 @@ def start_workers(job, workers, servers=1, *arguments, folder, options=(), keys=
 
 def result(folder, rank):
     return torch.load(folder / f"result-{rank}", weights_only=True)
+
+
+def wait_for(folder, rank, step, seconds=90):
+    """Until a worker process has said that it made so many steps."""
+    deadline = time.monotonic() + seconds
+    file = folder / f"step-{rank}"
+    while not file.exists() or int(file.read_text()) < step:
+        assert time.monotonic() < deadline, f"worker {rank} did not come to step {step}"
+        time.sleep(0.02)
+
+
+def kill(process):
+    process.kill()
+    process.wait()
+
+
+def finished(group, folder):
+    """What the workers returned, when all have ended well."""
+    for process in group.workers.values():
+        assert process.wait(90) == 0
+    return [result(folder, rank) for rank in group.workers]
 
 
 def main():

@@ -61,7 +61,6 @@ def slow_steps(rank, steps, folder, compression, pause):
     kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
     shape, out, made = (50, 50), torch.zeros(50, 50), Path(folder) / f"step-{rank}"
     kv.init("w", torch.zeros(shape))
-    kv.pull("w", out)
     done = kv.version("w")
     try:
         for step in range(done, steps):
@@ -130,3 +129,31 @@ def mxnet_plan(rank, rounds, bound):
     values = run(kv, rounds, rank, torch.from_numpy, torch.Tensor.numpy)
     kv.barrier()
     return {name: torch.from_numpy(value) for name, value in values.items()}
+
+
+def many_keys(rank):
+    """Push and pull many keys in one call, and the same ones one by one; (what, values of the first, of the second)."""
+    kv = kvstore.create("dist_sync", timeout=50, bound=50_000)
+    told = []
+    shapes = [(3,), (100_000,), (17, 5), (), (40_000,), (0,), (2, 3, 4)]
+    for number, params in enumerate([{"type": "none"}, {"type": "2bit"}, {"type": "topk", "ratio": 0.1}]):
+        kv.set_gradient_compression(params)
+        together, alone = ([f"{number}{kind}{i}" for i in range(len(shapes))] for kind in "ta")
+        for keys in (together, alone):
+            kv.init(keys, [torch.zeros(shape) for shape in shapes])
+        for step in range(3):
+            grads = [gradient(rank, step, shape, i) for i, shape in enumerate(shapes)]
+            kv.push(together, grads)
+            kept = [grad.clone() for grad in grads]
+            for grad in grads:
+                # It was pushed: what the caller does with it now changes nothing.
+                grad.zero_()
+            for key, grad in zip(alone, kept, strict=True):
+                kv.push(key, grad)
+            values = [[torch.full(shape, -1.0) for shape in shapes] for _ in range(2)]
+            kv.pull(together, values[0])
+            for key, value in zip(alone, values[1], strict=True):
+                kv.pull(key, value)
+            told.append((f"{params['type']} step {step}", *values))
+    kv.barrier()
+    return told

@@ -2,6 +2,7 @@
 
 import torch
 
+from gradwire.kvstore.compression import parse
 from gradwire.kvstore.protocol import CHUNK, REPLIES, VERSION, chunk_count, pack, unpack
 
 SESSION = b"0123456789abcdef"
@@ -45,6 +46,11 @@ def push(core, peer, seq, key, step, value, config=0, optimizer=0, rows=-1, now=
 
 def pull(core, peer, seq, key, step):
     return ask(core, peer, "pull", seq, key=key, step=step)
+
+
+def compressed(core, peer, seq, number, params):
+    """Tell the server of a compression."""
+    assert ops(ask(core, peer, "config", seq, number=number, config=parse(params).to_config())) == ["done"]
 
 
 def messages(replies):

@@ -9,7 +9,7 @@ from gradwire.kvstore.compression import OFF, parse
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.protocol import pack
 from gradwire.kvstore.rules import Rules
-from tests.kvstore.talk import ask, hello, init, messages, ops, pull, push, values
+from tests.kvstore.talk import ask, compressed, hello, init, messages, ops, pull, push, values
 
 ONES = torch.ones(4)
 
@@ -96,10 +96,6 @@ def test_the_sum_is_in_the_order_of_ranks_whoever_is_first():
         for rank in order:
             push(core, peers[rank], 2, "w", 1, [big, -big, small][rank])
         assert values(pull(core, peers[0], 3, "w", 1)) == {peers[0]: [1.0] * 4}
-
-
-def compressed(core, peer, seq, number, params):
-    assert ops(ask(core, peer, "config", seq, number=number, config=parse(params).to_config())) == ["done"]
 
 
 def test_workers_may_compress_differently_and_each_payload_is_read_as_it_was_made():

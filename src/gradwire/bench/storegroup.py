@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gradwire.bench.netlab import Netlab
 from gradwire.bench.peers._process import Process
 from gradwire.kvstore.launch import Group
+from gradwire.kvstore.machines import Here, Lines, Machine, Piped
 
 __all__ = ["StoreGroup", "ask_all"]
 
@@ -26,14 +28,20 @@ class StoreGroup(Group):
         workers: how many.
         servers: how many.
         server_arguments: more of them for ``gradwire server``.
+        lab: whose links join them: the servers are on its first machines, each worker on one of the next; None: all
+            are here, on loopback.
     """
 
-    def __init__(self, workers: int, servers: int, server_arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self, workers: int, servers: int, server_arguments: Sequence[str] = (), lab: Netlab | None = None
+    ) -> None:
         self.processes: dict[int, Process] = {}
+        self.lab, self._first = lab, servers
         super().__init__([sys.executable, str(SCRIPT)], workers, servers, server_arguments)
 
     def start_worker(self, rank: int) -> subprocess.Popen[Any]:
-        worker = Process(Path(sys.executable), SCRIPT, self.environment(rank), DEADLINE)
+        before = [] if self.lab is None else inside(self.lab, self._first + rank)
+        worker = Process(Path(sys.executable), SCRIPT, self.environment(rank), DEADLINE, before)
         self.processes[rank], self.workers[rank] = worker, worker.process
         return worker.process
 
@@ -41,10 +49,37 @@ class StoreGroup(Group):
         """The answers of all workers, which work at the same time."""
         return ask_all(self.processes, request, **arguments)
 
+    def _host(self, index: int) -> Machine:
+        return Here() if self.lab is None else LabMachine(self.lab, index)
+
     def close(self) -> None:
         for worker in self.processes.values():
             worker.close()
         super().close()
+
+
+class LabMachine(Here):
+    """One of a lab's.
+
+    Args:
+        lab: which.
+        rank: of the machine.
+    """
+
+    def __init__(self, lab: Netlab, rank: int) -> None:
+        self._lab, self._rank = lab, rank
+
+    @property
+    def address(self) -> str:
+        return self._lab.names.address(self._rank)
+
+    def serve(self, command: Sequence[str], label: str) -> tuple[Piped, Lines]:
+        return super().serve([*inside(self._lab, self._rank), *command], label)
+
+
+def inside(lab: Netlab, rank: int) -> list[str]:
+    """The command before a command that runs on a machine of a lab."""
+    return ["ip", "netns", "exec", lab.names.worker(rank)]
 
 
 def ask_all(processes: Mapping[int, Process], request: str, **arguments: object) -> list[Any]:

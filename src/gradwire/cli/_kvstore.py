@@ -39,22 +39,26 @@ Column = tuple[str, int, Any]
     "--peer-dir", type=click.Path(path_type=Path, file_okay=False),
     help="The virtual environment of the peer, made if need be. Default: .peers/NAME.",
 )  # fmt: skip
+@click.option("--link", metavar="RATE", help="Over cables of this rate, as 100mbit or 1gbit: see gradwire netlab.")
 @click.option("--repeats", type=click.IntRange(1), help="Rounds of each row beside a peer. Default: 7.")
 @click.option("--samples", is_flag=True, help="Keep the time of every round in the rows of --json.")
 @json_option
 @click.pass_context
 def command(
     ctx: click.Context, kind: str, gc_type: str, gc_threshold: float, network: str, devices: int, workers: int,
-    servers: int, num_batches: int, peer: str | None, peer_dir: Path | None, repeats: int | None, samples: bool,
-    json_to: str | None,
+    servers: int, num_batches: int, peer: str | None, peer_dir: Path | None, link: str | None, repeats: int | None,
+    samples: bool, json_to: str | None,
 ) -> None:  # fmt: skip
     """Push and pull a network's keys through a store: time, bandwidth of a device, and error of every batch.
 
     A dist store gets its servers and workers on this machine. With --peer, 2 workers and 1 server of ours and of the
     peer's push and pull one large key and 100 small ones, uncompressed and with 2 bits: first the results are
-    compared bit for bit, then they are timed in turns.
+    compared bit for bit, then they are timed in turns. With --link every server and worker of a dist_sync store is a
+    machine of its own, and a step is compared with its bytes over the rate; this needs root.
     """
     given = {name for name in ctx.params if ctx.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE}
+    if peer is not None and link is not None:
+        raise click.UsageError("--peer is on loopback: leave --link out")
     if peer is not None:
         own = {"kind", "devices", "workers", "servers", "num_batches"} & given
         if own:
@@ -62,12 +66,15 @@ def command(
                                    f"{', '.join(sorted(_option(ctx, name) for name in own))} out")  # fmt: skip
         _follow(_beside(given, gc_type, gc_threshold, network, peer_dir, repeats), PEER, json_to, samples)
         return
-    # Here: the other benchmarks need no ZeroMQ.
-    from gradwire.bench import bandwidth
-
     compression: dict[str, Any] | None = None if gc_type == "none" else {"type": gc_type}
     if compression is not None and (gc_type in ("2bit", "1bit") or "gc_threshold" in given):
         compression |= {"threshold": gc_threshold}
+    if link is not None:
+        _follow(_linked(ctx, given, network, compression, link), LINK, json_to, samples)
+        return
+    # Here: the other benchmarks need no ZeroMQ.
+    from gradwire.bench import bandwidth
+
     measured = bandwidth.rows(
         network_shapes(network), kind, compression, devices=devices, workers=workers, servers=servers,
         batches=num_batches,
@@ -86,6 +93,27 @@ def _beside(
         workloads = [sidebyside.Workload(sizes.count(size), size) for size in dict.fromkeys(sizes)]
     types = (gc_type,) if "gc_type" in given else ("none", "2bit")
     return sidebyside.rows(workloads, types, gc_threshold, repeats, directory)
+
+
+def _linked(
+    ctx: click.Context, given: set[str], network: str, compression: dict[str, Any] | None, link: str
+) -> Iterable[Row]:
+    from gradwire.bench import overlink
+
+    wrong = {"kind", "devices"} & given
+    if wrong:
+        raise click.UsageError("--link measures dist_sync with workers of one device: leave "
+                               f"{', '.join(sorted(_option(ctx, name) for name in wrong))} out")  # fmt: skip
+    shapes = network_shapes(network) if "network" in given else LINKED
+    compressions = [compression] if "gc_type" in given else [None, {"type": "2bit", "threshold": 0.5}]
+    workers = ctx.params["workers"] if "workers" in given else 2
+    return overlink.rows(
+        shapes, link, compressions, workers=workers, servers=ctx.params["servers"], batches=ctx.params["num_batches"]
+    )
+
+
+LINKED = [(4_000_000,)]
+"""At 100 Mbit/s a step of two workers takes five seconds."""
 
 
 def _option(ctx: click.Context, name: str) -> str:
@@ -108,6 +136,15 @@ PEER: Sequence[Column] = (
     ("mxnet", 10, lambda row: milliseconds(row["mxnet_seconds"])),
     ("ratio", 6, lambda row: f"{row['speedup']:.2f}x"),
     ("goal", 6, lambda row: "" if row["goal"] is None else f"{row['goal']:g}x"),
+)
+
+
+LINK: Sequence[Column] = (
+    ("link", 8, lambda row: row["link"]),
+    ("compression", 11, lambda row: row["compression"]),
+    ("step", 12, lambda row: milliseconds(row["seconds"])),
+    ("bytes / rate", 12, lambda row: milliseconds(row["least_seconds"])),
+    ("over", 7, lambda row: f"{100 * row['over']:.1f} %"),
 )
 
 

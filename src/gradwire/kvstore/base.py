@@ -104,8 +104,7 @@ class KVStore(ABC):
         pairs = [(each, [flat_gradient(t.detach()) for t in tensors]) for each, tensors in grouped(key, value, "value")]
         for each, tensors in pairs:
             self._check_push(each, tensors)
-        for each, tensors in pairs:
-            self._push(each, tensors, priority)
+        self._push_all(pairs, priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy values out of the store.
@@ -266,6 +265,10 @@ class KVStore(ABC):
 
     @abstractmethod
     def _init(self, key: StoreKey, value: Tensor) -> None: ...
+
+    def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
+        for key, grads in pairs:
+            self._push(key, grads, priority)
 
     @abstractmethod
     def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None: ...

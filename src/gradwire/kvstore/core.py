@@ -169,8 +169,7 @@ class ServerCore(ServerSessions):
         config: int, optimizer: int, rows: int,
     ) -> list[Outgoing]:  # fmt: skip
         entry, compression = self._entry(key), self._compression(session, config)
-        if optimizer and optimizer not in self.updaters:
-            raise WireError(f"a push names optimizer setting {optimizer}, which was never sent")
+        self._check_optimizer(optimizer)
         if rows > len(entry.value) if entry.value.dim() else rows >= 0:
             raise WireError(f"a push names {rows} rows of key {key!r}")
         sizes = expected_nbytes(entry, compression, rows)
@@ -180,17 +179,7 @@ class ServerCore(ServerSessions):
             return []
         contribution = entry.contribution(compression, data, rows, optimizer)
         method = compression.push.name if compression.push is not None else "none"
-        self.counters.bytes_in[method] = self.counters.bytes_in.get(method, 0) + data.numel()
-        self.counters.pushes[method] = self.counters.pushes.get(method, 0) + 1
-        if self.sync:
-            fresh = entry.offer(session.rank, step, contribution)
-            if fresh:
-                self.counters.begin(key, step, session.seen)
-        else:
-            fresh = entry.apply_one(session.rank, step, contribution, self.updaters)
-            self.counters.steps += fresh
-        self.counters.repeated += not fresh
-        self._touched.add(key)
+        self._take_push(session, entry, step, contribution, method)
         return self._when(
             key, session, seq, self._missing(entry, session.rank, step), partial(self._within_bound, entry, step),
             lambda: self._done(session, seq, key),
@@ -306,12 +295,12 @@ class ServerCore(ServerSessions):
 
     def _progress(self) -> list[Outgoing]:
         """Of what was touched: apply steps that are complete, and answer those who waited for that."""
-        answers: list[Outgoing] = []
         touched, self._touched = self._touched, set()
+        live = self.live
+        # All steps first: a pull of many keys would find one after the other.
         for topic in touched:
             entry = None if isinstance(topic, tuple) else self.entries.get(topic)
-            while self.sync and entry is not None and (pushes := entry.ready(self.live)) is not None:
+            while self.sync and entry is not None and (pushes := entry.ready(live)) is not None:
                 entry.apply(pushes, self.updaters)
                 self.counters.complete(entry.key, entry.version, self._now)
-            answers += [out for each in self._waits.take_ready(topic) for out in each.answer()]
-        return answers
+        return [out for topic in touched for each in self._waits.take_ready(topic) for out in each.answer()]

@@ -8,11 +8,11 @@ push of the key to count.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,18 @@ from torch import Tensor
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, GroupError, is_float32, is_int, require
 from gradwire.kvstore.base import KVStore, UpdaterFunction
+from gradwire.kvstore.bundles import Bundle, Bundles
 from gradwire.kvstore.compression import OFF, Compression
 from gradwire.kvstore.environment import Place, read_place
 from gradwire.kvstore.keys import StoreKey
-from gradwire.kvstore.links import Links
-from gradwire.kvstore.merge import add_dense
+from gradwire.kvstore.links import Links, finish_at_exit
 from gradwire.kvstore.optimizers import OptimizerConfig
 from gradwire.kvstore.payloads import require_alone, sent
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.sender import Sender
-from gradwire.kvstore.shared import Pulling, Shared, as_bytes, row_requests
-from gradwire.kvstore.states import from_bytes, load_states, replace_file, to_bytes
+from gradwire.kvstore.shared import Pulling, Shared, as_bytes, as_is, row_requests
+from gradwire.kvstore.states import by_server, from_bytes, load_states, replace_file, to_bytes
 
 __all__ = ["DistStore"]
 
@@ -68,7 +68,7 @@ class DistStore(KVStore):
             self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
             keys=self.place.keys,
         )  # fmt: skip
-        atexit.register(_finish_at_exit, weakref.ref(self))
+        atexit.register(finish_at_exit, weakref.ref(self))
         self.staleness = staleness
         if staleness is not None:
             self._ask_all("staleness", {"steps": staleness}, "a bound on staleness", declare=True)
@@ -136,14 +136,8 @@ class DistStore(KVStore):
         if config is not None:
             name = self._optimizer_name
             require(name in (None, config.name), "fname", f"the states of {name!r}, as the store has", config.name)
-        split: list[dict[StoreKey, dict[str, Any]]] = [{} for _ in self.place.servers]
-        for label, state in states.items():
-            server, key = json.loads(str(label))
-            require(server < len(split), "fname", f"of {len(split)} servers, as there are now", f"server {server}")
-            split[server][key] = state
-        requests = [
-            Request("restore", {}, torch.frombuffer(bytearray(to_bytes(mine)), dtype=torch.uint8)) for mine in split
-        ]
+        split = [to_bytes(mine) for mine in by_server(states, len(self.place.servers), fname)]
+        requests = [Request("restore", {}, torch.frombuffer(bytearray(mine), dtype=torch.uint8)) for mine in split]
         self._wait(requests, "the optimizer states")
         if config is not None:
             self._set_optimizer(config)
@@ -173,21 +167,56 @@ class DistStore(KVStore):
         shared.step = max(versions)
         self._keys[key] = shared
 
-    def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
-        shared = self._shared(key)
+    def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
+        bundles = Bundles(partial(self._send, priority))
+        try:
+            for key, grads in pairs:
+                shared = self._shared(key)
+                if len(pairs) == 1 or not shared.small(key) or any(grad.is_sparse for grad in grads):
+                    self._push(key, grads, priority)
+                else:
+                    self._settle(key, shared)
+                    data = self._small_payload(key, shared, grads)
+                    shared.step += 1
+                    bundles.add(shared.parts[0].server, key, shared.step, data)
+        finally:
+            # Also where a later key was refused: what was encoded is pushed.
+            bundles.close()
+
+    def _send(self, priority: int, server: int, bundle: Bundle) -> None:
+        fields = {"items": bundle.items, "config": self._named_config(), "optimizer": self._optimizers[server]}
+        future = self._links.ask(server, Request("pushes", fields, bundle.data(), priority=priority))
+        for key, _, _ in bundle.items:
+            self._keys[key].pushes.append(future)
+
+    def _small_payload(self, key: StoreKey, shared: Shared, grads: Sequence[Tensor]) -> Tensor:
+        """The bytes of a small key's push; they are copied before the caller has its gradients back."""
+        if self.compression.push is None and len(grads) == 1 and as_is(grads[0], shared):
+            return as_bytes(grads[0])
+        return self._payload(key, shared, shared.parts[0], shared.total(grads, copied=False))[1]
+
+    def _named_config(self) -> int:
+        return 0 if self.compression == OFF else self._config
+
+    def _settle(self, key: StoreKey, shared: Shared) -> None:
+        """Before another push of a key: raise what the ones before it met with."""
         if self.staleness is None:
-            shared.pushes = [future for future in shared.pushes if not failed_or_done(future)]
+            shared.forget_answered()
         else:
             self._check_pushes(key, wait=True)
+
+    def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
+        shared = self._shared(key)
+        self._settle(key, shared)
         # Encoded before the step is counted: a push that is refused was not made.
         if all(grad.is_sparse for grad in grads) and shared.in_rows:
             some = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
             payloads = [self._rows_payload(key, shared, part, shared.rows_of(part, some)) for part in shared.parts]
         else:
-            total = self._total(shared, grads)
+            total = shared.total(grads, copied=self.compression.push is None)
             payloads = [self._payload(key, shared, part, total) for part in shared.parts]
         shared.step += 1
-        config = 0 if self.compression == OFF else self._config
+        config = self._named_config()
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
             fields = {
                 "key": key, "step": shared.step, "config": config, "optimizer": self._optimizers[part.server],
@@ -195,13 +224,6 @@ class DistStore(KVStore):
             }  # fmt: skip
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
             shared.pushes.append(self._links.ask(part.server, request))
-
-    def _total(self, shared: Shared, grads: Sequence[Tensor]) -> Tensor:
-        """The sum of this worker's senders; memory that nobody changes until it is sent or encoded."""
-        one = grads[0] if len(grads) == 1 and self.compression.push is not None else None
-        if one is not None and one.device.type == "cpu" and not one.is_sparse and one.is_contiguous():
-            return one
-        return add_dense(grads, shared.shape, "cpu")
 
     def _payload(self, key: StoreKey, shared: Shared, part: Part, total: Tensor) -> tuple[int, Tensor]:
         """-1, which says that it is dense, and the bytes of a part's push."""
@@ -244,8 +266,9 @@ class DistStore(KVStore):
         """The values of keys, in those of the tensors beside them that can take them; answers may be compressed."""
         pulling, keys = Pulling(compressor, self._config, priority), [key for key, _ in pairs]
         values = [pulling.add(key, self._shared(key), outs) for key, outs in pairs]
+        pulling.close()
         # A push that was refused would be waited for in vain.
-        pushes = [future for key in keys for future in self._keys[key].pushes]
+        pushes = list(dict.fromkeys(future for key in keys for future in self._keys[key].pushes))
         bound = "" if self.staleness is None else f", at most {self.staleness} steps ahead of the slowest worker,"
         what = f"the pull of {', '.join(map(repr, keys[:5]))}{bound}"
         try:
@@ -256,7 +279,7 @@ class DistStore(KVStore):
                 request.future.cancel()
             raise
         for key in keys:
-            self._check_pushes(key)
+            self._keys[key].pushes.clear()
         pulling.fill()
         return values
 
@@ -291,16 +314,13 @@ class DistStore(KVStore):
         self._ask_all("config", {"number": self._config, "config": compression.to_config()}, "a compression", True)
 
     def _set_optimizer(self, config: OptimizerConfig) -> None:
-        number, numbers = max(self._optimizers) + 1, dict(config.numbers)
-        requests = [
-            Request("optimizer", {"number": number, "name": config.name, "numbers": numbers}, declare=True)
-            for _ in self.place.servers
-        ]
-        # Of a worker that came later a server says by which number it knows the setting.
-        self._optimizers = self._wait(requests, "an optimizer")
-        self._optimizer_name = config.name
-        for request, known in zip(requests, self._optimizers, strict=True):
-            request.fields["number"] = known
+        setting = {"number": max(self._optimizers) + 1, "name": config.name, "numbers": dict(config.numbers)}
+        told = [dict(setting) for _ in self.place.servers]
+        requests = [Request("optimizer", fields, declare=True) for fields in told]
+        # To a worker that came later a server says by which number it knows the setting.
+        self._optimizers, self._optimizer_name = self._wait(requests, "an optimizer"), config.name
+        for fields, known in zip(told, self._optimizers, strict=True):
+            fields["number"] = known
 
     def _ask_all(self, op: str, fields: dict[str, Any], what: str, declare: bool = False) -> None:
         self._wait([Request(op, fields, declare=declare) for _ in self.place.servers], what)
@@ -323,25 +343,3 @@ class DistStore(KVStore):
         done = [future for future in shared.pushes if wait or future.done()]
         shared.pushes = [future for future in shared.pushes if future not in done]
         self._links.wait(done, f"a push of key {key!r}")
-
-
-def failed_or_done(future: Future[int]) -> bool:
-    """Whether a push need not be looked at again; what it met with is raised.
-
-    Raises:
-        GradwireError: what the push met with.
-    """
-    if future.done():
-        future.result()
-    return future.done()
-
-
-def _finish_at_exit(reference: weakref.ref[DistStore]) -> None:
-    """A script that ends in peace says so, or the others would wait for its next push."""
-    store = reference()
-    if store is None:
-        return
-    # The process ends whatever happens, and the servers notice that in any case.
-    with contextlib.suppress(Exception):
-        store.finish()
-    store.close()

@@ -83,6 +83,13 @@ class Entry:
 
     def __post_init__(self) -> None:
         self.merger = Merger(self.value.shape)
+        self._expected: tuple[Compression | None, range] = (None, range(0))
+
+    def expected(self, compression: Compression) -> range:
+        """``expected_nbytes`` of a dense push; a compression is the same object until it changes."""
+        if self._expected[0] is not compression:
+            self._expected = compression, expected_nbytes(self, compression, -1)
+        return self._expected[1]
 
     def check_same(self, shape: torch.Size, dtype: torch.dtype, start: int, total: int) -> None:
         """Refuse a worker that has this key in another form.
@@ -123,6 +130,17 @@ class Entry:
         """Take a push in; False: it was here before.
 
         Raises:
+            ConfigError: as ``is_new``.
+        """
+        fresh = self.is_new(rank, step, contribution)
+        if fresh:
+            self.pending.setdefault(step, {})[rank] = contribution
+        return fresh
+
+    def is_new(self, rank: int, step: int, contribution: Contribution) -> bool:
+        """Whether a push has not been here before; nothing is changed.
+
+        Raises:
             ConfigError: the step was made without the worker; or it is ``AHEAD`` steps further than the key: it pushes
                 and never pulls; or it wants its answers compressed in another way than the others do.
         """
@@ -138,15 +156,13 @@ class Entry:
                 f"key {self.key!r} is at step {self.version}, a push is for step {step}: pull, or wait at a barrier, "
                 f"before a worker is {AHEAD} steps ahead of the slowest"
             )
-        pushes = self.pending.setdefault(step, {})
-        for other, push in pushes.items():
+        for other, push in self.pending.get(step, {}).items():
             if push.compression.pull != contribution.compression.pull:
                 raise ConfigError(
                     f"key {self.key!r}, step {step}: worker {rank} asks for answers compressed by "
                     f"{contribution.compression.pull}, worker {other} by {push.compression.pull}; 'pull' of "
                     "set_gradient_compression must be the same on all workers"
                 )
-        pushes[rank] = contribution
         return True
 
     def ready(self, live: Collection[int]) -> dict[int, Contribution] | None:

@@ -1,8 +1,9 @@
 """A worker's connection to one server.
 
-A request is sent in pieces, larger priorities first, and again whenever the connection was lost before its answer; the
-server knows what it has had. After the server was restarted from its snapshot the worker says again what it had told
-it (compressions, optimizers), and pushes again what the snapshot has not.
+A request is sent in pieces, larger priorities first and short requests before long ones, and again whenever the
+connection was lost before its answer; the server knows what it has had. After the server was restarted from its
+snapshot the worker says again what it had told it (compressions, optimizers), and pushes again what the snapshot has
+not.
 """
 
 from __future__ import annotations
@@ -56,15 +57,14 @@ class Link:
         self.unanswered: dict[int, Request] = {}
         self.declared: list[Request] = []
         self.log: dict[Any, dict[int, Request]] = {}
-        self._heap: list[tuple[int, int, Request, int]] = []
+        self._heap: list[tuple[tuple[int, bool], int, Request, int]] = []
         self._order = itertools.count()
 
     def add(self, request: Request) -> None:
         self.unanswered[request.seq] = request
         if request.declare:
             self.declared = [each for each in self.declared if self._may_be_named(each)] + [request]
-        if request.log is not None:
-            key, step = request.log
+        for key, step in request.logged():
             self.log.setdefault(key, {})[step] = request
         if self.up:
             self._queue(request)
@@ -83,7 +83,7 @@ class Link:
                 return
             heapq.heappop(self._heap)
             if piece + 1 < request.pieces():
-                heapq.heappush(self._heap, (-request.priority, next(self._order), request, piece + 1))
+                heapq.heappush(self._heap, (request.rank, next(self._order), request, piece + 1))
 
     def events(self) -> None:
         """Connected: introduce this worker; disconnected: whatever was on its way may be lost."""
@@ -165,13 +165,27 @@ class Link:
 
     def _queue(self, request: Request) -> None:
         request.missing = None
-        heapq.heappush(self._heap, (-request.priority, next(self._order), request, 0))
+        heapq.heappush(self._heap, (request.rank, next(self._order), request, 0))
 
     def _done(self, rest: list[memoryview], seq: int, version: int, durable: int) -> None:
         request = self.unanswered.get(seq)
         if request is not None:
-            self._forget(request, durable)
+            self._forget(request.fields.get("key"), durable)
             self._finish(request, version)
+
+    def _dones(self, rest: list[memoryview], seq: int, durable: list[int]) -> None:
+        request = self.unanswered.get(seq)
+        if request is not None:
+            self._forget_all(request, durable)
+            self._finish(request)
+
+    def _values(
+        self, rest: list[memoryview], seq: int, chunk: int, chunks: int, nbytes: int, durable: list[int]
+    ) -> None:
+        request = self.unanswered.get(seq)
+        self._value(rest, seq, chunk, chunks, 0, 0, nbytes)
+        if request is not None:
+            self._forget_all(request, durable)
 
     def _value(
         self, rest: list[memoryview], seq: int, chunk: int, chunks: int, version: int, durable: int, nbytes: int
@@ -196,7 +210,7 @@ class Link:
         np.copyto(into[chunk * CHUNK : chunk * CHUNK + len(piece)], piece)
         request.missing.discard(chunk)
         if not request.missing:
-            self._forget(request, durable)
+            self._forget(request.fields.get("key"), durable)
             self._finish(request, version)
 
     def _error(self, rest: list[memoryview], seq: int, kind: str, text: str) -> None:
@@ -221,11 +235,15 @@ class Link:
     def _pong(self, rest: list[memoryview], dead: list[int]) -> None:
         self.dead = set(dead)
 
-    def _forget(self, request: Request, durable: int) -> None:
-        """Drop the pushes of the request's key that the server will not ask for again."""
-        steps = self.log.get(request.fields.get("key"), {})
+    def _forget(self, key: Any, durable: int) -> None:
+        """Drop the pushes of a key that the server will not ask for again."""
+        steps = self.log.get(key, {})
         for step in [step for step in steps if step <= durable]:
             del steps[step]
+
+    def _forget_all(self, request: Request, durable: list[int]) -> None:
+        for item, step in zip(request.fields["items"], durable, strict=False):
+            self._forget(item[0], step)
 
     def _finish(self, request: Request, version: int = 0, error: Exception | None = None) -> None:
         self.unanswered.pop(request.seq, None)

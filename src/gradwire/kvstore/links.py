@@ -5,6 +5,7 @@ Nothing waits without a deadline.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import queue
@@ -23,7 +24,7 @@ from gradwire.kvstore.link import Link
 from gradwire.kvstore.protocol import VERSION, pack
 from gradwire.kvstore.request import Request
 
-__all__ = ["Links"]
+__all__ = ["Links", "finish_at_exit"]
 
 PING = 1.0
 """Seconds between two signs of life."""
@@ -167,3 +168,14 @@ def _end(
     bell.close(0)
     if not thread.is_alive():
         context.term()
+
+
+def finish_at_exit(reference: weakref.ref[Any]) -> None:
+    """A script that ends in peace says so, or the others would wait for its next push."""
+    store = reference()
+    if store is None:
+        return
+    # The process ends whatever happens, and the servers notice that in any case.
+    with contextlib.suppress(Exception):
+        store.finish()
+    store.close()

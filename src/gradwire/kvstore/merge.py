@@ -45,7 +45,8 @@ class Merger:
         assert compressor is not None
         assert memory is not None
         nbytes = sent_layout(compressor, self.shape).nbytes
-        rows = lease((len(payloads), align(nbytes)), torch.uint8).to(self.device)
+        # At least 8: a row's stride must allow the views, also where there is nothing to see.
+        rows = lease((len(payloads), align(max(nbytes, 1))), torch.uint8).to(self.device)
         for row, payload in zip(rows, payloads, strict=True):
             row[:nbytes].copy_(payload)
         stacked = views(compressor, self.shape, rows[:, :nbytes])

@@ -9,6 +9,7 @@ own gradient. What would then be as large as the gradient is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from gradwire.errors import ConfigError
 from gradwire.types import Layout, Payload
 from gradwire.wire import sent_nbytes
 
-__all__ = ["received", "require_alone", "sent", "sent_layout", "sizes", "views"]
+__all__ = ["layout_of", "received", "require_alone", "sent", "sent_layout", "sizes", "views"]
 
 TRIED = (1024, 1024)
 """A matrix on which a method must save something."""
@@ -32,9 +33,15 @@ def sent_layout(compressor: Compressor, shape: Sequence[int]) -> Layout:
     >>> [field.name for field in code.layout((6, 4)).fields], [f.name for f in sent_layout(code, (6, 4)).fields]
     (['p', 'q', 'own'], ['p', 'q'])
     """
-    layout = compressor.layout(shape)
+    layout = layout_of(compressor, tuple(shape))
     left_out = compressor.rounds_only if isinstance(compressor, MultiRound) else ()
     return Layout(tuple(field for field in layout.fields if field.name not in left_out)) if left_out else layout
+
+
+@lru_cache(1 << 14)
+def layout_of(compressor: Compressor, shape: tuple[int, ...]) -> Layout:
+    """The layout of a payload; to work it out for a small key takes longer than to decode it."""
+    return compressor.layout(shape)
 
 
 def sizes(compressor: Compressor, shape: Sequence[int]) -> range:
@@ -45,9 +52,9 @@ def sizes(compressor: Compressor, shape: Sequence[int]) -> range:
 
 def sent(compressor: Compressor, shape: Sequence[int], payload: Tensor) -> Tensor:
     """The bytes that travel of a whole payload: uint8, a view of it where that is possible."""
-    layout, travels = compressor.layout(shape), sent_layout(compressor, shape)
+    layout, travels = layout_of(compressor, tuple(shape)), sent_layout(compressor, shape)
     if travels is layout:
-        return payload[: sent_nbytes(compressor, layout, payload)]
+        return payload if compressor.fixed_size else payload[: sent_nbytes(compressor, layout, payload)]
     out = torch.zeros(travels.nbytes, dtype=torch.uint8, device=payload.device)
     found = {field.name: view for field, view in zip(layout.fields, layout.views(payload), strict=True)}
     for field, target in zip(travels.fields, travels.views(out), strict=True):
@@ -64,9 +71,12 @@ def views(compressor: Compressor, shape: Sequence[int], data: Tensor) -> Payload
         data: uint8, shape ``(nbytes,)`` or ``(senders, nbytes)``, as long as ``sent_layout`` says.
     """
     travels = sent_layout(compressor, shape)
+    layout = layout_of(compressor, tuple(shape))
+    if travels is layout:
+        return layout.views(data)
     found = {field.name: view for field, view in zip(travels.fields, travels.views(data), strict=True)}
     nothing = data[..., :0]
-    return tuple(found.get(field.name, nothing) for field in compressor.layout(shape).fields)
+    return tuple(found.get(field.name, nothing) for field in layout.fields)
 
 
 def received(compressor: Compressor, shape: Sequence[int], data: Tensor) -> Tensor:

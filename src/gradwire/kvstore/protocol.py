@@ -13,6 +13,8 @@ and more than once. Nothing in a header is evaluated: names are looked up, numbe
     pull       the value after one step       value, when it is there
     follow     what it is now, compressed     value
     rows       some rows of it                value
+    pushes     of small keys, in one message  dones, when all of them count
+    pulls      of small keys                  values, when all of them are there
     staleness  how far ahead one may be       done
     barrier    I am here                      done, when all are
     states     the optimizer's states         value
@@ -33,7 +35,18 @@ import torch
 from gradwire.errors import WireError, is_int
 from gradwire.kvstore.keys import MAX_KEY_BYTES
 
-__all__ = ["CHUNK", "DTYPES", "MAX_HEADER", "REPLIES", "REQUESTS", "VERSION", "chunk_count", "pack", "unpack"]
+__all__ = [
+    "CHUNK",
+    "DTYPES",
+    "MAX_HEADER",
+    "MAX_ITEMS",
+    "REPLIES",
+    "REQUESTS",
+    "VERSION",
+    "chunk_count",
+    "pack",
+    "unpack",
+]
 
 VERSION = 1
 CHUNK = 1 << 20
@@ -41,6 +54,8 @@ CHUNK = 1 << 20
 
 MAX_HEADER = 64 * 1024
 MAX_DIMS = 16
+MAX_ITEMS = 256
+"""Keys of a message that names several."""
 
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -84,6 +99,18 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+def _several(*checks: Check) -> Check:
+    """A list of lists, each of whose places has its check."""
+    return lambda value: isinstance(value, list) and 0 < len(value) <= MAX_ITEMS and all(
+        isinstance(item, list) and len(item) == len(checks)
+        and all(check(each) for check, each in zip(checks, item, strict=True)) for item in value
+    )  # fmt: skip
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_ITEMS and all(map(_count(0), value))
+
+
 _SEQ = {"seq": _count(1)}
 _CHUNKED = {**_SEQ, "chunk": _count(0), "chunks": _count(1, 2**20)}
 
@@ -99,6 +126,9 @@ REQUESTS: Mapping[str, Mapping[str, Check]] = {
     "pull": {**_SEQ, "key": _key, "step": _count(0)},
     "follow": {**_SEQ, "key": _key, "step": _count(0), "config": _count(0), "have": _count(-1)},
     "rows": {**_CHUNKED, "key": _key, "step": _count(0)},
+    "pushes": {**_CHUNKED, "items": _several(_key, _count(1), _count(0, CHUNK)), "config": _count(0),
+               "optimizer": _count(0)},
+    "pulls": {**_SEQ, "items": _several(_key, _count(0))},
     "staleness": {**_SEQ, "steps": _count(0, 2**31)},
     "barrier": {**_SEQ, "number": _count(1)},
     "states": _SEQ,
@@ -112,6 +142,8 @@ REPLIES: Mapping[str, Mapping[str, Check]] = {
     "welcome": {"epoch": _token, "rank": _count(0), "world": _count(1), "restored": _boolean},
     "done": {**_SEQ, "version": _count(0), "durable": _count(0)},
     "value": {**_CHUNKED, "version": _count(0), "durable": _count(0), "nbytes": _count(0)},
+    "dones": {**_SEQ, "durable": _counts},
+    "values": {**_CHUNKED, "durable": _counts, "nbytes": _count(0)},
     "error": {"seq": _count(0), "kind": _text, "text": _text},
     "pong": {"dead": lambda value: isinstance(value, list) and all(_count(0)(rank) for rank in value)},
 }

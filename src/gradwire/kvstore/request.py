@@ -39,6 +39,17 @@ class Request:
     answer: bytearray | None = None
     missing: set[int] | None = None
 
+    @property
+    def rank(self) -> tuple[int, bool]:
+        """The least goes first: what is more urgent, then what is short."""
+        return -self.priority, self.pieces() > 1
+
+    def logged(self) -> list[tuple[Any, int]]:
+        """The keys and steps of the pushes in it."""
+        if self.op == "pushes":
+            return [(key, step) for key, step, _ in self.fields["items"]]
+        return [] if self.log is None else [self.log]
+
     def pieces(self) -> int:
         return 1 if self.data is None else chunk_count(self.data.numel())
 

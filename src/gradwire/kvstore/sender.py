@@ -7,6 +7,7 @@ kept has changed. Elements that a row-sparse gradient does not name keep their r
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -17,6 +18,7 @@ from gradwire.errors import ConfigError
 from gradwire.kvstore.buffers import lease
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.keys import StoreKey
+from gradwire.kvstore.payloads import layout_of
 from gradwire.types import Key, State, tensor_id
 
 __all__ = ["Sender", "flat_gradient", "refuse_nonfinite"]
@@ -101,7 +103,7 @@ class Sender:
         compressor, memory = self._compression.push, self._compression.memory
         assert compressor is not None
         assert memory is not None
-        layout = compressor.layout(tuple(x.shape))
+        layout = layout_of(compressor, tuple(x.shape))
         buffer = self._payload(layout.nbytes)
         status = torch.zeros(1, dtype=torch.int32, device=self.device)
         before = {name: tensor.clone() for name, tensor in state.items()}
@@ -150,7 +152,7 @@ def refuse_nonfinite(key: StoreKey, x: Tensor) -> None:
     Raises:
         ConfigError: a value is NaN or infinite.
     """
-    if x.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(x))).all()):
+    if x.numel() and not all(math.isfinite(each) for each in torch.aminmax(x)):
         refuse(key)
 
 

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor
 from gradwire.kvstore.buffers import lease
+from gradwire.kvstore.bundles import Bundle, Bundles, bundled
 from gradwire.kvstore.keys import StoreKey
+from gradwire.kvstore.merge import add_dense
 from gradwire.kvstore.placement import Part
 from gradwire.kvstore.replica import Held, follows
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.sender import Sender
 
-__all__ = ["Pulling", "Shared", "as_bytes", "row_requests"]
+__all__ = ["Pulling", "Shared", "as_bytes", "as_is", "row_requests"]
 
 
 @dataclass
@@ -33,6 +35,33 @@ class Shared:
     senders: dict[int, Sender] = field(default_factory=dict)
     pushes: list[Future[int]] = field(default_factory=list)
     held: dict[int, Held] = field(default_factory=dict)
+
+    def small(self, key: StoreKey) -> bool:
+        """Whether it travels with others."""
+        return len(self.parts) == 1 and bundled(key, self.shape.numel() * self.dtype.itemsize)
+
+    def total(self, grads: Sequence[Tensor], *, copied: bool) -> Tensor:
+        """The sum of a worker's senders: contiguous, on the CPU.
+
+        Args:
+            grads: dense, one for each sender.
+            copied: in memory of its own; False: the gradient itself where there is one, and it is like that.
+        """
+        one = grads[0] if len(grads) == 1 and not copied else None
+        if one is not None and one.device.type == "cpu" and not one.is_sparse and one.is_contiguous():
+            return one
+        return add_dense(grads, self.shape, "cpu")
+
+    def forget_answered(self) -> None:
+        """Look no more at pushes that were answered.
+
+        Raises:
+            GradwireError: what one of them met with.
+        """
+        for future in self.pushes:
+            if future.done():
+                future.result()
+        self.pushes = [future for future in self.pushes if not future.done()]
 
     @property
     def in_rows(self) -> bool:
@@ -72,6 +101,8 @@ class Pulling:
         self.requests: list[Request] = []
         self.servers: list[int] = []
         self._answers: list[tuple[Request, Held, Tensor]] = []
+        self._bundles = Bundles(self._ask)
+        self._together: list[tuple[Bundle, Tensor]] = []
 
     def add(self, key: StoreKey, shared: Shared, outs: Sequence[Tensor] = ()) -> Tensor:
         """Ask for a key; the tensor that will have its value when all was answered and ``fill`` called.
@@ -80,17 +111,33 @@ class Pulling:
         """
         own = direct(outs, shared)
         value = lease(shared.shape, shared.dtype) if own is None else own
+        if shared.small(key) and not follows(self.compressor, shared.shape, shared.dtype):
+            self._bundles.add(shared.parts[0].server, key, shared.step, as_bytes(value))
+            return value
         for part in shared.parts:
             self.requests.append(self._request(key, shared, part, value.view(-1)[part.start : part.stop]))
             self.servers.append(part.server)
         return value
 
+    def close(self) -> None:
+        """All keys were added."""
+        self._bundles.close()
+
+    def _ask(self, server: int, bundle: Bundle) -> None:
+        together = lease((bundle.nbytes,), torch.uint8)
+        self._together.append((bundle, together))
+        fields = {"items": [[key, step] for key, step, _ in bundle.items]}
+        self.requests.append(Request("pulls", fields, out=together, priority=self.priority))
+        self.servers.append(server)
+
     def fill(self) -> None:
-        """Take what the compressed answers say.
+        """Take what the answers say that do not come into their places by themselves.
 
         Raises:
             WireError: bytes that are no answer.
         """
+        for bundle, together in self._together:
+            bundle.scatter(together)
         for request, held, room in self._answers:
             room.copy_(held.take(request.answer or bytearray(), self.compressor).view(-1))
 
@@ -127,11 +174,13 @@ def inside(places: Tensor, rows: range) -> tuple[int, int]:
 
 def direct(outs: Sequence[Tensor], shared: Shared) -> Tensor | None:
     """The first tensor that can receive the value's bytes as they come."""
-    return next((
-        out.detach() for out in outs
-        if out.layout == torch.strided and out.device.type == "cpu" and out.dtype == shared.dtype
-        and out.is_contiguous()
-    ), None)  # fmt: skip
+    return next((out.detach() for out in outs if as_is(out, shared)), None)
+
+
+def as_is(tensor: Tensor, shared: Shared) -> bool:
+    """Whether a tensor's memory is the value's bytes."""
+    plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    return plain and tensor.dtype == shared.dtype and tensor.is_contiguous()
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, is_int, require
 from gradwire.kvstore.keys import StoreKey, key_list
 from gradwire.kvstore.optimizers import OptimizerConfig
 
-__all__ = ["from_bytes", "load_states", "replace_file", "save_states", "to_bytes"]
+__all__ = ["by_server", "from_bytes", "load_states", "replace_file", "save_states", "to_bytes"]
 
 FORMAT = "gradwire optimizer states 1"
 
@@ -85,6 +85,27 @@ def from_bytes(data: bytes, name: str = "the file") -> tuple[dict[StoreKey, dict
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{name} cannot be read as optimizer states: {error}") from error
+
+
+def by_server(
+    states: Mapping[StoreKey, dict[str, Any]], servers: int, name: str
+) -> list[dict[StoreKey, dict[str, Any]]]:
+    """The states of each server, of a file that has those of all: its keys are JSON, [server, key].
+
+    Raises:
+        ConfigError: keys of another store, or of more servers.
+    """
+    split: list[dict[StoreKey, dict[str, Any]]] = [{} for _ in range(servers)]
+    for label, state in states.items():
+        try:
+            server, key = json.loads(str(label))
+            (key,) = key_list(key)
+        except (ValueError, TypeError, RecursionError):
+            raise ConfigError(f"{name} must hold the states of a distributed store, got those of {label!r}") from None
+        fits = is_int(server, 0, servers - 1)
+        require(fits, "fname", f"of {servers} servers, as there are now", f"server {server}")
+        split[server][key] = state
+    return split
 
 
 def replace_file(path: Path, write: Any) -> None:

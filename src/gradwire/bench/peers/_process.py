@@ -8,7 +8,7 @@ import queue
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,13 +26,17 @@ class Process:
         script: reads requests from standard input and writes answers to standard output, a JSON object a line.
         environment: variables on top of this process's own.
         deadline: seconds in which every answer must come.
+        before: the command that runs it elsewhere, as ``ip netns exec NAME``.
     """
 
-    def __init__(self, python: Path, script: Path, environment: Mapping[str, str], deadline: float = 60.0) -> None:
+    def __init__(
+        self, python: Path, script: Path, environment: Mapping[str, str], deadline: float = 60.0,
+        before: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self._deadline = deadline
         # Isolated: the script's own folder holds a module with the peer's name, and PYTHONPATH is ours.
         self.process = subprocess.Popen(
-            [str(python), "-I", str(script)], env=os.environ | environment, text=True, encoding="utf-8",
+            [*before, str(python), "-I", str(script)], env=os.environ | environment, text=True, encoding="utf-8",
             errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         self._told = ""

@@ -1,0 +1,222 @@
+"""Many small keys in one message: what a worker makes of one call, and what its server does with it.
+
+A key of its own message costs both sides as much work as a hundred kilobytes of a large one. So the small keys of one
+push, or one pull, travel together: one header that names them, one run of bytes. Each stays what it was, a push of a
+key and a step that counts once.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import WireError
+from gradwire.kvstore.buffers import lease
+from gradwire.kvstore.entry import Contribution, Entry, raw
+from gradwire.kvstore.keys import StoreKey
+from gradwire.kvstore.protocol import CHUNK, MAX_ITEMS, chunk_count, pack
+from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.session import Session
+from gradwire.kvstore.state import ServerState
+from gradwire.kvstore.waits import Outgoing, Topic
+from gradwire.types import align
+
+__all__ = ["SMALL", "Bundle", "Bundles", "ServerBundles", "bundled"]
+
+SMALL = CHUNK // 8
+"""Bytes of a key's value up to which it travels with others."""
+
+LONGEST = 100
+"""Bytes of the name of such a key: all names must fit into one header."""
+
+FRAMES = 256
+"""Answers that a server keeps for the other workers, who will ask for the same."""
+
+
+@dataclass
+class Bundle:
+    """Small keys of one call to one server, as they come together.
+
+    Args:
+        room: bytes that it takes at most.
+    """
+
+    room: int = CHUNK
+    items: list[list[Any]] = field(default_factory=list)
+    pieces: list[Tensor] = field(default_factory=list)
+    nbytes: int = 0
+
+    def fits(self, nbytes: int) -> bool:
+        return len(self.items) < MAX_ITEMS and (not self.items or self.nbytes + align(nbytes) <= self.room)
+
+    def add(self, key: StoreKey, step: int, piece: Tensor) -> None:
+        """Add a key with its bytes: uint8, which must stay as they are until ``data`` is called."""
+        self.items.append([key, step, piece.numel()])
+        self.pieces.append(piece)
+        self.nbytes += align(piece.numel())
+
+    def scatter(self, data: Tensor) -> None:
+        """The inverse of ``data``: give each piece its bytes."""
+        start = 0
+        for piece in self.pieces:
+            piece.copy_(data[start : start + piece.numel()])
+            start += align(piece.numel())
+
+    def data(self) -> Tensor:
+        """All bytes, each key's at a multiple of 8."""
+        out, start = lease((self.nbytes,), torch.uint8), 0
+        for piece in self.pieces:
+            out[start : start + piece.numel()].copy_(piece)
+            start += align(piece.numel())
+        return out
+
+
+class Bundles:
+    """Those of one call, to all servers: each is sent when it is full, or when every key was added.
+
+    Args:
+        send: called with a server and a bundle.
+    """
+
+    def __init__(self, send: Callable[[int, Bundle], None]) -> None:
+        self._send = send
+        self._open: dict[int, Bundle] = {}
+
+    def add(self, server: int, key: StoreKey, step: int, piece: Tensor) -> None:
+        """Add a key to those of its server."""
+        bundle = self._open.setdefault(server, Bundle())
+        if not bundle.fits(piece.numel()):
+            self._send(server, bundle)
+            bundle = self._open[server] = Bundle()
+        bundle.add(key, step, piece)
+
+    def close(self) -> None:
+        """Send what is left."""
+        for server, bundle in self._open.items():
+            self._send(server, bundle)
+        self._open = {}
+
+
+def bundled(key: StoreKey, nbytes: int) -> bool:
+    """Whether a key's value is small enough to travel with others, and its name short enough."""
+    return nbytes <= SMALL and (isinstance(key, int) or len(key) <= LONGEST)
+
+
+class ServerBundles(ServerState):
+    """The requests that name many keys."""
+
+    def __init__(self, rules: Rules, entries: Iterable[Entry] | None = None) -> None:
+        super().__init__(rules, entries)
+        self._touched: set[Topic] = set()
+        self._frames: OrderedDict[tuple[StoreKey, ...], tuple[list[int], Tensor]] = OrderedDict()
+
+    @abstractmethod
+    def _when(
+        self, topic: Topic, session: Session, seq: int, what: str, ready: Callable[[], bool],
+        answer: Callable[[], list[Outgoing]],
+    ) -> list[Outgoing]: ...  # fmt: skip
+
+    def _pushes(
+        self, session: Session, rest: list[memoryview], seq: int, chunk: int, chunks: int, items: list[list[Any]],
+        config: int, optimizer: int,
+    ) -> list[Outgoing]:  # fmt: skip
+        compression = self._compression(session, config)
+        self._check_optimizer(optimizer)
+        # Sizes before any memory is taken, and all of it before any of it counts.
+        for key, _, size in items:
+            if size not in self._entry(key).expected(compression):
+                raise WireError(f"a push of key {key!r} has {size} bytes")
+        nbytes = sum(align(size) for _, _, size in items)
+        data = session.take(seq, chunk, chunks, rest, range(nbytes, nbytes + 1))
+        if data is None:
+            return []
+        taken, start = [], 0
+        for key, step, size in items:
+            entry = self.entries[key]
+            contribution = entry.contribution(compression, data[start : start + size], -1, optimizer)
+            if self.sync:
+                entry.is_new(session.rank, step, contribution)
+            taken.append((entry, step, contribution))
+            start += align(size)
+        method = compression.push.name if compression.push is not None else "none"
+        for entry, step, contribution in taken:
+            self._take_push(session, entry, step, contribution, method)
+        return self._pushed(session, seq, [(entry, step) for entry, step, _ in taken], 0)
+
+    def _check_optimizer(self, number: int) -> None:
+        if number and number not in self.updaters:
+            raise WireError(f"a push names optimizer setting {number}, which was never sent")
+
+    def _take_push(self, session: Session, entry: Entry, step: int, contribution: Contribution, method: str) -> None:
+        """Let one push count, once."""
+        counters = self.counters
+        counters.bytes_in[method] = counters.bytes_in.get(method, 0) + contribution.data.numel()
+        counters.pushes[method] = counters.pushes.get(method, 0) + 1
+        if self.sync:
+            fresh = entry.offer(session.rank, step, contribution)
+            if fresh:
+                counters.begin(entry.key, step, session.seen)
+        else:
+            fresh = entry.apply_one(session.rank, step, contribution, self.updaters)
+            counters.steps += fresh
+        counters.repeated += not fresh
+        self._touched.add(entry.key)
+
+    def _pushed(self, session: Session, seq: int, steps: list[tuple[Entry, int]], start: int) -> list[Outgoing]:
+        """Say that pushes count, once none of them is too far ahead of the slowest worker's."""
+        for at, (entry, step) in enumerate(steps[start:], start):
+            ready = partial(self._within_bound, entry, step)
+            if not ready():
+                again = partial(self._pushed, session, seq, steps, at)
+                return self._when(entry.key, session, seq, self._missing(entry, session.rank, step), ready, again)
+        return [(session.peer, [pack("dones", seq=seq, durable=self._all_durable(session, steps))])]
+
+    def _pulls(self, session: Session, rest: list[memoryview], seq: int, items: list[list[Any]]) -> list[Outgoing]:
+        if len({key for key, _ in items}) < len(items):
+            raise WireError("a pull of many keys names one of them twice")
+        steps = [(self._entry(key), step) for key, step in items]
+        nbytes = sum(align(entry.value.nbytes) for entry, _ in steps)
+        if nbytes > CHUNK:
+            raise WireError(f"a pull of many keys asks for {nbytes} bytes")
+        return self._pulled(session, seq, steps, 0)
+
+    def _pulled(self, session: Session, seq: int, steps: list[tuple[Entry, int]], start: int) -> list[Outgoing]:
+        """The values, once all of them are there."""
+        for at, (entry, step) in enumerate(steps[start:], start):
+            if not self._has_step(entry, session.rank, step):
+                ready = partial(self._has_step, entry, session.rank, step)
+                again = partial(self._pulled, session, seq, steps, at)
+                return self._when(entry.key, session, seq, self._missing(entry, session.rank, step), ready, again)
+        self.counters.pulls += len(steps)
+        data = self._frame([entry for entry, _ in steps])
+        self.counters.bytes_out["none"] = self.counters.bytes_out.get("none", 0) + data.numel()
+        count, view, durable = chunk_count(data.numel()), data.numpy().data, self._all_durable(session, steps)
+        told = {"seq": seq, "chunks": count, "nbytes": data.numel(), "durable": durable}
+        return [
+            (session.peer, [pack("values", chunk=i, **told), view[i * CHUNK : (i + 1) * CHUNK]]) for i in range(count)
+        ]
+
+    def _frame(self, entries: Sequence[Entry]) -> Tensor:
+        """The values one after the other, made once for all workers that pull the same."""
+        keys, versions = tuple(entry.key for entry in entries), [entry.version for entry in entries]
+        known = self._frames.get(keys)
+        if known is not None and known[0] == versions:
+            return known[1]
+        bundle = Bundle()
+        for entry in entries:
+            bundle.add(entry.key, 0, raw(entry.value))
+        self._frames[keys] = versions, bundle.data()
+        self._frames.move_to_end(keys)
+        if len(self._frames) > FRAMES:
+            self._frames.popitem(last=False)
+        return self._frames[keys][1]
+
+    def _all_durable(self, session: Session, steps: Sequence[tuple[Entry, int]]) -> list[int]:
+        return [self._durable(entry, self._version(entry, session.rank)) for entry, _ in steps]
