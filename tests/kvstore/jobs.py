@@ -82,6 +82,16 @@ def slow_steps(rank, steps, folder, compression, pause):
     return "", done, out
 
 
+def until_killed(rank, endpoint, folder):
+    """As the worker after the given one of three: steps without end."""
+    kv, out = DistStore("dist_sync", Place((endpoint,), rank + 1, 3), timeout=60), torch.empty(50, 50)
+    kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
+    kv.init("w", torch.zeros(50, 50))
+    for step in range(10**6):
+        kv.push("w", gradient(rank + 1, step, (50, 50)))
+        kv.pull("w", out)
+
+
 def alone_then_killed(rank, endpoint, shape):
     """As worker 1: a step, and then the process is killed when three pieces of its next push are gone."""
     kv, out = DistStore("dist_sync", Place((endpoint,), 1, 2), timeout=50), torch.empty(shape)

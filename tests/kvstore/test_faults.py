@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from gradwire import ConfigError, GroupError
+from gradwire.kvstore.dist import DistStore
+from gradwire.kvstore.environment import Place
 from gradwire.kvstore.launch import start_server
-from tests.kvstore.group import kill, result, start_workers, wait_for
-from tests.kvstore.jobs import alone_then_killed, slow_steps
+from tests.kvstore.group import kill, result, start_workers
+from tests.kvstore.jobs import alone_then_killed, slow_steps, until_killed
 from tests.kvstore.proxy import Cable
 from tests.kvstore.threads import SHAPE, Worker, undisturbed
 
@@ -71,20 +73,31 @@ def same(workers, want):
         assert torch.equal(value, want)
 
 
-def test_a_killed_worker_comes_again_and_is_named_when_it_does_not(tmp_path):
-    """Worker 1 is killed, and started again: the values are those of an undisturbed run. Then it is killed for good."""
-    arguments = (10**6, str(tmp_path), None, 0.05)
-    with start_workers(slow_steps, 2, 1, *arguments, folder=tmp_path, options=["--dead-after", "3"]) as group:
-        wait_for(tmp_path, 1, 3)
-        kill(group.workers[1])
-        before = int((tmp_path / "step-0").read_text())
-        group.start_worker(1)
-        wait_for(tmp_path, 0, before + 3)
+def there(file, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file.name} is not there"
+        time.sleep(0.02)
+
+
+def test_a_killed_worker_comes_again_and_is_named_when_it_does_not(tmp_path, servers):
+    """Of three workers one is killed, and another process takes its rank; then one is killed for good."""
+    _, endpoint = servers.start("--dead-after", "3", workers=3)
+    first = Worker([endpoint], 0, 10**6, world=3).start(allowed=2)
+    with start_workers(until_killed, 2, 0, endpoint, str(tmp_path), folder=tmp_path) as group:
+        first.wait(2)
+        kill(group.workers[0])
+        again = Worker([endpoint], 1, 10**6, world=3).start()
+        first.go_on()
+        first.wait(10)
         group.workers[1].kill()
-        assert group.workers[0].wait(60) == 0
-    text, steps, value = result(tmp_path, 0)
-    assert "worker 1 has not been heard of for 3 s" in text
-    assert torch.equal(value, undisturbed(steps))
+        errors = [worker.join() for worker in (first, again)]
+    for worker, error in zip((first, again), errors, strict=True):
+        assert isinstance(error, GroupError)
+        assert "worker 2 has not been heard of for 3 s" in str(error)
+        assert worker.step >= 10
+        # Of the step that was not made nothing is in the value.
+        assert torch.equal(worker.out, undisturbed(worker.step, ranks=range(3)))
 
 
 def test_the_others_go_on_without_a_worker_that_was_killed_in_a_push(tmp_path, servers):
@@ -110,6 +123,7 @@ def test_a_killed_server_comes_again_from_its_snapshot_and_nothing_is_lost(compr
     workers = both([endpoint], 12, allowed=5, compression=compression)
     for worker in workers:
         worker.wait(5)
+    there(tmp_path / "snapshot")
     kill(process)
     for worker in workers:
         worker.go_on()
@@ -123,6 +137,7 @@ def test_one_of_two_servers_is_killed_and_comes_again(tmp_path, servers):
     workers = both([endpoint for _, endpoint in started], 8, allowed=3, bound=100, compression=TWOBIT)
     for worker in workers:
         worker.wait(3)
+    there(tmp_path / "snapshot-1")
     kill(started[1][0])
     for worker in workers:
         worker.go_on()
@@ -178,17 +193,19 @@ def test_unequal_numbers_of_batches_on_several_servers(servers):
 
 def test_a_pull_that_nobody_will_answer_ends_at_its_deadline(servers):
     _, endpoint = servers.start()
-    worker = Worker([endpoint], 0, 1)
-    worker.store._links.timeout = 1.0
-    error = worker.start().join()
-    assert isinstance(error, GroupError)
-    assert str(error) == "the pull of 'w' was not answered within 1 s"
+    store = DistStore("dist_sync", Place((endpoint,), 0, 2), timeout=60)
+    store.init("w", torch.zeros(SHAPE))
+    store.push("w", torch.ones(SHAPE))
+    store._links.timeout = 1.0
+    with pytest.raises(GroupError, match="the pull of 'w' was not answered within 1 s"):
+        store.pull("w", torch.zeros(SHAPE))
+    store.close()
 
 
 def test_a_process_that_was_stopped_for_longer_than_the_dead_may_be_goes_on(tmp_path):
     arguments = (30, str(tmp_path), TWOBIT, 0.02)
     with start_workers(slow_steps, 1, 1, *arguments, folder=tmp_path, options=["--dead-after", "2"]) as group:
-        wait_for(tmp_path, 0, 3)
+        there(tmp_path / "step-0")
         group.workers[0].send_signal(signal.SIGSTOP)
         time.sleep(3.5)
         group.workers[0].send_signal(signal.SIGCONT)

@@ -6,6 +6,7 @@ from torch import nn
 
 from gradwire import ConfigError, kvstore
 from gradwire.kvstore.optimizers import OptimizerConfig, optimizer_names
+from gradwire.kvstore.states import by_server
 
 SHAPE = (5, 3)
 CASES = {
@@ -118,3 +119,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 def test_a_number_has_one_value_whichever_name_it_came_by():
     config = OptimizerConfig("sgd", {"learning_rate": 0.1, "momentum": 0.9}).replace(lr=0.2)
     assert config.torch_arguments() == {"momentum": 0.9, "lr": 0.2}
+
+
+@pytest.mark.parametrize("label", ["w", "[0]", "5", "[0, 1.5]", '[-1, "w"]', '[2, "w"]', '["0", "w"]', "[" * 9000])
+def test_states_of_another_store_are_not_those_of_servers(label):
+    with pytest.raises(ConfigError, match=r"of a distributed store|of 2 servers"):
+        by_server({label: {}}, 2, "the file")

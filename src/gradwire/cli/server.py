@@ -32,7 +32,7 @@ __all__ = ["command"]
 @click.option("--insecure", is_flag=True, help="Listen where others can reach it, without keys.")
 @click.option("--on-dead-worker", type=click.Choice(["error", "continue"]), default="error", show_default=True)
 @click.option(
-    "--dead-after", type=click.FloatRange(0, min_open=True), default=6.0, show_default=True, metavar="SECONDS",
+    "--dead-after", type=click.FloatRange(0, min_open=True), default=8.0, show_default=True, metavar="SECONDS",
     help="Silence after which a worker counts as dead.",
 )  # fmt: skip
 @click.option(

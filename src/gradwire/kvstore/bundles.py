@@ -24,7 +24,7 @@ from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.protocol import CHUNK, MAX_ITEMS, chunk_count, pack
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.session import Session
-from gradwire.kvstore.sessions import ServerSessions
+from gradwire.kvstore.state import ServerState
 from gradwire.kvstore.waits import Outgoing, Topic
 from gradwire.types import align
 
@@ -112,7 +112,7 @@ def bundled(key: StoreKey, nbytes: int) -> bool:
     return nbytes <= SMALL and (isinstance(key, int) or len(key) <= LONGEST)
 
 
-class ServerBundles(ServerSessions):
+class ServerBundles(ServerState):
     """The requests that name many keys."""
 
     def __init__(self, rules: Rules, entries: Iterable[Entry] | None = None) -> None:
@@ -183,6 +183,8 @@ class ServerBundles(ServerSessions):
         return [(session.peer, [pack("dones", seq=seq, durable=self._all_durable(session, steps))])]
 
     def _pulls(self, session: Session, rest: list[memoryview], seq: int, items: list[list[Any]]) -> list[Outgoing]:
+        if len({key for key, _ in items}) < len(items):
+            raise WireError("a pull of many keys names one of them twice")
         steps = [(self._entry(key), step) for key, step in items]
         nbytes = sum(align(entry.value.nbytes) for entry, _ in steps)
         if nbytes > ROOM:

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from gradwire.errors import ConfigError, GradwireError, WireError
-from gradwire.kvstore.bundles import ServerBundles
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes, raw
 from gradwire.kvstore.keys import StoreKey
@@ -28,6 +27,7 @@ from gradwire.kvstore.optimizers import OptimizerConfig, Updater
 from gradwire.kvstore.payloads import require_alone
 from gradwire.kvstore.protocol import CHUNK, DTYPES, REQUESTS, pack, unpack
 from gradwire.kvstore.session import Session
+from gradwire.kvstore.sessions import ServerSessions, StrangerError
 from gradwire.kvstore.states import from_bytes, to_bytes
 from gradwire.kvstore.waits import Outgoing, Topic, Waiting
 
@@ -37,7 +37,7 @@ SETTINGS = 2 * AHEAD
 """Settings of the optimizer that pushes may name: a learning rate may change in every step."""
 
 
-class ServerCore(ServerBundles):
+class ServerCore(ServerSessions):
     """One server: sessions and their requests.
 
     Args:
@@ -67,6 +67,8 @@ class ServerCore(ServerBundles):
             session = self._session(peer, now)
             handler = getattr(self, f"_{op}")
             return [*handler(session, rest, **fields), *self._progress()]
+        except StrangerError as error:
+            return [self._error(peer, seq, "hello", error)]
         except WireError as error:
             return [self._error(peer, seq, "wire", error), *self._close(peer)]
         except GradwireError as error:

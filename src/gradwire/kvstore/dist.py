@@ -137,10 +137,8 @@ class DistStore(KVStore):
         if config is not None:
             name = self._optimizer_name
             require(name in (None, config.name), "fname", f"the states of {name!r}, as the store has", config.name)
-        requests = [
-            Request("restore", {}, torch.frombuffer(bytearray(to_bytes(mine)), dtype=torch.uint8))
-            for mine in by_server(states, len(self.place.servers))
-        ]
+        split = [to_bytes(mine) for mine in by_server(states, len(self.place.servers), fname)]
+        requests = [Request("restore", {}, torch.frombuffer(bytearray(mine), dtype=torch.uint8)) for mine in split]
         self._wait(requests, "the optimizer states")
         if config is not None:
             self._set_optimizer(config)
@@ -310,13 +308,13 @@ class DistStore(KVStore):
         self._ask_all("config", {"number": self._config, "config": compression.to_config()}, "a compression", True)
 
     def _set_optimizer(self, config: OptimizerConfig) -> None:
-        fields = {"number": max(self._optimizers) + 1, "name": config.name, "numbers": dict(config.numbers)}
-        requests = [Request("optimizer", dict(fields), declare=True) for _ in self.place.servers]
-        # Of a worker that came later a server says by which number it knows the setting.
-        self._optimizers = self._wait(requests, "an optimizer")
-        self._optimizer_name = config.name
-        for request, known in zip(requests, self._optimizers, strict=True):
-            request.fields["number"] = known
+        setting = {"number": max(self._optimizers) + 1, "name": config.name, "numbers": dict(config.numbers)}
+        told = [dict(setting) for _ in self.place.servers]
+        requests = [Request("optimizer", fields, declare=True) for fields in told]
+        # To a worker that came later a server says by which number it knows the setting.
+        self._optimizers, self._optimizer_name = self._wait(requests, "an optimizer"), config.name
+        for fields, known in zip(told, self._optimizers, strict=True):
+            fields["number"] = known
 
     def _ask_all(self, op: str, fields: dict[str, Any], what: str, declare: bool = False) -> None:
         self._wait([Request(op, fields, declare=declare) for _ in self.place.servers], what)

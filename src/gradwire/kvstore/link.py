@@ -8,6 +8,7 @@ not.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import time
@@ -28,7 +29,7 @@ __all__ = ["Link"]
 AGAIN = 0.5
 """Seconds after which a worker whose place was taken introduces itself again."""
 
-PATIENCE = 12.0
+PATIENCE = 8.0
 """Seconds after which it gives up: whoever has its place is alive."""
 
 QUEUED = 16
@@ -49,6 +50,7 @@ class Link:
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self.socket.connect(endpoint)
         self.up, self.epoch = False, b""
+        self._owed = False
         self._refused: tuple[float, float] | None = None
         self.heard = time.monotonic()
         self.dead: set[int] = set()
@@ -69,7 +71,7 @@ class Link:
 
     @property
     def wants(self) -> int:
-        return zmq.POLLIN | (zmq.POLLOUT if self.up and self._heap else 0)
+        return zmq.POLLIN | (zmq.POLLOUT if self._owed or (self.up and self._heap) else 0)
 
     def write(self) -> None:
         """Send until the socket is full."""
@@ -87,9 +89,9 @@ class Link:
         """Connected: introduce this worker; disconnected: whatever was on its way may be lost."""
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())["event"]
-            self.up, self._heap, self._refused = False, [], None
+            self.up, self._heap = False, []
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.socket.send(self.hello)
+                self._introduce()
 
     def insist(self, now: float) -> None:
         """Introduce this worker again where its place was taken.
@@ -98,7 +100,15 @@ class Link:
         """
         if self._refused is not None and now - self._refused[1] > AGAIN:
             self._refused = (self._refused[0], now)
+            self._owed = True
+        if self._owed:
+            self._introduce()
+
+    def _introduce(self) -> None:
+        self.up, self._heap, self._owed = False, [], True
+        with contextlib.suppress(zmq.Again):
             self.socket.send(self.hello, zmq.NOBLOCK)
+            self._owed = False
 
     def say(self, op: str) -> None:
         try:
@@ -206,6 +216,11 @@ class Link:
             self._finish(request, version)
 
     def _error(self, rest: list[memoryview], seq: int, kind: str, text: str) -> None:
+        if kind == "hello":
+            # What lay in the socket when the connection was made anew has overtaken the introduction.
+            if self.up:
+                self._introduce()
+            return
         if kind == "taken":
             now = time.monotonic()
             since = now if self._refused is None else self._refused[0]

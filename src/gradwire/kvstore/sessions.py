@@ -13,20 +13,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gradwire.errors import ConfigError, WireError
+from gradwire.kvstore.bundles import ServerBundles
 from gradwire.kvstore.entry import Entry
 from gradwire.kvstore.protocol import VERSION, pack
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.session import Session
-from gradwire.kvstore.state import ServerState
 from gradwire.kvstore.waits import Outgoing
 
-__all__ = ["ServerSessions"]
+__all__ = ["ServerSessions", "StrangerError"]
 
 TAKEN = 3.0
 """Seconds of silence in which a session that can be reached keeps its rank; workers ping every second."""
 
 
-class ServerSessions(ServerState):
+class StrangerError(WireError):
+    """Somebody who has no session. A worker introduces itself then, and sends again what was not answered."""
+
+
+class ServerSessions(ServerBundles):
     """A server's sessions.
 
     Args:
@@ -60,7 +64,7 @@ class ServerSessions(ServerState):
         if session is None:
             session = next((each for each in self._lost.values() if each.peer == peer), None)
             if session is None:
-                raise WireError("a session starts with hello")
+                raise StrangerError("a session starts with hello")
             # Silent for long, as a process that was stopped, and never cut off: it goes on.
             self._enter(session)
         session.seen, session.reachable = now, True

@@ -7,6 +7,7 @@ in it, pushes of steps that were not applied yet and of steps after it, the work
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, is_int, require
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.entry import Entry
+from gradwire.kvstore.keys import key_list
+from gradwire.kvstore.protocol import DTYPES
 from gradwire.kvstore.replica import Replica
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.states import replace_file
@@ -26,6 +29,9 @@ from gradwire.kvstore.states import replace_file
 __all__ = ["Snapshots", "load_core", "save_core"]
 
 FORMAT = "gradwire server 1"
+
+TOLD = {"key", "start", "total", "sparse", "version", "replaced"}
+"""What is told of a key, besides what is told of its workers."""
 
 
 def save_core(core: ServerCore, path: Path) -> None:
@@ -64,12 +70,13 @@ def load_core(path: Path, rules: Rules) -> ServerCore:
         tensors = load(data)
         metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
         if metadata.get("format") != FORMAT:
-            raise ConfigError(f"snapshot {path} must hold {FORMAT!r}, got {metadata.get('format')!r}")
+            raise ConfigError(f"it must hold {FORMAT!r}, got {metadata.get('format')!r}")
         told, sync = json.loads(metadata["entries"]), json.loads(metadata["sync"])
         entries = list(_entries(told, tensors))
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        if isinstance(error, ConfigError):
-            raise
+        keys = key_list([entry.key for entry in entries])
+        require(len(set(keys)) == len(keys), "keys", "different", keys)
+        require(sync in (None, True, False), "sync", "true, false or null", sync)
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"snapshot {path} cannot be read: {error}") from error
     core = ServerCore(rules, entries)
     core.sync = sync
@@ -85,7 +92,9 @@ def _entries(told: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Iterable
     for i, each in enumerate(told):
         last = {int(rank): int(step) for rank, step in each.pop("last")}
         replicas = each.pop("replicas")
+        require(each.keys() == TOLD, "an entry", ", ".join(sorted(TOLD)), sorted(each))
         entry = Entry(value=tensors[f"{i}/value"], last=last, **each)
+        _check(entry)
         entry.merger.kept = below(tensors, f"{i}/merger/")
         for rank, config in replicas:
             entry.replicas[int(rank)] = replica = Replica(entry.key, entry.value, rank=max(0, int(rank)))
@@ -93,12 +102,30 @@ def _entries(told: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Iterable
         yield entry
 
 
+def _check(entry: Entry) -> None:
+    """Refuse what no server has written.
+
+    Raises:
+        ConfigError: a number or a type that a key cannot have.
+    """
+    key_list(entry.key)
+    for name in ("start", "total", "version"):
+        require(
+            is_int(getattr(entry, name), 0), f"{name} of key {entry.key!r}", "an integer >= 0", getattr(entry, name)
+        )
+    fits = entry.start + entry.value.numel() <= entry.total and entry.value.dtype in DTYPES.values()
+    require(fits, f"value of key {entry.key!r}", f"within {entry.total} elements, of a known type", entry.value.shape)
+    for name in ("sparse", "replaced"):
+        value = getattr(entry, name)
+        require(isinstance(value, bool), f"{name} of key {entry.key!r}", "true or false", value)
+
+
 def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 class Snapshots:
-    """Writes one whenever the newest key is so many steps further.
+    """Writes one after the first step, and whenever the newest key is so many steps further.
 
     Args:
         path: of the file.
@@ -107,11 +134,16 @@ class Snapshots:
 
     def __init__(self, path: Path, every: int) -> None:
         self.path, self.every = path, every
-        self._written = 0
+        self._due = 1
 
     def after(self, core: ServerCore) -> None:
         """Called between messages."""
         newest = max((entry.version for entry in core.entries.values()), default=0)
-        if newest >= self._written + self.every:
+        if newest < self._due:
+            return
+        self._due = newest + self.every
+        try:
             save_core(core, self.path)
-            self._written = newest
+        except OSError as error:
+            # A full disk must not end the training: the old file is there, and the workers keep what is not in it.
+            print(f"snapshot {self.path} was not written: {error}", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from gradwire.errors import ConfigError, require
+from gradwire.errors import ConfigError, is_int, require
 from gradwire.kvstore.keys import StoreKey, key_list
 from gradwire.kvstore.optimizers import OptimizerConfig
 
@@ -96,16 +96,23 @@ def of_server(server: int, states: Mapping[StoreKey, Mapping[str, Any]]) -> dict
     return {json.dumps([server, key]): dict(state) for key, state in states.items()}
 
 
-def by_server(states: Mapping[StoreKey, dict[str, Any]], servers: int) -> list[dict[StoreKey, dict[str, Any]]]:
-    """The inverse of ``of_server``, for all servers.
+def by_server(
+    states: Mapping[StoreKey, dict[str, Any]], servers: int, name: str
+) -> list[dict[StoreKey, dict[str, Any]]]:
+    """The states of each server, of a file that has those of all: its keys are those of ``of_server``.
 
     Raises:
-        ConfigError: states of a server that there is not.
+        ConfigError: keys of another store, or of more servers.
     """
     split: list[dict[StoreKey, dict[str, Any]]] = [{} for _ in range(servers)]
     for label, state in states.items():
-        server, key = json.loads(str(label))
-        require(server < servers, "fname", f"of {servers} servers, as there are now", f"server {server}")
+        try:
+            server, key = json.loads(str(label))
+            (key,) = key_list(key)
+        except (ValueError, TypeError, RecursionError):
+            raise ConfigError(f"{name} must hold the states of a distributed store, got those of {label!r}") from None
+        fits = is_int(server, 0, servers - 1)
+        require(fits, "fname", f"of {servers} servers, as there are now", f"server {server}")
         split[server][key] = state
     return split
 

@@ -19,7 +19,7 @@ def with_the_name_of_a_connection(endpoint):
     """The part of a worker's name that can be guessed is not enough to be it."""
     for name in (b"worker-0", b"worker-0-", b"worker-0-" + b"0" * 32, b"worker-1-" + os.urandom(16).hex().encode()):
         with Attacker(endpoint, name=name) as attacker:
-            assert attacker.request("finish")["kind"] == "wire"
+            assert attacker.request("finish")["kind"] == "hello"
 
 
 def with_a_rank_that_is_taken(endpoint):

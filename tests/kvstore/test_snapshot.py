@@ -1,0 +1,125 @@
+"""A server's file: what was written is there again, what nobody wrote is refused, and a full disk is survived."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from gradwire import ConfigError
+from gradwire.kvstore import states
+from gradwire.kvstore.core import ServerCore
+from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.snapshot import FORMAT, Snapshots, load_core, save_core
+from tests.kvstore.talk import ask, hello, init, pull, push, values
+
+RULES = Rules(workers=1, snapshots=True)
+ENTRY = {
+    "key": "w", "start": 0, "total": 4, "sparse": False, "version": 3, "last": [[0, 3]], "replicas": [],
+    "replaced": False,
+}  # fmt: skip
+
+
+def served(core=None, steps=3):
+    core = core or ServerCore(RULES)
+    peer = hello(core, 0, world=1)
+    init(core, peer, 1, "w")
+    ask(core, peer, "optimizer", 2, number=1, name="sgd", numbers={"lr": 1.0, "momentum": 0.5})
+    for step in range(core.entries["w"].version + 1, steps + 1):
+        push(core, peer, 2 + step, "w", step, torch.ones(4), optimizer=1)
+    return core, values(pull(core, peer, 99, "w", steps))[peer]
+
+
+def forged(value=None, metadata=None, **fields):
+    told = {"format": FORMAT, "entries": json.dumps([{**ENTRY, **fields}]), "sync": "true", **(metadata or {})}
+    return save({"0/value": torch.zeros(4) if value is None else value}, metadata=told)
+
+
+def test_a_server_goes_on_from_its_file(tmp_path):
+    save_core(served(steps=3)[0], tmp_path / "file")
+    _, undisturbed = served(steps=6)
+    assert served(load_core(tmp_path / "file", RULES), steps=6)[1] == undisturbed
+
+
+def test_the_forger_can_also_tell_the_truth(tmp_path):
+    (tmp_path / "file").write_bytes(forged())
+    assert load_core(tmp_path / "file", RULES).entries["w"].version == 3
+
+
+@pytest.mark.parametrize("part", [0, 4, 8, 100, -1])
+def test_a_file_that_was_cut_short_is_refused(part, tmp_path):
+    save_core(served()[0], tmp_path / "file")
+    whole = (tmp_path / "file").read_bytes()
+    (tmp_path / "file").write_bytes(whole[:part])
+    with pytest.raises(ConfigError, match=r"snapshot .*file cannot be read"):
+        load_core(tmp_path / "file", RULES)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x04\x95cos\nsystem\n", b"PK\x03\x04", bytes(64), b"\xff" * 64,
+        forged(metadata={"format": "pt"}), forged(metadata={"sync": '"maybe"'}), forged(metadata={"sync": "[" * 9000}),
+        forged(metadata={"entries": "{}{"}), forged(metadata={"entries": "[1]"}), forged(metadata={"entries": '"w"'}),
+        forged(metadata={"entries": json.dumps([ENTRY, ENTRY])}), forged(key=[1]), forged(key=2**70), forged(key=None),
+        forged(start=-1), forged(start=1), forged(total=2), forged(version=-1), forged(version="3"),
+        forged(version=1.5), forged(sparse=3), forged(last=7), forged(last=[[0]]), forged(last=[["x", "y"]]),
+        forged(pending={"1": {}}), forged(replaced=0),
+        forged(__class__="Entry"), forged(torch.zeros(4, dtype=torch.complex64)), forged(torch.zeros(5)),
+    ],
+)  # fmt: skip
+def test_a_file_that_no_server_wrote_is_refused(data, tmp_path):
+    (tmp_path / "file").write_bytes(data)
+    with pytest.raises(ConfigError, match=r"snapshot .*file cannot be read"):
+        load_core(tmp_path / "file", RULES)
+
+
+def test_states_of_another_shape_are_refused_before_a_step(tmp_path):
+    tensors = {"0/value": torch.zeros(4), "0/optimizer/momentum_buffer": torch.zeros(5)}
+    metadata = {"format": FORMAT, "entries": json.dumps([ENTRY]), "sync": "true"}
+    (tmp_path / "file").write_bytes(save(tensors, metadata=metadata))
+    core = load_core(tmp_path / "file", RULES)
+    peer = hello(core, 0, world=1)
+    (told,) = ask(core, peer, "optimizer", 2, number=1, name="sgd", numbers={"lr": 1.0, "momentum": 0.5})
+    assert b"the states of key 'w' for 'sgd' must be" in told[1][0]
+
+
+def test_a_server_that_dies_before_the_new_file_has_its_name_has_the_old_one(tmp_path, monkeypatch):
+    """Killed between writing and renaming: what is left is the old file, and one that is never looked at."""
+    core, _ = served(steps=2)
+    save_core(core, tmp_path / "file")
+    old = (tmp_path / "file").read_bytes()
+    served(core, steps=5)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    monkeypatch.setattr(states.os, "replace", killed)
+    with pytest.raises(Killed):
+        save_core(core, tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == old
+    assert core.entries["w"].durable == 2, "the workers keep what is not in the file"
+    assert load_core(tmp_path / "file", RULES).entries["w"].version == 2
+
+
+def test_a_disk_that_is_full_does_not_end_the_server(tmp_path, capsys):
+    core, _ = served(steps=3)
+    writer = Snapshots(tmp_path / "missing" / "file", 2)
+    writer.after(core)
+    assert "was not written" in capsys.readouterr().err
+    assert core.entries["w"].durable == 0
+    writer.after(core)
+    assert not capsys.readouterr().err, "it is tried again after so many steps, not after each message"
+    served(core, steps=5)
+    (tmp_path / "missing").mkdir()
+    writer.after(core)
+    assert core.entries["w"].durable == 5
+
+
+def test_the_first_step_is_written(tmp_path):
+    writer, core = Snapshots(tmp_path / "file", 100), served(steps=1)[0]
+    writer.after(core)
+    assert core.entries["w"].durable == 1
