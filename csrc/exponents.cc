@@ -43,19 +43,14 @@ void exponent_encode(const ExponentEncode& e, std::int64_t n, int threads) {
   join_edges(e.codes, starts, edges, 4);
 }
 
-// A little of the sum at a time for all ranks, so that it stays in the cache.
 void exponent_add_decoded(const ExponentSum& e, std::int64_t n, int threads) {
-  constexpr std::int64_t kStep = 4096;
   std::vector<Sent> ranks;
   for (std::int64_t w = 0; w < e.streams.count; ++w) ranks.push_back(sent_by(e, w, n, threads));
   count_call();
   parallel_for(n, kMarkSegment, threads, [&](std::int64_t begin, std::int64_t end, int) {
-    std::vector<std::int64_t> places;
-    for (const Sent& s : ranks) places.push_back(s.starts[std::size_t(begin / kMarkSegment)]);
-    for (std::int64_t i = begin; i < end; i += kStep)
-      for (std::size_t w = 0; w < ranks.size(); ++w)
-        active().exponent_add_decoded({ranks[w].bitmap, ranks[w].codes, &places[w], e.out, n, ranks[w].top, e.scale}, i,
-                                      std::min(i + kStep, end));
+    std::vector<ExponentRank> here;
+    for (const Sent& s : ranks) here.push_back({s.bitmap, s.codes, s.starts[std::size_t(begin / kMarkSegment)], s.top});
+    active().exponent_add_decoded({here.data(), e.streams.count, e.out, n, e.scale}, begin, end);
   });
 }
 

@@ -29,8 +29,24 @@ GRADWIRE_INLINE int take_step(const TakeMarked& k, std::int64_t i, std::uint16_t
 // 64 bits of the map, or what is left of it.
 GRADWIRE_INLINE std::uint64_t marks_at(const std::uint8_t* bitmap, std::int64_t i, std::int64_t end) {
   std::uint64_t word = 0;
-  std::memcpy(&word, bitmap + i / 8, end - i >= 64 ? 8 : std::size_t((end - i + 7) / 8));
-  return end - i >= 64 ? word : word & ((std::uint64_t(1) << (end - i)) - 1);
+  if (end - i >= 64) {
+    std::memcpy(&word, bitmap + i / 8, 8);
+    return word;
+  }
+  std::memcpy(&word, bitmap + i / 8, std::size_t((end - i + 7) / 8));
+  return word & ((std::uint64_t(1) << (end - i)) - 1);
+}
+
+// The marked ones of 64 elements; returns how many.
+GRADWIRE_INLINE std::int64_t take_word(const TakeMarked& k, std::int64_t i, std::uint64_t word, std::int64_t stop,
+                                       std::int64_t to, std::int64_t after) {
+  const std::int64_t start = to;
+  for (std::int64_t j = i; word != 0; j += kLanes, word >>= kLanes) {
+    // Of fewer than 16 elements at the end of a tensor 16 cannot be loaded.
+    const std::int64_t most = stop - j >= kLanes ? kMarkSegment : kLanes - 1;
+    to += take_step(k, j, std::uint16_t(word), to, after - to < most ? after - to : most);
+  }
+  return to - start;
 }
 
 static void take_marked(const TakeMarked& args, std::int64_t begin, std::int64_t end) {
@@ -39,14 +55,8 @@ static void take_marked(const TakeMarked& args, std::int64_t begin, std::int64_t
     const std::int64_t stop = end - first < kMarkSegment ? end : first + kMarkSegment;
     std::int64_t to = k.starts[first / kMarkSegment];
     const std::int64_t after = k.starts[first / kMarkSegment + 1];
-    for (std::int64_t i = first; i < stop; i += 64) {
-      std::uint64_t word = marks_at(k.bitmap, i, stop);
-      for (std::int64_t j = i; word != 0; j += kLanes, word >>= kLanes) {
-        // Of fewer than 16 elements at the end of a tensor 16 cannot be loaded.
-        const std::int64_t most = stop - j >= kLanes ? kMarkSegment : kLanes - 1;
-        to += take_step(k, j, std::uint16_t(word), to, after - to < most ? after - to : most);
-      }
-    }
+    for (std::int64_t i = first; i < stop; i += 64)
+      to += take_word(k, i, marks_at(k.bitmap, i, stop), stop, to, after);
   }
 }
 
