@@ -97,7 +97,7 @@ struct ExponentCodes {
 struct ExponentRank {
   ByteRun bitmap, codes;
   std::int64_t place;
-  std::int32_t top;
+  float addends[16];  // of each code
 };
 
 struct ExponentAddDecoded {
@@ -105,7 +105,6 @@ struct ExponentAddDecoded {
   std::int64_t count;
   float* out;
   std::int64_t n;
-  float scale;
 };
 
 // 2-bit codes to a bit for each, and the signs of those that are not 0; `edges` as of ExponentCodes.

@@ -120,6 +120,11 @@ struct Table4 { __m512 v; };
 GRADWIRE_INLINE Table4 table4(float a, float b, float c, float d) { return {_mm512_set4_ps(d, c, b, a)}; }
 GRADWIRE_INLINE F32 lookup(Table4 t, U32 index) { return {_mm512_permutexvar_ps(index.v, t.v)}; }
 
+// 16 values, by the low four bits.
+struct Table16 { __m512 v; };
+GRADWIRE_INLINE Table16 table16(const float* p) { return {_mm512_loadu_ps(p)}; }
+GRADWIRE_INLINE F32 lookup(Table16 t, U32 index) { return {_mm512_permutexvar_ps(index.v, t.v)}; }
+
 // 128 values in registers, looked up by the low seven bits of each lane: a gather takes four times as long.
 struct Table128 { __m512 v[8]; };
 GRADWIRE_INLINE Table128 table128(const float* p) {

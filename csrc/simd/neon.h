@@ -168,6 +168,16 @@ GRADWIRE_INLINE float32x4_t lookup_(Table4 t, uint32x4_t index) {
 }
 GRADWIRE_INLINE F32 lookup(Table4 t, U32 index) { GRADWIRE_LANES_(F32, lookup_(t, index.v[i])) }
 
+struct Table16 { const float* values; };
+GRADWIRE_INLINE Table16 table16(const float* p) { return {p}; }
+GRADWIRE_INLINE F32 lookup(Table16 t, U32 index) {
+  std::uint32_t places[kLanes];
+  float lanes[kLanes];
+  store_u32(places, index);
+  for (int i = 0; i < kLanes; ++i) lanes[i] = t.values[places[i] & 15];
+  return load(lanes);
+}
+
 struct Table128 { const float* values; };
 GRADWIRE_INLINE Table128 table128(const float* p) { return {p}; }
 GRADWIRE_INLINE F32 lookup(const Table128& t, U32 index) {
