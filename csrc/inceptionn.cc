@@ -20,6 +20,21 @@ void write_raw(const Inceptionn& t) {
   *t.used = std::int32_t(1 + 4 * t.n);
 }
 
+// Calls f(begin, end, number of the part) for every part.
+template <class F>
+void for_parts(std::int64_t n, int threads, const F& f) {
+  parallel_for(n, kPart, threads, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t i = begin; i < end; i += kPart) f(i, std::min(i + kPart, end), std::size_t(i / kPart));
+  });
+}
+
+// Zero, but NaN where an element is no number.
+void leave_nothing(float* x, std::int64_t n, int threads) {
+  parallel_for(n, kAlign, threads, [&](std::int64_t begin, std::int64_t end, int) {
+    for (std::int64_t i = begin; i < end; ++i) x[i] = x[i] - x[i];
+  });
+}
+
 // A stream as it is, or, if it is too short for its own tags, followed by zeros in `longer`: it comes from outside.
 InceptionnStream open(const InceptionnDecoded& t, std::int64_t rank, std::vector<std::uint8_t>& longer) {
   const std::uint8_t* stream = t.streams.data + rank * t.streams.stride;
@@ -52,6 +67,32 @@ Begins find_begins(const std::vector<InceptionnStream>& streams, std::int64_t n,
 
 }  // namespace
 
+// What is sent is known only when all parts are, and the residual must not be changed before.
+void inceptionn_encode_feedback(const Inceptionn& t, const Feedback& feedback, int threads) {
+  count_call();
+  *t.used = 0;
+  const KernelTable& kernels = active();
+  const std::int64_t start = tag_end(t.n), capacity = 1 + 4 * t.n;
+  std::uint8_t *const tags = t.stream + 1, *const codes = t.stream + start;
+  std::vector<std::int64_t> starts(std::size_t((t.n + kPart - 1) / kPart + 1));
+  for_parts(t.n, threads, [&](std::int64_t begin, std::int64_t end, std::size_t part) {
+    kernels.inceptionn_tags({t.x, tags, t.bound, &starts[part + 1], feedback}, begin, end);
+  });
+  if (t.n == 0) return;
+  for (std::size_t part = 1; part < starts.size(); ++part) starts[part] += starts[part - 1];
+  const std::int64_t total = start + starts.back();
+  if (total >= capacity) {
+    write_raw(t);
+    return leave_nothing(feedback.residual, t.n, threads);
+  }
+  t.stream[0] = 0;
+  *t.used = std::int32_t(total);
+  for_parts(t.n, threads, [&](std::int64_t begin, std::int64_t end, std::size_t part) {
+    kernels.inceptionn_codes({t.x, tags, codes + starts[part], codes + starts[part + 1], t.bound, feedback.residual},
+                             begin, end);
+  });
+}
+
 void inceptionn_encode(const Inceptionn& t, int threads) {
   count_call();
   *t.used = 0;
@@ -61,18 +102,17 @@ void inceptionn_encode(const Inceptionn& t, int threads) {
   std::uint8_t *const tags = t.stream + 1, *const codes = t.stream + start;
   const auto classify = [&](std::int64_t begin, std::int64_t end) {
     std::int64_t bytes = 0;
-    kernels.inceptionn_tags({t.x, tags, t.bound, &bytes}, begin, end);
+    kernels.inceptionn_tags({t.x, tags, t.bound, &bytes, {nullptr, nullptr, nullptr}}, begin, end);
     return bytes;
   };
   const auto write = [&](std::int64_t begin, std::int64_t end, std::int64_t first, std::int64_t bytes) {
     if (start + first + bytes > capacity) return;  // The tensor will be sent as it is.
-    kernels.inceptionn_codes({t.x, tags, codes + first, codes + first + bytes, t.bound}, begin, end);
+    kernels.inceptionn_codes({t.x, tags, codes + first, codes + first + bytes, t.bound, nullptr}, begin, end);
   };
   const std::int64_t total = start + parallel_append(t.n, kPart, threads, classify, write);
   if (total >= capacity) return write_raw(t);
   t.stream[0] = 0;
   *t.used = std::int32_t(total);
-  parallel_zero(t.stream + total, capacity - total, threads);
 }
 
 void inceptionn_add_decoded(const InceptionnDecoded& t, int threads) {

@@ -15,6 +15,9 @@ struct Inceptionn {
 
 void inceptionn_encode(const Inceptionn& t, int threads);
 
+// `t.x` is the residual.
+void inceptionn_encode_feedback(const Inceptionn& t, const Feedback& feedback, int threads);
+
 struct InceptionnDecoded {
   Rows streams;
   std::int64_t bytes;  // of each stream

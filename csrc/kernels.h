@@ -80,6 +80,8 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(sums_add_decoded, SumsAddDecoded)                \
   X(swap, Swap)                                      \
   X(tail_moments, TailMoments)                       \
+  X(take_beyond, TakeBeyond)                         \
+  X(take_drawn, TakeDrawn)                           \
   X(take_marked, TakeMarked)                         \
   X(ternary_add_bits, TernaryAddBits)                \
   X(ternary_bits, TernaryBits)                       \

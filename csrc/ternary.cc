@@ -86,10 +86,12 @@ void write_bitmap(const TernaryEncode& t, std::int64_t n, const std::vector<std:
   join_edges(signs, starts, edges, 1);
 }
 
-void write_rice(const TernaryEncode& t, std::int64_t n, std::int64_t k, int shift, std::uint8_t* p) {
-  std::uint8_t* const low = p + bytes_of(k);
+void write_rice(const TernaryEncode& t, std::int64_t n, std::int64_t k, int shift, std::uint8_t* p,
+                const std::uint8_t* end) {
+  std::uint8_t *const low = p + bytes_of(k), *const high = low + bytes_of(k * shift);
+  std::fill(high, high + (end - high), std::uint8_t{0});
   BitWriter signs(p);
-  RiceWriter gaps(shift, low, low + bytes_of(k * shift));
+  RiceWriter gaps(shift, low, high);
   for_each(t, n, [&](std::int64_t place, bool positive) { gaps.put(place), signs.put(positive, 1); });
   gaps.finish();
   signs.finish();
@@ -143,18 +145,13 @@ Bitmap bitmap_of(Bytes row, float step, std::int64_t n, int threads) {
   return {part, {signs.data, signs.size}, starts_of(counts.data(), std::int64_t(counts.size()), n), step};
 }
 
-// A little of the sum at a time for all of them, so that it stays in the cache.
 void add_bitmaps(const TernaryAddDecoded& t, const std::vector<Bitmap>& bitmaps, std::int64_t n, int threads) {
-  constexpr std::int64_t kStep = 4096;
   count_call();
   parallel_for(n, kMarkSegment, threads, [&](std::int64_t begin, std::int64_t end, int) {
-    std::vector<std::int64_t> places;
-    for (const Bitmap& b : bitmaps) places.push_back(b.starts[std::size_t(begin / kMarkSegment)]);
-    for (std::int64_t i = begin; i < end; i += kStep)
-      for (std::size_t w = 0; w < bitmaps.size(); ++w)
-        active().ternary_add_bits({bitmaps[w].marks, bitmaps[w].signs, &places[w], t.out, n, bitmaps[w].step},
-                                  i,
-                                  std::min(i + kStep, end));
+    std::vector<TernaryRank> ranks;
+    for (const Bitmap& b : bitmaps)
+      ranks.push_back({b.marks, b.signs, b.starts[std::size_t(begin / kMarkSegment)], b.step});
+    active().ternary_add_bits({ranks.data(), std::int64_t(ranks.size()), t.out, n}, begin, end);
   });
 }
 
@@ -228,7 +225,6 @@ void ternary_encode(const TernaryEncode& t, std::int64_t n, int threads) {
   const std::int64_t k = starts.back();
   const int shift = rice_shift(n, k);
   const Choice choice = choose(t, n, k, shift);
-  std::memset(t.stream, 0, std::size_t(1 + code_bytes(n)));
   t.stream[0] = std::uint8_t(choice.form);
   *t.used = std::int32_t(choice.size);
   std::uint8_t* const body = t.stream + 1;
@@ -239,7 +235,7 @@ void ternary_encode(const TernaryEncode& t, std::int64_t n, int threads) {
   else if (choice.form == kWords)
     write_words(t, n, put_varint(body, k));
   else
-    write_rice(t, n, k, shift, put_varint(body, k));
+    write_rice(t, n, k, shift, put_varint(body, k), t.stream + choice.size);
 }
 
 // Neighbours that are all bitmaps are added in one pass.

@@ -73,12 +73,6 @@ void write_entries(const Threshold& t, const Found& f, Form form, std::int64_t n
   run(&KernelTable::take_marked, {t.x, f.bitmap.data(), f.starts.data(), values, indices, left}, n, kSegment, threads);
 }
 
-void clear(std::uint8_t* from, std::uint8_t* to, int threads) {
-  parallel_for(to - from, 4096, threads, [&](std::int64_t begin, std::int64_t end, int) {
-    std::memset(from + begin, 0, std::size_t(end - begin));
-  });
-}
-
 // A payload of one rank, all of whose bytes are there.
 struct Sent {
   std::int32_t form;
@@ -116,9 +110,8 @@ void add_bitmap(const ThresholdAddDecoded& t, const Sent& s, std::int64_t n, std
 }
 
 void add_block(const ThresholdAddDecoded& t, const Sent& s, std::int64_t n, int threads) {
-  const SparseAddDecoded sparse = {{s.values, 1, 0}, {s.places + 4 * segments(n), 1, 0}, {s.places, 1, 0}, s.k,
-                                   t.out, n, t.scale};
-  run(&KernelTable::sparse_add_decoded, sparse, n, kSegment, threads);
+  const SparsePart part = {s.values, s.places + 4 * segments(n), s.places, s.k, nullptr};
+  run(&KernelTable::sparse_add_decoded, {&part, 1, t.out, n, t.scale}, n, kSegment, threads);
 }
 
 void add_row(const ThresholdAddDecoded& t, Bytes row, std::int64_t n, int threads) {
@@ -152,7 +145,6 @@ void threshold_encode(const Threshold& t, std::int64_t n, int threads) {
   std::memcpy(t.stream, head, sizeof head);
   write_entries(t, f, form, n, threads);
   *t.used = std::int32_t(size_of(form, n, sent));
-  clear(t.stream + *t.used, t.stream + kHead + 4 * n, threads);
 }
 
 void threshold_add_decoded(const ThresholdAddDecoded& t, std::int64_t n, int threads) {

@@ -74,6 +74,7 @@ struct InceptionnTags {
   std::uint8_t* tags;
   int bound;
   std::int64_t* bytes;
+  Feedback feedback;  // without one its residual is null; with one, that becomes x
 };
 
 // The codes of a range begin at `codes` and end before `end`.
@@ -82,6 +83,7 @@ struct InceptionnCodes {
   const std::uint8_t* tags;
   std::uint8_t *codes, *end;
   int bound;
+  float* left;  // x itself, to be what the codes do not say, or null
 };
 
 struct InceptionnSizes {

@@ -39,6 +39,28 @@ struct TakeMarked {
   float* left;             // x itself, to be 0 where it was taken, or null
 };
 
+// Where marked elements of one segment go: from slot `count` on, which grows. There is room for 16 more than there are.
+struct Taken {
+  float* values;
+  std::uint16_t* indices;
+  std::int64_t* count;
+};
+
+// As of MarkBeyond, within one segment.
+struct TakeBeyond {
+  const float* x;
+  float high, low;
+  Taken taken;
+};
+
+// As of MarkDrawn, within one segment.
+struct TakeDrawn {
+  const float* x;
+  float s;
+  std::uint64_t key, step;
+  Taken whole, drawn;
+};
+
 // All elements: 0 where they are not marked.
 struct SpreadMarked {
   const float* x;
@@ -71,14 +93,18 @@ struct ExponentCodes {
   std::int32_t top;
 };
 
-// Of one rank; `place`: how many codes there are before the range, and then before what follows it.
-struct ExponentAddDecoded {
+// One rank's; `place`: how many codes there are before the range, and then before what follows it.
+struct ExponentRank {
   ByteRun bitmap, codes;
-  std::int64_t* place;
+  std::int64_t place;
+  float addends[16];  // of each code
+};
+
+struct ExponentAddDecoded {
+  ExponentRank* ranks;
+  std::int64_t count;
   float* out;
   std::int64_t n;
-  std::int32_t top;
-  float scale;
 };
 
 // 2-bit codes to a bit for each, and the signs of those that are not 0; `edges` as of ExponentCodes.
@@ -95,12 +121,18 @@ struct TernaryBits {
   std::uint8_t *bitmap, *signs, *edges;
 };
 
-struct TernaryAddBits {
+// As of ExponentRank.
+struct TernaryRank {
   ByteRun bitmap, signs;
-  std::int64_t* place;
+  std::int64_t place;
+  float step;
+};
+
+struct TernaryAddBits {
+  TernaryRank* ranks;
+  std::int64_t count;
   float* out;
   std::int64_t n;
-  float step;
 };
 
 // A few waves of one tile: rows [begin, end) of out += scale * sum_c left[c][row] * waves[c][column].

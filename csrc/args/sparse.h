@@ -44,9 +44,17 @@ struct TopkEmitFound : TopkEmit {
   std::uint32_t* places;
 };
 
+// Entries of one rank: k indices of 16 bits, the count of each segment, and k floats, or, where there are levels, a bit
+// for each entry that says which of the two it is.
+struct SparsePart {
+  const std::uint8_t *values, *indices, *counts;
+  std::int64_t k;
+  const float* levels;
+};
+
 struct SparseAddDecoded {
-  Rows values, indices, counts;
-  std::int64_t k;  // values of a rank
+  const SparsePart* parts;
+  std::int64_t count;
   float* out;
   std::int64_t n;
   float scale;

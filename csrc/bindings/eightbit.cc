@@ -100,6 +100,14 @@ void inceptionn_encode_(Address x, Address used, Address stream, int bound, Size
       threads);
 }
 
+void inceptionn_encode_feedback_(Address grad, Address residual, Address used, Address stream, int bound, Address status,
+                                 Size n, int threads) {
+  check_bound(bound);
+  inceptionn_encode_feedback({pointer<const float>(residual, n), pointer<std::int32_t>(used, 1),
+                              pointer<std::uint8_t>(stream, n), bound, n},
+                             feedback(grad, residual, status, n), threads);
+}
+
 void inceptionn_add_decoded_(Address streams, Size count, Size stride, Size bytes, Address out, int bound, double scale,
                              Size n, int threads) {
   check_bound(bound);
@@ -116,6 +124,8 @@ void bind_eightbit(nb::module_& m) {
   kernel(m, "eightbit_add_decoded", &eightbit_add_decoded, "scales"_a, "scales_stride"_a, "codes"_a, "codes_stride"_a,
          "count"_a, "out"_a, "book"_a, "kind"_a, "block"_a, "scale"_a);
   kernel(m, "inceptionn_encode", &inceptionn_encode_, "x"_a, "used"_a, "stream"_a, "bound"_a);
+  kernel(m, "inceptionn_encode_feedback", &inceptionn_encode_feedback_, "grad"_a, "residual"_a, "used"_a, "stream"_a,
+         "bound"_a, "status"_a);
   kernel(m, "inceptionn_add_decoded", &inceptionn_add_decoded_, "streams"_a, "count"_a, "stride"_a, "bytes"_a, "out"_a, "bound"_a, "scale"_a);
   kernel(m, "natural_encode", &natural_encode, "x"_a, "bases"_a, "codes"_a, "random"_a, "block"_a, "key"_a, "step"_a);
   kernel(m, "natural_encode_feedback", &natural_encode_feedback, "grad"_a, "residual"_a, "bases"_a, "codes"_a, "random"_a,

@@ -1,5 +1,6 @@
 // Elements that are marked by a bit each.
 #include "bindings/common.h"
+#include "entries.h"
 #include "exponents.h"
 #include "marks.h"
 #include "tiles.h"
@@ -32,6 +33,25 @@ void take_marked(Address x, Address bitmap, Address counts, Address values, Addr
       {pointer<const float>(x, n), pointer<const std::uint8_t>(bitmap, n), starts.data(), pointer<float>(values, k),
        pointer<std::uint16_t>(indices, k), nullptr},
       n, kMarkSegment, threads);
+}
+
+EntryList entry_list(Address values, Address indices, Address counts, Size room, Size n) {
+  return {pointer<float>(values, room), pointer<std::uint16_t>(indices, room), pointer<std::int32_t>(counts, n), room};
+}
+
+void take_beyond_(Address x, Address counts, Address values, Address indices, Size room, double high, double low, Size n,
+                  int threads) {
+  take_beyond({pointer<const float>(x, n), float(high), float(low), entry_list(values, indices, counts, room, n)}, n,
+              threads);
+}
+
+void take_drawn_(Address x, Address whole_counts, Address whole_values, Address whole_indices, Size whole_room,
+                 Address counts, Address values, Address indices, Size room, double s, Size key, Size step, Size n,
+                 int threads) {
+  take_drawn({pointer<const float>(x, n), float(s), std::uint64_t(key), std::uint64_t(step),
+              entry_list(whole_values, whole_indices, whole_counts, whole_room, n),
+              entry_list(values, indices, counts, room, n)},
+             n, threads);
 }
 
 void exponent_encode_(Address x, Address bitmap, Address counts, Address codes, Size k, int top, Size n, int threads) {
@@ -79,6 +99,9 @@ void bind_entries(nb::module_& m) {
   kernel(m, "mark_drawn", &mark_drawn, "x"_a, "bitmap"_a, "counts"_a, "whole"_a, "whole_counts"_a, "s"_a, "key"_a,
          "step"_a);
   kernel(m, "take_marked", &take_marked, "x"_a, "bitmap"_a, "counts"_a, "values"_a, "indices"_a, "k"_a);
+  kernel(m, "take_beyond", &take_beyond_, "x"_a, "counts"_a, "values"_a, "indices"_a, "room"_a, "high"_a, "low"_a);
+  kernel(m, "take_drawn", &take_drawn_, "x"_a, "whole_counts"_a, "whole_values"_a, "whole_indices"_a, "whole_room"_a,
+         "counts"_a, "values"_a, "indices"_a, "room"_a, "s"_a, "key"_a, "step"_a);
   kernel(m, "tail_moments", &tail_moments, "x"_a, "table"_a, "low"_a, "high"_a, "unit"_a);
   kernel(m, "exponent_encode", &exponent_encode_, "x"_a, "bitmap"_a, "counts"_a, "codes"_a, "k"_a, "top"_a);
   kernel(m, "exponent_add_decoded", &exponent_add_decoded_, "streams"_a, "count"_a, "stride"_a, "length"_a, "used"_a,

@@ -1,4 +1,10 @@
 // The largest elements, their places, and random ones.
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+#include <vector>
+
 #include "bindings/common.h"
 #include "places.h"
 #include "topk.h"
@@ -60,10 +66,25 @@ void topk_encode_feedback(Address grad, Address residual, Address values, Addres
 
 void sparse_add_decoded(Address values, Size values_stride, Address indices, Size indices_stride, Address counts,
                         Size counts_stride, Size ranks, Size k, Address out, double scale, Size n, int threads) {
-  run(&KernelTable::sparse_add_decoded,
-      {rows(values, ranks, values_stride, k), rows(indices, ranks, indices_stride, k),
-       rows(counts, ranks, counts_stride, n), k, pointer<float>(out, n), n, float(scale)},
-      n, 65536, threads);
+  const Rows value_rows = rows(values, ranks, values_stride, k), index_rows = rows(indices, ranks, indices_stride, k),
+             count_rows = rows(counts, ranks, counts_stride, n);
+  std::vector<SparsePart> parts;
+  for (Size w = 0; w < ranks; ++w)
+    parts.push_back({value_rows.data + w * values_stride, index_rows.data + w * indices_stride,
+                     count_rows.data + w * counts_stride, k, nullptr});
+  run(&KernelTable::sparse_add_decoded, {parts.data(), ranks, pointer<float>(out, n), n, float(scale)}, n, 65536,
+      threads);
+}
+
+// Of each part: the addresses of values, indices, counts and levels, and how many entries there are.
+void parts_add_decoded(const std::vector<std::tuple<Address, Address, Address, Address, Size>>& parts, Address out,
+                       double scale, Size n, int threads) {
+  std::vector<SparsePart> found;
+  for (const auto& [values, indices, counts, levels, k] : parts)
+    found.push_back({pointer<const std::uint8_t>(values, k), pointer<const std::uint8_t>(indices, k),
+                     pointer<const std::uint8_t>(counts, n), k, reinterpret_cast<const float*>(levels)});
+  run(&KernelTable::sparse_add_decoded, {found.data(), Size(found.size()), pointer<float>(out, n), n, float(scale)}, n,
+      65536, threads);
 }
 
 }  // namespace
@@ -74,6 +95,7 @@ void bind_sparse(nb::module_& m) {
          "status"_a, "k"_a);
   kernel(m, "sparse_add_decoded", &sparse_add_decoded, "values"_a, "values_stride"_a, "indices"_a, "indices_stride"_a,
          "counts"_a, "counts_stride"_a, "ranks"_a, "k"_a, "out"_a, "scale"_a);
+  kernel(m, "parts_add_decoded", &parts_add_decoded, "parts"_a, "out"_a, "scale"_a);
   serial(m, "rice_encode", &convert_places<rice_encode, std::uint8_t>, "indices"_a, "counts"_a, "stream"_a, "k"_a);
   serial(m, "rice_decode", &convert_places<rice_decode, const std::uint8_t>, "indices"_a, "counts"_a, "stream"_a, "k"_a);
   serial(m, "bitmap_encode", &convert_places<bitmap_encode, std::uint8_t>, "indices"_a, "counts"_a, "bitmap"_a, "k"_a);

@@ -58,6 +58,8 @@
 #include "kernels/sums_add_decoded.h"
 #include "kernels/swap.h"
 #include "kernels/tail_moments.h"
+#include "kernels/take_beyond.h"
+#include "kernels/take_drawn.h"
 #include "kernels/take_marked.h"
 #include "kernels/ternary_add_bits.h"
 #include "kernels/ternary_bits.h"

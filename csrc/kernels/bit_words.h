@@ -18,6 +18,11 @@ GRADWIRE_INLINE std::uint64_t word_at(const ByteRun& part, std::int64_t at) {
 // 64 bits from bit `at` on: the last of them lie in a ninth byte.
 GRADWIRE_INLINE std::uint64_t bits_from(const ByteRun& part, std::int64_t at) {
   const int shift = int(at % 8);
+  if (__builtin_expect(at / 8 + 16 <= part.size, 1)) {
+    std::uint64_t words[2];
+    std::memcpy(words, part.data + at / 8, sizeof words);
+    return words[0] >> shift | words[1] << 1 << (63 - shift);
+  }
   const std::uint64_t low = word_at(part, at / 8) >> shift;
   return shift == 0 ? low : low | word_at(part, at / 8 + 8) << (64 - shift);
 }
@@ -27,6 +32,36 @@ GRADWIRE_INLINE std::uint64_t bits_of_elements(const ByteRun& bitmap, std::int64
   const std::uint64_t word = word_at(bitmap, i / 8);
   return n - i >= 64 ? word : word & ((std::uint64_t(1) << (n - i)) - 1);
 }
+
+// 64 elements of a sum, which stay in registers while several ranks add to them.
+struct Sums {
+  F32 of[4];
+};
+
+GRADWIRE_INLINE int sums_count(std::int64_t left, int part) {
+  const std::int64_t count = left - part * kLanes;
+  return count < 0 ? 0 : count < kLanes ? int(count) : kLanes;
+}
+
+GRADWIRE_INLINE Sums load_sums(const float* out, std::int64_t left) {
+  Sums sums;
+  for (int part = 0; part < 4; ++part)
+    sums.of[part] = left >= 64 ? load_ahead(out + part * kLanes, kLanes)
+                               : load(out + part * kLanes, sums_count(left, part));
+  return sums;
+}
+
+GRADWIRE_INLINE void store_sums(float* out, const Sums& sums, std::int64_t left) {
+  for (int part = 0; part < 4; ++part) {
+    if (left >= 64)
+      store(out + part * kLanes, sums.of[part]);
+    else
+      store(out + part * kLanes, sums.of[part], sums_count(left, part));
+  }
+}
+
+// Asks for what the bytes of one of several ranks will be needed next: a CPU follows only so many streams.
+GRADWIRE_INLINE void prefetch_next(const ByteRun& part, std::int64_t at) { __builtin_prefetch(part.data + at + 512); }
 
 // Appends bits from bit `start` of `out` on. The byte in which they start belongs to who wrote before, so where that is
 // not at its first bit, what belongs there goes to `edge`.

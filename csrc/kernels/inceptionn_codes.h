@@ -3,6 +3,7 @@
 
 #include "kernels/inceptionn_quads.h"
 #include "kernels/inceptionn_tags.h"
+#include "kernels/inceptionn_values.h"
 
 namespace gradwire::GRADWIRE_TARGET {
 
@@ -19,7 +20,13 @@ GRADWIRE_INLINE U32 inceptionn_words(const Classes& c, F32 x, float unit) {
 GRADWIRE_INLINE std::uint8_t* inceptionn_codes_step(const InceptionnCodes& k, std::uint8_t* p, float unit,
                                                     std::int64_t i, int count) {
   const F32 x = load(k.x + i, count);
-  return store_quads(p, k.end, inceptionn_words(classes_of(x, k.bound), x, unit), load_tags(k.tags + i / kQuad, count));
+  const U32 words = inceptionn_words(classes_of(x, k.bound), x, unit);
+  const std::uint32_t packed = load_tags(k.tags + i / kQuad, count);
+  if (k.left) {
+    const U32 tags = spread_tags(packed), sent = select(eq(tags, set_u32(0)), set_u32(0), words);
+    store(k.left + i, x + inceptionn_value(tags, sent, units_of(k.bound)) * set(-1.0f), count);
+  }
+  return store_quads(p, k.end, words, packed);
 }
 
 static void inceptionn_codes(const InceptionnCodes& args, std::int64_t begin, std::int64_t end) {

@@ -13,6 +13,9 @@ GRADWIRE_INLINE std::uint64_t codes_from(const ByteRun& codes, std::int64_t i) {
 }
 
 GRADWIRE_INLINE std::uint32_t even_bits(std::uint64_t x) {
+#if defined(GRADWIRE_FAST_BITS)
+  return std::uint32_t(gather_bits(x, 0x5555555555555555));
+#endif
   x &= 0x5555555555555555;
   x = (x | x >> 1) & 0x3333333333333333;
   x = (x | x >> 2) & 0x0f0f0f0f0f0f0f0f;

@@ -5,6 +5,7 @@
 //   U32   16 uint32            + - * & | ^ shl shr sar eq ge gt max_u32 select
 //   U64   8 uint64             xor3 high_half mul_low_halves store_low_halves: what Philox needs
 //   bits of words: gather_bits and scatter_bits, as pext and pdep
+//   Table4, Table16, Table128: values looked up by the low bits of each lane
 //   Mask  a truth value a lane, & and_not; bits() and mask_of() convert to and from 16 bits, lane i in bit i
 //
 // Every operation rounds once, to nearest even, keeps subnormals, and gives the same bits on every target (NaNs may

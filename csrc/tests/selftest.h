@@ -1,4 +1,4 @@
-// What a comparison of two targets is made of: buffers, equality, and the sizes that are tried.
+// What the parts of the self-test share: random buffers, and a kernel on them with two targets.
 #pragma once
 
 #include <cstdio>
@@ -9,14 +9,12 @@
 
 #include "dispatch.h"
 
-namespace {
-
-using namespace gradwire;
+namespace gradwire::selftest {
 
 constexpr std::int64_t kRanks = 3;
 constexpr int kGuard = 64;
 
-std::mt19937 generator(1);
+inline std::mt19937 generator(1);
 
 // What a kernel may read and write: arrays of n elements, payloads for kRanks ranks, and room beyond that it must not
 // touch.
@@ -47,7 +45,7 @@ struct Buffers {
   }
 };
 
-bool same(const std::vector<float>& x, const std::vector<float>& y) {
+inline bool same(const std::vector<float>& x, const std::vector<float>& y) {
   for (std::size_t i = 0; i < x.size(); ++i) {
     const bool nan = x[i] != x[i] && y[i] != y[i];
     if (!nan && std::memcmp(&x[i], &y[i], sizeof(float)) != 0) return false;
@@ -55,11 +53,11 @@ bool same(const std::vector<float>& x, const std::vector<float>& y) {
   return true;
 }
 
-bool same(const Buffers& x, const Buffers& y) {
+inline bool same(const Buffers& x, const Buffers& y) {
   return same(x.a, y.a) && same(x.b, y.b) && same(x.c, y.c) && x.bytes == y.bytes && x.status == y.status;
 }
 
-int failures = 0;
+inline int failures = 0;
 
 // Calls `function` on equal buffers with the scalar target and with `target`.
 template <class Function>
@@ -84,4 +82,7 @@ void check(const std::string& target, const char* name,
   compare(target, name, [&](Buffers& x, std::int64_t n) { (active().*kernel)(arguments(x, n), 0, n); });
 }
 
-}  // namespace
+// Sparse entries, marks, and what is written of marked elements.
+void check_entries(const std::string& target);
+
+}  // namespace gradwire::selftest

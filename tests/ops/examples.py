@@ -133,6 +133,14 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
             "stream": _codes(1 + 4 * N),
             "bound": 10,
         },
+        "inceptionn_encode_feedback": lambda: {
+            "grad": _float(),
+            "residual": _float(),
+            "used": _status(),
+            "stream": _codes(1 + 4 * N),
+            "bound": 10,
+            "status": _status(),
+        },
         "natural_add_decoded": lambda: {
             "bases": _codes(RANKS, 2),
             "codes": _codes(RANKS, N),

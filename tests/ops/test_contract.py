@@ -7,6 +7,7 @@ import pkgutil
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 import gradwire.ops
 from gradwire.errors import ConfigError
@@ -28,6 +29,7 @@ def _strided(x: Tensor) -> Tensor:
 
 # One element more would still be a valid call.
 FREE = {
+    ("bucket_add_decoded", "levels"),
     ("exponent_add_decoded", "out"),
     ("exponent_add_decoded", "streams"),
     ("exponent_encode", "codes"),
@@ -37,6 +39,7 @@ FREE = {
     ("bitmap_encode", "indices"),
     ("moments", "x"),
     ("nonfinite", "x"),
+    ("parts_add_decoded", "out"),
     ("philox", "out"),
     ("prefix_decode", "stream"),
     ("prefix_decode", "symbols"),
@@ -56,13 +59,15 @@ FREE = {
     ("ternary_add_decoded", "streams"),
     ("three_lc_add_decoded", "stream"),
     ("tail_moments", "x"),
+    ("take_beyond", "x"),
+    ("take_drawn", "x"),
     ("threshold_add_decoded", "out"),
     ("threshold_add_decoded", "streams"),
     ("topk_encode", "x"),
     ("waves_add_decoded", "out"),
 }
 WRONG = {
-    "dtype": lambda x: x.to(torch.float64),
+    "dtype": lambda x: x.to(torch.complex64),
     "dimensions": lambda x: x.unsqueeze(0),
     "strides": lambda x: _strided(_longer(x))[..., : x.size(-1)],
 }
@@ -114,7 +119,7 @@ def test_a_tensor_of_another_size_is_refused(name, key):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_fake_tensors_are_left_alone(name):
-    arguments = {k: v.to("meta") if isinstance(v, Tensor) else v for k, v in EXAMPLES[name]().items()}
+    arguments = tree_map_only(Tensor, lambda x: x.to("meta"), EXAMPLES[name]())
     assert OPS[name](**arguments) is None
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.errors import ConfigError
-from gradwire.ops import inceptionn_add_decoded, inceptionn_encode
+from gradwire.ops import inceptionn_add_decoded, inceptionn_encode, inceptionn_encode_feedback
 from gradwire.ops._inceptionn import capacity
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
@@ -31,6 +31,18 @@ def test_encode(n, target, threads, offset, bound):
         check_against_reference(
             Case(inceptionn_encode, {"x": x}, outputs(n), {"bound": bound}), target, threads, offset
         )
+
+
+@sweep
+@bounds
+@pytest.mark.parametrize("watched", [True, False])
+def test_encode_feedback(n, target, threads, offset, bound, watched):
+    for scale in (1e-3, 0.3, 1e3):
+        written = {"grad": gradient(n, 1) * scale, "residual": gradient(n, 2, finite=False) * scale, **outputs(n)}
+        arguments = {"bound": bound} | ({} if watched else {"status": None})
+        if watched:
+            written["status"] = torch.tensor([2], dtype=torch.int32)
+        check_against_reference(Case(inceptionn_encode_feedback, {}, written, arguments), target, threads, offset)
 
 
 @sweep
@@ -62,7 +74,7 @@ def test_threads_agree():
         used, stream = torch.empty(1, dtype=torch.int32), torch.empty(capacity(200_000), dtype=torch.uint8)
         with torch_threads(threads):
             inceptionn_encode(x, used, stream, 10)
-        results.append(stream)
+        results.append(stream[: int(used)])
     assert torch.equal(*results)
 
 

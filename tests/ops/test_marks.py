@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gradwire.ops import mark_beyond, mark_drawn, tail_moments, take_marked
+from gradwire.ops import mark_beyond, mark_drawn, tail_moments, take_beyond, take_drawn, take_marked
 from gradwire.ops._marks import tail_segments
 from gradwire.ops._topk import segments
-from tests.ops.harness import SIZES, TARGETS, Case, check_against_reference, gradient, sweep
+from tests.ops.harness import SIZES, TARGETS, Case, check_against_reference, gradient, sweep, torch_threads
 
 BEYOND = {"most": (0.1, -5.0), "half": (0.5, 0.5), "few": (2.5, 2.5)}
 
@@ -51,6 +51,46 @@ def test_take(n, target, high, low):
     k = int(counts.sum())
     outputs = {"values": ((k,), torch.float32), "indices": ((k,), torch.int16)}
     check_against_reference(Case(take_marked, {"x": x, "bitmap": bitmap, "counts": counts}, outputs), target, 2, 4)
+
+
+def entries(n, room, which=""):
+    return {
+        f"{which}counts": ((segments(n),), torch.int32),
+        f"{which}values": torch.full((room,), 7.0),
+        f"{which}indices": torch.full((room,), 7, dtype=torch.int16),
+    }
+
+
+@sweep
+@pytest.mark.parametrize(("high", "low"), BEYOND.values(), ids=BEYOND)
+def test_take_beyond(n, target, threads, offset, high, low):
+    for room in (n, n // 7):
+        arguments = {"high": high, "low": low}
+        case = Case(take_beyond, {"x": gradient(n, 3, finite=False)}, entries(n, room), arguments)
+        check_against_reference(case, target, threads, 4 * offset)
+
+
+@sweep
+@pytest.mark.parametrize("s", [0.4999, 1e-30, 3e38])
+def test_take_drawn(n, target, threads, offset, s):
+    for room in (n, n // 7):
+        arguments = {"s": s, "key": 0x123456789ABCDEF0, "step": 5}
+        outputs = entries(n, room, "whole_") | entries(n, room)
+        case = Case(take_drawn, {"x": gradient(n, 4, finite=False)}, outputs, arguments)
+        check_against_reference(case, target, threads, 4 * offset)
+
+
+def test_entries_are_the_same_whoever_finds_them():
+    """Three segments and a part, by one thread and by two."""
+    x = gradient(200_000, 5)
+    found = []
+    for threads in (1, 2):
+        counts, values, low = torch.empty(4, dtype=torch.int32), torch.zeros(70_000), torch.zeros(70_000).short()
+        with torch_threads(threads):
+            take_beyond(x, counts, values, low, 1.0, 1.5)
+        found.append(torch.cat([counts.float(), values, low.float()]))
+    assert torch.equal(*found)
+    assert bool(found[0][:4].all())
 
 
 @sweep

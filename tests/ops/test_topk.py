@@ -4,8 +4,18 @@ import pytest
 import torch
 
 from gradwire.errors import ConfigError
-from gradwire.ops import sparse_add_decoded, topk_encode, topk_encode_feedback
-from tests.ops.harness import TARGETS, Case, Guarded, check_against_reference, dispatched, gradient, sweep
+from gradwire.ops import parts_add_decoded, sparse_add_decoded, topk_encode, topk_encode_feedback
+from tests.ops.harness import (
+    TARGETS,
+    Case,
+    Guarded,
+    check_against_reference,
+    dispatched,
+    gradient,
+    random_bytes,
+    run,
+    sweep,
+)  # fmt: skip
 
 SEGMENT = 65536
 
@@ -165,3 +175,51 @@ def test_hostile_bytes_write_nothing_outside(target):
             expected = torch.zeros(n)
             case.op.reference(values, indices, counts, expected, 1.0)
             torch.testing.assert_close(guarded.tensor, expected, rtol=0, atol=1e-5)
+
+
+def parts(n, hostile):
+    """Entries with values and with levels, of several lengths, in turns."""
+    generator = torch.Generator().manual_seed(n)
+    for rank, k in enumerate((n // 9, n // 50, 0, n // 3)):
+        value, low, counts = payload(gradient(n, rank), k)
+        if hostile:
+            value = torch.randn(k, generator=generator)
+            low = torch.randint(-32768, 32768, (k,), generator=generator).to(torch.int16)
+            counts = torch.randint(-100, k + 9, counts.shape, generator=generator).to(torch.int32)
+        bits = random_bytes((-(-k // 8),), rank)
+        levels = torch.tensor([0.7, -0.3]) if rank % 2 else torch.empty(0)
+        yield bits if rank % 2 else value, low, counts, levels
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("n", [1, 1000, 100_003, 200_000])
+@pytest.mark.parametrize("hostile", [False, True])
+def test_parts_add_decoded(target, n, hostile):
+    values, indices, counts, levels = (list(each) for each in zip(*parts(n, hostile), strict=True))
+    case = Case(parts_add_decoded, {}, {"out": gradient(n, 9)}, {
+        "values": values, "indices": indices, "counts": counts, "levels": levels, "scale": 1 / 3,
+    })  # fmt: skip
+    if hostile:
+        # A place that is named twice in a part is added to in another order by torch.
+        expected = run(case, case.op.reference)["out"]
+        with dispatched(target):
+            torch.testing.assert_close(run(case, case.op)["out"], expected, rtol=1e-5, atol=1e-5)
+    else:
+        check_against_reference(case, target, 2, 1)
+
+
+@pytest.mark.parametrize("broken", [
+    {"levels": [torch.zeros(1)]},
+    {"values": [torch.zeros(1, dtype=torch.uint8)]},
+    {"values": [torch.zeros(3)]},
+    {"counts": [torch.zeros(2, dtype=torch.int32)]},
+    {"indices": []},
+])  # fmt: skip
+def test_parts_that_do_not_fit_are_refused(broken):
+    good = {
+        "values": [torch.ones(2)], "indices": [torch.tensor([0, 1], dtype=torch.int16)],
+        "counts": [torch.tensor([2], dtype=torch.int32)], "levels": [torch.empty(0)],
+    }  # fmt: skip
+    parts_add_decoded(**good, out=torch.zeros(4), scale=1.0)
+    with pytest.raises(ConfigError, match=r"^parts_add_decoded.* must be "):
+        parts_add_decoded(**good | broken, out=torch.zeros(4), scale=1.0)

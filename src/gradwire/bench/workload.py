@@ -82,11 +82,12 @@ class Workload:
         torch.mul(_gradient(self.n, 1), 0.5, out=self.residual)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Everything an operation may write, by name."""
+        """Everything an operation may write that has a meaning, by name."""
         yield from (("grad", self.grad), ("residual", self.residual), ("out", self.out), ("status", self.status))
         yield from ((f"state {name}", value) for name, value in self.state.items())
-        for field, values in zip(self.layout.fields, self.payloads, strict=True):
-            yield f"payload {field.name}", values
+        layout = self.layout if self.compressor.fixed_size else self.layout.cut(int(self.payload[0]))
+        for field, values in zip(layout.fields, self.payloads, strict=True):
+            yield f"payload {field.name}", values[:, : field.count]
 
 
 @lru_cache(maxsize=1)

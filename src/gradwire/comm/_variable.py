@@ -54,8 +54,10 @@ class VariableSession(Session):
         for piece, layout in zip(self.part.pieces, self.part.packing.layouts, strict=True):
             payload = self.own.buffer[start : start + layout.nbytes]
             nbytes = sent_nbytes(piece.unit.compressor, layout, payload)
+            after = align(end + nbytes)
             self.send[end : end + nbytes].copy_(payload[:nbytes])
-            start, end = align(start + layout.nbytes), align(end + nbytes)
+            self.send[end + nbytes : after].zero_()
+            start, end = align(start + layout.nbytes), after
         return end
 
     def _exchange(self, message: Tensor) -> list[Tensor]:

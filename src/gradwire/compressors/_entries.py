@@ -1,7 +1,7 @@
 """Sparse entries in a stream of variable size, and passes over a gradient a piece at a time.
 
 Law: a stream holds parts end to end, the widest items first, so that each starts at a multiple of its item size; the
-first field says how many bytes are in use and the rest is zero. An index is 16 bits and the count of its segment of
+first field says how many bytes are in use. An index is 16 bits and the count of its segment of
 65536 elements. A form of fixed size stands by for the tensors whose entries would take as much.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,10 +17,11 @@ from torch import Tensor
 from gradwire import ops
 from gradwire.errors import WireError
 from gradwire.ops import _topk
+from gradwire.types import Payload
 
 __all__ = [
-    "add_entries", "bitmap_for", "check_places", "few", "fill", "find", "in_use", "pack_bits", "part", "pieces",
-    "sample", "segments", "take", "unpack_bits",
+    "Entries", "add_ranks", "check_places", "few", "fill", "find", "in_use", "pack_bits", "part", "pieces", "room_for",
+    "sample", "segments", "take_beyond", "unpack_bits",
 ]  # fmt: skip
 
 segments = _topk.segments
@@ -28,6 +29,8 @@ segments = _topk.segments
 _PIECE = 1 << 15
 _GOLDEN = (math.sqrt(5) - 1) / 2
 Keep: TypeAlias = Callable[[int, Tensor], Tensor]
+Reader: TypeAlias = "Callable[[Payload, int], list[Entries] | None]"
+AddDense: TypeAlias = Callable[[Payload, Tensor, float], None]
 
 
 def pieces(x: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -41,21 +44,22 @@ def pieces(x: Tensor) -> Iterator[tuple[int, Tensor]]:
         yield begin, x[begin : begin + size]
 
 
-def bitmap_for(x: Tensor) -> Tensor:
-    """Room for a mark on each element: a thirty-second of x."""
-    return torch.empty(-(-x.numel() // 8), dtype=torch.uint8, device=x.device)
+def room_for(count: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and the low 16 bits of their indices; of what is never written no page is fetched."""
+    return torch.empty(count, device=x.device), torch.empty(count, dtype=torch.int16, device=x.device)
 
 
-def take(x: Tensor, bitmap: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """The marked elements of a flat tensor, and the low 16 bits of their indices as int16.
+def take_beyond(x: Tensor, counts: Tensor, high: float, low: float, limit: int) -> tuple[Tensor, Tensor] | None:
+    """The elements of a flat tensor that are not in (-low, high), and the low 16 bits of their indices as int16; their
+    counts are written. None if there are more than ``limit``.
 
-    >>> take(torch.tensor([5.0, 6.0, 7.0]), torch.tensor([5], dtype=torch.uint8), torch.tensor([2], dtype=torch.int32))
-    (tensor([5., 7.]), tensor([0, 2], dtype=torch.int16))
+    >>> take_beyond(torch.tensor([5.0, 6.0, -7.0]), torch.empty(1, dtype=torch.int32), 6.0, 7.0, limit=2)
+    (tensor([ 6., -7.]), tensor([1, 2], dtype=torch.int16))
     """
+    values, indices = room_for(max(0, limit), x)
+    ops.take_beyond(x, counts, values, indices, high, low)
     k = int(counts.sum())
-    values, low = torch.empty(k, device=x.device), torch.empty(k, dtype=torch.int16, device=x.device)
-    ops.take_marked(x, bitmap, counts, values, low)
-    return values, low
+    return None if k > limit else (values[:k], indices[:k])
 
 
 def find(x: Tensor, keep: Keep, limit: int) -> Tensor | None:
@@ -86,14 +90,13 @@ def sample(x: Tensor, size: int) -> Tensor:
 
 
 def fill(used: Tensor, stream: Tensor, *parts: Tensor) -> None:
-    """Write the bytes of ``parts`` end to end, their number into ``used``, and zeros behind them."""
+    """Write the bytes of ``parts`` end to end, and their number into ``used``."""
     end = 0
     for values in parts:
         # A single element counts as contiguous whatever its stride, but cannot be viewed as bytes then.
         whole = values.as_strided(values.shape, (1,))
         stream[end : end + values.nbytes].copy_(whole.view(torch.uint8))
         end += values.nbytes
-    stream[end:].zero_()
     used.fill_(end)
 
 
@@ -126,9 +129,43 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
     return spread.view(torch.uint8)[:count] != 0
 
 
-def add_entries(values: Tensor, low: Tensor, counts: Tensor, out: Tensor, scale: float) -> None:
-    """``out[index] += scale * value``; whatever a peer sent is safe."""
-    ops.sparse_add_decoded(values.unsqueeze(0), low.unsqueeze(0), counts.unsqueeze(0), out.view(-1), scale)
+class Entries(NamedTuple):
+    """What a rank sent: as many values as indices, or a bit for each and the levels of a clear and of a set one."""
+
+    values: Tensor
+    low: Tensor
+    counts: Tensor
+    levels: Tensor | None = None
+
+
+def add_ranks(payloads: Payload, out: Tensor, scale: float, read: Reader, add_dense: AddDense) -> None:
+    """``out += scale * sum of the payloads``, rank after rank, at once where their entries follow each other.
+
+    Args:
+        payloads: a row for each rank.
+        out: the sum.
+        scale: of every payload.
+        read: the entries of one payload, whose places differ; None: it is dense.
+        add_dense: adds a payload that is.
+    """
+    flat, parts = out.view(-1), list[Entries]()
+    for rank in range(payloads[0].shape[0]):
+        payload = tuple(field[rank] for field in payloads)
+        entries = read(payload, flat.numel())
+        if entries is not None:
+            parts.extend(entries)
+            continue
+        _add_parts(parts, flat, scale)
+        parts.clear()
+        add_dense(payload, flat, scale)
+    _add_parts(parts, flat, scale)
+
+
+def _add_parts(parts: list[Entries], flat: Tensor, scale: float) -> None:
+    if parts:
+        empty = flat.new_empty(0)
+        values, low, counts, levels = zip(*parts, strict=True)
+        ops.parts_add_decoded(values, low, counts, [empty if x is None else x for x in levels], flat, scale)
 
 
 def check_places(name: str, counts: Tensor, low: Tensor, n: int) -> None:

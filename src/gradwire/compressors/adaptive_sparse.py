@@ -69,6 +69,7 @@ class AdaptiveSparse(Compressor):
     unbiased = True
     random = True
     fixed_size = False
+    overflows = False
 
     def __post_init__(self) -> None:
         require(self.mode in ("greedy", "closed"), "AdaptiveSparse.mode", "'greedy' or 'closed'", self.mode)
@@ -117,11 +118,10 @@ class AdaptiveSparse(Compressor):
             counts.zero_()
             _entries.fill(used, stream, flat)
             return
-        half = counts.numel() // 2
-        whole, whole_places = _entries.take(flat, drawn.whole, counts[:half])
-        signs, sign_places = _entries.take(flat, drawn.below, counts[half:])
-        sizes.copy_(torch.tensor([whole.numel(), signs.numel()], dtype=torch.int32))
-        _entries.fill(used, stream, whole, whole_places, sign_places, _entries.pack_bits(signs < 0))
+        sizes.copy_(torch.tensor([drawn.above, drawn.signs.numel()], dtype=torch.int32))
+        _entries.fill(
+            used, stream, drawn.whole, drawn.whole_places, drawn.sign_places, _entries.pack_bits(drawn.signs < 0)
+        )
 
     def _step(self, flat: Tensor, all_of: Moments) -> float:
         """s, a float32 above 0; NaN where x is not finite."""
@@ -157,18 +157,10 @@ class AdaptiveSparse(Compressor):
         return s
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        used, step, sizes, counts, stream = payload
-        stream = stream[: _entries.in_use(used, stream)]
-        a, b = sizes.tolist()
-        if a < 0 or b < 0 or _nbytes(a, b) > stream.numel():
-            dense = _entries.part(stream, 0, stream.numel() // 4, torch.float32)
-            out.view(-1)[: dense.numel()].add_(dense, alpha=scale)
-            return
-        half = counts.numel() // 2
-        values, low = _entries.part(stream, 0, a, torch.float32), _entries.part(stream, 4 * a, a + b, torch.int16)
-        _entries.add_entries(values, low[:a], counts[:half], out, scale)
-        negative = _entries.unpack_bits(stream[6 * a + 2 * b : _nbytes(a, b)], b)
-        _entries.add_entries(torch.where(negative, -step, step), low[a:], counts[half:], out, scale)
+        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        _entries.add_ranks(payloads, out, scale, _read, _add_dense)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Refuse entries that do not describe different elements of the tensor.
@@ -188,19 +180,44 @@ class AdaptiveSparse(Compressor):
 
 
 class _Drawn(NamedTuple):
-    """Marks on what reaches s, how many these are, and marks on what else is kept."""
+    """What reaches s, how many these are, and what else is kept; too many of the former are not written."""
 
-    whole: Tensor
     above: int
-    below: Tensor
+    whole: Tensor
+    whole_places: Tensor
+    signs: Tensor
+    sign_places: Tensor
 
 
 def _draw(flat: Tensor, s: float, counts: Tensor, key: Key) -> _Drawn:
     """Draw, and write the counts of both kinds."""
-    whole, below = _entries.bitmap_for(flat), _entries.bitmap_for(flat)
+    n, half = flat.numel(), counts.numel() // 2
+    whole, signs = _entries.room_for(4 * n // 6, flat), _entries.room_for(n, flat)
+    ops.take_drawn(flat, counts[:half], *whole, counts[half:], *signs, s, key.stream(), key.step)
+    above, below = counts.view(2, half).sum(1).tolist()
+    return _Drawn(above, *(each[:above] for each in whole), *(each[:below] for each in signs))
+
+
+def _read(payload: Payload, n: int) -> list[_entries.Entries] | None:  # noqa: ARG001
+    used, step, sizes, counts, stream = payload
+    stream = stream[: _entries.in_use(used, stream)]
+    a, b = sizes.tolist()
+    if a < 0 or b < 0 or _nbytes(a, b) > stream.numel():
+        return None
     half = counts.numel() // 2
-    ops.mark_drawn(flat, below, counts[half:], whole, counts[:half], s, key.stream(), key.step)
-    return _Drawn(whole, int(counts[:half].sum()), below)
+    values, low = _entries.part(stream, 0, a, torch.float32), _entries.part(stream, 4 * a, a + b, torch.int16)
+    signs = stream[6 * a + 2 * b : _nbytes(a, b)]
+    levels = torch.cat([step, -step])
+    return [
+        _entries.Entries(values, low[:a], counts[:half]),
+        _entries.Entries(signs, low[a:], counts[half:], levels),
+    ]
+
+
+def _add_dense(payload: Payload, flat: Tensor, scale: float) -> None:
+    used, *_, stream = payload
+    dense = _entries.part(stream, 0, _entries.in_use(used, stream) // 4, torch.float32)
+    flat[: dense.numel()].add_(dense, alpha=scale)
 
 
 def _nbytes(above: int, below: int) -> int:

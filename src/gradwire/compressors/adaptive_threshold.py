@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors import _entries
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import WireError, is_float32, require
@@ -58,6 +57,7 @@ class AdaptiveThreshold(Compressor):
     family = "hybrid"
     reference = "N. Dryden, T. Moon, S. A. Jacobs, B. Van Essen, MLHPC 2016"
     fixed_size = False
+    overflows = False
 
     def __post_init__(self) -> None:
         require(is_float32(self.ratio) and 0 < self.ratio < 1, "AdaptiveThreshold.ratio", "in (0, 1)", self.ratio)
@@ -90,14 +90,13 @@ class AdaptiveThreshold(Compressor):
         high, low = self._thresholds(_entries.sample(flat, max(_LEAST_SAMPLE, math.ceil(32 / self.ratio))))
         # Entries must take fewer bytes than the dense form: its length is what tells it from them.
         limit = 8 * (_dense_bytes(flat.numel()) - 1) // 17
-        bitmap = _entries.bitmap_for(flat)
-        ops.mark_beyond(flat, bitmap, counts, high, low)
-        if int(counts.sum()) > limit:
+        entries = _entries.take_beyond(flat, counts, high, low, limit)
+        if entries is None:
             counts.zero_()
             means.copy_(_means(flat, high, low))
             _entries.fill(used, stream, *(_codes(piece, high, low) for _, piece in _entries.pieces(flat)))
             return
-        values, places = _entries.take(flat, bitmap, counts)
+        values, places = entries
         means.copy_(_means(values, high, low))
         _entries.fill(used, stream, places, _entries.pack_bits(values < 0))
 
@@ -115,19 +114,10 @@ class AdaptiveThreshold(Compressor):
         return float(values.topk(math.ceil(round(self.ratio * values.numel(), 6))).values[-1])
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        used, means, counts, stream = payload
-        flat, nbytes = out.view(-1), _entries.in_use(used, stream)
-        if nbytes != _dense_bytes(flat.numel()):
-            k = 8 * nbytes // 17
-            values = torch.where(_entries.unpack_bits(stream[2 * k : nbytes], k), means[1], means[0])
-            _entries.add_entries(values, _entries.part(stream, 0, k, torch.int16), counts, flat, scale)
-            return
-        for begin, piece in _entries.pieces(flat):
-            end = begin + piece.numel()
-            chosen, negative = (
-                _entries.unpack_bits(stream[begin // 4 : _dense_bytes(end)], 2 * len(piece)).view(-1, 2).T
-            )
-            piece.add_(torch.where(chosen, torch.where(negative, means[1], means[0]), 0.0), alpha=scale)
+        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        _entries.add_ranks(payloads, out, scale, _read, _add_dense)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Refuse entries that do not describe different elements of the tensor.
@@ -143,6 +133,23 @@ class AdaptiveThreshold(Compressor):
         if not 0 <= nbytes < dense or nbytes != 2 * k - k // -8:
             raise WireError(f"{self.name} must use {dense} bytes, or those of whole entries below that, got {nbytes}")
         _entries.check_places(self.name, counts, _entries.part(stream, 0, k, torch.int16), n)
+
+
+def _read(payload: Payload, n: int) -> list[_entries.Entries] | None:
+    used, means, counts, stream = payload
+    nbytes = _entries.in_use(used, stream)
+    if nbytes == _dense_bytes(n):
+        return None
+    k = 8 * nbytes // 17
+    return [_entries.Entries(stream[2 * k : 2 * k - k // -8], _entries.part(stream, 0, k, torch.int16), counts, means)]
+
+
+def _add_dense(payload: Payload, flat: Tensor, scale: float) -> None:
+    _, means, _, stream = payload
+    for begin, piece in _entries.pieces(flat):
+        codes = stream[begin // 4 : _dense_bytes(begin + piece.numel())]
+        chosen, negative = _entries.unpack_bits(codes, 2 * len(piece)).view(-1, 2).T
+        piece.add_(torch.where(chosen, torch.where(negative, means[1], means[0]), 0.0), alpha=scale)
 
 
 def _dense_bytes(n: int) -> int:
@@ -165,6 +172,6 @@ def _means(x: Tensor, high: float, low: float) -> Tensor:
     counts = torch.zeros(2, dtype=torch.float64, device=x.device)
     for _, piece in _entries.pieces(x):
         for sign, mark in enumerate((_positive(piece, high), piece <= -low)):
-            sums[sign] += piece[mark].sum(dtype=torch.float64)
+            sums[sign] += torch.where(mark, piece, 0.0).sum(dtype=torch.float64)
             counts[sign] += mark.count_nonzero()
     return sums / counts.clamp(min=1)

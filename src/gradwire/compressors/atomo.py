@@ -107,7 +107,7 @@ class Atomo(Compressor):
         used, atoms, stream = payload
         atoms.fill_(count)
         used.fill_(4 * values.numel())
-        stream.zero_()[: 4 * values.numel()].view(torch.float32).copy_(values)
+        stream[: 4 * values.numel()].view(torch.float32).copy_(values)
 
     def _coded(self, x: Tensor, key: Key) -> tuple[int, Tensor]:
         """How many directions, and the stream; all elements where that is shorter or something is not finite."""

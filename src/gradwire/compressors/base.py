@@ -93,8 +93,8 @@ class Compressor(ABC):
 
     fixed_size: ClassVar[bool] = True
     """``encode`` fills the whole layout. Otherwise the layout is a capacity: its first field is the int32 ``used``, the
-    bytes in use of its last one, the uint8 ``stream``; what is not in use does not travel, and a decoder gets the
-    last field with or without it."""
+    bytes in use of its last one, the uint8 ``stream``. What is not in use has no meaning: it is not written, does not
+    travel, and a decoder, which gets the last field with or without it, does not look at it."""
 
     rounds_needed: ClassVar[int] = 1
     """How often ranks must average before the payload is complete (``MultiRound`` only)."""
@@ -102,6 +102,9 @@ class Compressor(ABC):
     portable: ClassVar[bool] = True
     """A payload has the same bits on every machine. Not where matrices are multiplied: a product's last bits belong to
     the BLAS, so frozen payloads are compared as numbers."""
+
+    overflows: ClassVar[bool] = True
+    """x - D(encode(x)) may be infinite or NaN where x is finite."""
 
     factorises: ClassVar[bool] = False
     """``encode`` decomposes the gradient, or searches estimates of all its elements, in room of the gradient's size."""
@@ -161,7 +164,7 @@ class Compressor(ABC):
 
     @abstractmethod
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
-        """Write the payload of ``x``; every byte of the layout is written."""
+        """Write the payload of ``x``; every byte that travels is written."""
 
     @abstractmethod
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
@@ -186,7 +189,7 @@ class Compressor(ABC):
         ops.accumulate(grad.view(-1), residual.view(-1), status)
         self.encode(residual, payload, state, key)
         self.add_decoded(payload, residual, -1.0)
-        if status is not None:
+        if status is not None and self.overflows:
             # x - D(p) is not finite where D(p) overflowed, too.
             ops.nonfinite(residual.view(-1), status)
 

@@ -145,7 +145,6 @@ class Entropy(Compressor):
             room = stream[end : end + tensor.numel() + 1]
             end += write_section(tensor.view(torch.uint8), room, CODERS[self.coder])
         used.fill_(end)
-        stream[end:].zero_()
 
     def _unpack(self, payload: Payload, shape: Sequence[int]) -> Payload:
         used, *kept, stream = payload

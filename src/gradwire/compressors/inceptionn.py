@@ -70,6 +70,12 @@ class Inceptionn(Compressor):
         used, stream = payload
         ops.inceptionn_encode(x.view(-1), used, stream, self.bound)
 
+    def encode_feedback(
+        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
+    ) -> None:
+        used, stream = payload
+        ops.inceptionn_encode_feedback(grad.view(-1), residual.view(-1), used, stream, self.bound, status)
+
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         ops.inceptionn_add_decoded(payload[1].unsqueeze(0), out.view(-1), self.bound, scale)
 

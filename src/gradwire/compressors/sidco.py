@@ -10,7 +10,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors import _entries, _tails
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import WireError, is_float32, is_int, require
@@ -64,6 +63,7 @@ class SIDCo(Compressor):
     family = "sparsification"
     reference = "A. M. Abdelmoniem, A. Elzanaty, M.-S. Alouini, M. Canini, SIDCo, MLSys 2021"
     fixed_size = False
+    overflows = False
 
     def __post_init__(self) -> None:
         require(is_float32(self.ratio) and 0 < self.ratio < 1, "SIDCo.ratio", "in (0, 1)", self.ratio)
@@ -105,16 +105,11 @@ class SIDCo(Compressor):
             return
         # Entries must take fewer bytes than the dense form: its length is what tells it from them.
         limit = -1 if math.isnan(threshold) else (4 * flat.numel() - 1) // 6
-        bitmap = _entries.bitmap_for(flat)
-        ops.mark_beyond(flat, bitmap, counts, threshold, threshold)
-        sent = int(counts.sum())
-        if sent > limit:
-            sent = flat.numel()
+        entries = _entries.take_beyond(flat, counts, threshold, threshold, limit)
+        if entries is None:
             counts.zero_()
-            _entries.fill(used, stream, flat)
-        else:
-            _entries.fill(used, stream, *_entries.take(flat, bitmap, counts))
-        self._learn(state, sent, flat.numel())
+        _entries.fill(used, stream, *(entries or (flat,)))
+        self._learn(state, flat.numel() if entries is None else len(entries[0]), flat.numel())
 
     def _learn(self, state: State, sent: int, n: int) -> None:
         steps, total, before, move = state["history"].tolist()
@@ -129,14 +124,10 @@ class SIDCo(Compressor):
         state["history"].copy_(torch.tensor([steps, total, before, move], dtype=torch.float64))
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        used, counts, stream = payload
-        nbytes = _entries.in_use(used, stream)
-        if nbytes == 4 * out.numel():
-            out.view(-1).add_(_entries.part(stream, 0, out.numel(), torch.float32), alpha=scale)
-            return
-        k = nbytes // 6
-        low = _entries.part(stream, 4 * k, k, torch.int16)
-        _entries.add_entries(_entries.part(stream, 0, k, torch.float32), low, counts, out, scale)
+        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        _entries.add_ranks(payloads, out, scale, _read, _add_dense)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Refuse entries that do not describe different elements of the tensor.
@@ -152,3 +143,17 @@ class SIDCo(Compressor):
             raise WireError(f"{self.name} must use {4 * n} bytes, or a multiple of 6 below that, got {nbytes}")
         low = _entries.part(stream, nbytes // 6 * 4, nbytes // 6, torch.int16)
         _entries.check_places(self.name, counts, low, n)
+
+
+def _read(payload: Payload, n: int) -> list[_entries.Entries] | None:
+    used, counts, stream = payload
+    nbytes = _entries.in_use(used, stream)
+    if nbytes == 4 * n:
+        return None
+    k = nbytes // 6
+    values, low = _entries.part(stream, 0, k, torch.float32), _entries.part(stream, 4 * k, k, torch.int16)
+    return [_entries.Entries(values, low, counts)]
+
+
+def _add_dense(payload: Payload, flat: Tensor, scale: float) -> None:
+    flat.add_(_entries.part(payload[-1], 0, flat.numel(), torch.float32), alpha=scale)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradwire import ops
 from gradwire.compressors import _entries, _minmax
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import WireError, is_int, require
@@ -17,6 +18,7 @@ from gradwire.types import Field, Key, Layout, Payload, State
 __all__ = ["SketchML"]
 
 _BINS = 1 << 16
+_MOST_BUCKETS = 256
 _SAMPLE = 1 << 15
 _GROUPS = 4
 """Of buckets of one sign, each with a table of its own."""
@@ -120,15 +122,21 @@ class SketchML(Compressor):
         return torch.tensor(group, device=device), torch.tensor(rank, dtype=torch.uint8, device=device)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        used, head, means, stream = payload
-        flat, nbytes = out.view(-1), _entries.in_use(used, stream)
-        if nbytes != flat.numel():
-            keys, codes = self._read(head, stream[:nbytes], flat.numel())
-            flat.index_add_(0, keys, means[codes], alpha=scale)
+        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        used, heads, means, streams = payloads
+        flat = out.view(-1)
+        sizes = [_entries.in_use(*row) for row in zip(used, streams, strict=True)]
+        if all(size == flat.numel() for size in sizes):
+            ops.bucket_add_decoded(streams[:, : flat.numel()], means, flat, scale)
             return
-        for begin, piece in _entries.pieces(flat):
-            codes = stream[begin : begin + piece.numel()].int().clamp_(max=self.buckets - 1)
-            piece.add_(means.index_select(0, codes), alpha=scale)
+        for rank, size in enumerate(sizes):
+            if size == flat.numel():
+                ops.bucket_add_decoded(streams[rank : rank + 1], means[rank : rank + 1], flat, scale)
+                continue
+            keys, codes = self._read(heads[rank], streams[rank, :size], flat.numel())
+            flat.index_add_(0, keys, means[rank][codes] * scale)
 
     def _read(self, head: Tensor, stream: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Keys and buckets of the sparse form.
@@ -193,13 +201,10 @@ def _ranks(magnitudes: Tensor, count: int) -> Tensor:
 
 def _assign(flat: Tensor, bucket_of: Tensor, codes: Tensor, means: Tensor) -> Tensor:
     """Write the bucket of each element, and the mean of each bucket; how many elements each has."""
-    sums = torch.zeros(means.numel(), dtype=torch.float64, device=flat.device)
-    counts = torch.zeros(means.numel(), dtype=torch.int64, device=flat.device)
-    for begin, piece in _entries.pieces(flat):
-        own = bucket_of.index_select(0, _upper(piece))
-        codes[begin : begin + piece.numel()] = own
-        sums += torch.bincount(own, piece.double(), minlength=means.numel())
-        counts += torch.bincount(own, minlength=means.numel())
-    means.copy_(sums / counts.clamp(min=1))
+    sums = torch.empty(_MOST_BUCKETS, dtype=torch.float64, device=flat.device)
+    counts = torch.empty(_MOST_BUCKETS, dtype=torch.int64, device=flat.device)
+    ops.bucket_encode(flat, bucket_of, codes, sums, counts)
+    used = slice(means.numel())
+    means.copy_(sums[used] / counts[used].clamp(min=1))
     means[0] = 0.0
-    return counts
+    return counts[used]

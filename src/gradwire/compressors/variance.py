@@ -52,6 +52,7 @@ class Variance(Compressor):
     family = "sparsification"
     reference = "Y. Tsuzuku, H. Imachi, T. Akiba, Variance-based Gradient Compression, ICLR 2018 workshop"
     fixed_size = False
+    overflows = False
     memory = "variance"
 
     @property
@@ -84,12 +85,12 @@ class Variance(Compressor):
         ops.mark_beyond(flat, bitmap, counts, least, least)
         k = int(counts.sum())
         if _as_words(k, flat.numel()):
-            values, low = _entries.take(flat, bitmap, counts)
+            values, low = _entries.room_for(k, flat)
+            ops.take_marked(flat, bitmap, counts, values, low)
             _entries.fill(used, stream, codes_of(values, top) << _INDEX_BITS | read_places(low, counts).int())
         else:
             nbytes = _nbytes(k, flat.numel())
             ops.exponent_encode(flat, bitmap, counts, stream[bitmap.numel() : nbytes], top)
-            stream[nbytes:].zero_()
             used.fill_(nbytes)
         head.copy_(torch.tensor([top, k], dtype=torch.int32))
 

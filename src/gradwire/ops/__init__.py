@@ -5,6 +5,8 @@ from gradwire.ops.auto_threshold import auto_threshold
 from gradwire.ops.bitmap_decode import bitmap_decode
 from gradwire.ops.bitmap_encode import bitmap_encode
 from gradwire.ops.block_norms import block_norms
+from gradwire.ops.bucket_add_decoded import bucket_add_decoded
+from gradwire.ops.bucket_encode import bucket_encode
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
 from gradwire.ops.cast_encode_feedback import cast_encode_feedback
@@ -22,6 +24,7 @@ from gradwire.ops.lowrank_left import lowrank_left
 from gradwire.ops.lowrank_left_feedback import lowrank_left_feedback
 from gradwire.ops.lowrank_right import lowrank_right
 from gradwire.ops.lowrank_right_feedback import lowrank_right_feedback
+from gradwire.ops.inceptionn_encode_feedback import inceptionn_encode_feedback
 from gradwire.ops.mark_beyond import mark_beyond
 from gradwire.ops.mark_drawn import mark_drawn
 from gradwire.ops.mean_magnitude import mean_magnitude
@@ -36,6 +39,7 @@ from gradwire.ops.nonfinite import nonfinite
 from gradwire.ops.onebit_add_decoded import onebit_add_decoded
 from gradwire.ops.onebit_encode import onebit_encode
 from gradwire.ops.onebit_encode_feedback import onebit_encode_feedback
+from gradwire.ops.parts_add_decoded import parts_add_decoded
 from gradwire.ops.philox import philox
 from gradwire.ops.prefix_decode import prefix_decode
 from gradwire.ops.prefix_encode import prefix_encode
@@ -66,6 +70,8 @@ from gradwire.ops.strom_encode_feedback import strom_encode_feedback
 from gradwire.ops.sums_add_decoded import sums_add_decoded
 from gradwire.ops.swap import swap
 from gradwire.ops.tail_moments import tail_moments
+from gradwire.ops.take_beyond import take_beyond
+from gradwire.ops.take_drawn import take_drawn
 from gradwire.ops.take_marked import take_marked
 from gradwire.ops.ternary_add_decoded import ternary_add_decoded
 from gradwire.ops.ternary_encode import ternary_encode
@@ -94,6 +100,8 @@ __all__ = [
     "bitmap_decode",
     "bitmap_encode",
     "block_norms",
+    "bucket_add_decoded",
+    "bucket_encode",
     "cast_add_decoded",
     "cast_encode",
     "cast_encode_feedback",
@@ -106,6 +114,7 @@ __all__ = [
     "exponent_encode",
     "inceptionn_add_decoded",
     "inceptionn_encode",
+    "inceptionn_encode_feedback",
     "kernel_info",
     "lowrank_add_decoded",
     "lowrank_left",
@@ -125,6 +134,7 @@ __all__ = [
     "onebit_add_decoded",
     "onebit_encode",
     "onebit_encode_feedback",
+    "parts_add_decoded",
     "philox",
     "prefix_decode",
     "prefix_encode",
@@ -155,6 +165,8 @@ __all__ = [
     "sums_add_decoded",
     "swap",
     "tail_moments",
+    "take_beyond",
+    "take_drawn",
     "take_marked",
     "ternary_add_decoded",
     "ternary_encode",

@@ -33,9 +33,8 @@ def capacity(n: int) -> int:
 
 
 def encode(x: Tensor, used: Tensor, stream: Tensor, bound: int) -> None:
-    """Write the stream, zeros behind it, and how long it is."""
+    """Write the stream, and how long it is; what is behind it stays."""
     n, start = x.numel(), 1 + tag_bytes(x.numel())
-    stream.zero_()
     used.zero_()
     if n == 0:
         return
@@ -52,7 +51,7 @@ def encode(x: Tensor, used: Tensor, stream: Tensor, bound: int) -> None:
     fits = start + end[-1:] < 1 + 4 * n
     used.copy_(torch.where(fits, start + end[-1:], 1 + 4 * n))
     inside = torch.arange(1 + 4 * n, device=x.device) < used
-    stream.copy_(torch.where(fits, coded[: 1 + 4 * n], raw) * inside)
+    stream.copy_(torch.where(inside, torch.where(fits, coded[: 1 + 4 * n], raw), stream))
 
 
 def decode(stream: Tensor, n: int, bound: int) -> Tensor:

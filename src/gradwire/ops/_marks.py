@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 
 from gradwire.ops._bits import pack_bits
-from gradwire.ops._checks import check_vector
+from gradwire.ops._checks import check_vector, float32
 from gradwire.ops._moments import lane_sums
-from gradwire.ops._topk import SEGMENT, segments
+from gradwire.ops._philox import philox_words
+from gradwire.ops._topk import SEGMENT, segments, write_places
 
-__all__ = ["TAIL_SEGMENT", "check_marks", "check_tail", "tail_segments", "write_marks", "write_tail"]
+__all__ = [
+    "TAIL_SEGMENT", "beyond", "check_entries", "check_marks", "check_tail", "drawn", "tail_segments", "take_where",
+    "write_marks", "write_tail",
+]  # fmt: skip
 
 TAIL_SEGMENT = 1024
 
@@ -29,6 +33,36 @@ def write_marks(marked: Tensor, bitmap: Tensor, counts: Tensor) -> None:
     pack_bits(marked, bitmap)
     padded = torch.nn.functional.pad(marked, (0, -marked.numel() % SEGMENT))
     counts.copy_(padded.view(counts.numel(), -1).sum(1) if counts.numel() else counts)
+
+
+def beyond(x: Tensor, high: float, low: float) -> Tensor:
+    """Where x >= high, x <= -low, or x is no number."""
+    return ~((x > float32(-low)) & (x < float32(high)))
+
+
+def drawn(x: Tensor, s: float, key: int, step: int) -> tuple[Tensor, Tensor]:
+    """Where |x| >= s, and where else |x| > u s, u random in (0, 1)."""
+    s = float32(s)
+    words = philox_words(0, -(-x.numel() // 4), key, step, x.device).view(-1)[: x.numel()]
+    u = (words ^ 2**31).double().add_(0.5).mul_(2.0**-32)
+    above = x.abs() >= s
+    return above, (u.mul_(s) < x.abs()) & ~above
+
+
+def check_entries(op: str, which: str, counts: Tensor, values: Tensor, indices: Tensor, x: Tensor) -> None:
+    check_vector(f"{op}.{which}counts", counts, torch.int32, x, segments(x.numel()))
+    check_vector(f"{op}.{which}values", values, torch.float32, x)
+    check_vector(f"{op}.{which}indices", indices, torch.int16, x, values.numel())
+
+
+def take_where(x: Tensor, marked: Tensor, counts: Tensor, values: Tensor, indices: Tensor) -> None:
+    """Write the counts of the marked elements, and as many of these as there is room for."""
+    places = marked.nonzero().view(-1)
+    low = torch.empty(places.numel(), dtype=torch.int16, device=x.device)
+    write_places(places, low, counts)
+    places = places[: values.numel()]
+    values[: places.numel()] = x[places]
+    indices[: places.numel()] = low[: places.numel()]
 
 
 def tail_segments(n: int) -> int:

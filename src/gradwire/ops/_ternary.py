@@ -5,7 +5,7 @@
     2 + b    how many are not 0, as LEB128; their signs; their gaps as Golomb-Rice codes with b low bits, in two streams
     255      how many are not 0, as LEB128; for each a uint32 of twice its index, plus 1 where it is +1
 
-Bits fill bytes from the lowest on, and every part starts at a byte. Whatever lies beyond the end of a stream is 0.
+Bits fill bytes from the lowest on, and every part starts at a byte. What lies beyond the end has no meaning.
 """
 
 import torch
@@ -31,7 +31,7 @@ def capacity(n: int) -> int:
 
 
 def write_ternary(codes: Tensor, stream: Tensor, n: int, words: bool) -> int:
-    """Write the smallest form of the 2-bit ``codes`` to the front of ``stream``, which is 0; the bytes it takes.
+    """Write the smallest form of the 2-bit ``codes`` to the front of ``stream``; the bytes it takes.
 
     Of equal sizes the lowest number is taken; ``words`` allows the forms 0 and 255 only.
     """

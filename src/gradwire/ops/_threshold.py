@@ -38,7 +38,7 @@ def exceeds(x: Tensor, threshold: float, level: Tensor | None) -> Tensor:
 
 
 def write_sent(x: Tensor, sent: Tensor, stream: Tensor) -> int:
-    """Write the elements of x that are to be sent to the front of ``stream``, which is 0; the bytes it takes."""
+    """Write the elements of x that are to be sent to the front of ``stream``; the bytes it takes."""
     n, places = x.numel(), sent.nonzero().view(-1)
     k = places.numel()
     sizes = [4 * n, 4 * k + -(-n // 8), 6 * k + 4 * segments(n)]

@@ -11,8 +11,8 @@ from gradwire.errors import require
 from gradwire.ops._checks import check_vector
 
 __all__ = [
-    "SEGMENT", "add_inside", "check_places", "check_sparse", "low_bits", "read_places", "segments", "select",
-    "write_places",
+    "SEGMENT", "add_inside", "check_places", "check_sparse", "low_bits", "places_of", "read_places", "segments",
+    "select", "write_places",
 ]  # fmt: skip
 
 SEGMENT = 65536
@@ -68,6 +68,13 @@ def read_places(indices: Tensor, counts: Tensor) -> Tensor:
     """The sorted indices that places stand for, as int64; the counts add up."""
     starts = torch.arange(counts.numel(), device=counts.device) * SEGMENT
     return starts.repeat_interleave(counts, output_size=indices.numel()) + low_bits(indices)
+
+
+def places_of(counts: Tensor, indices: Tensor) -> Tensor:
+    """The index of each entry, whatever the counts say; beyond all segments for those that they do not cover."""
+    ends = counts.to(torch.int64).clamp_(min=0).cumsum(0)
+    covered = torch.searchsorted(ends, torch.arange(indices.numel(), device=indices.device), right=True)
+    return covered * SEGMENT + low_bits(indices)
 
 
 def low_bits(indices: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def inceptionn_encode(x: Tensor, used: Tensor, stream: Tensor, bound: int) -> No
     Args:
         x: float32, n elements; not changed.
         used: int32, 1 element: how many bytes of the stream are in use.
-        stream: uint8, 1 + 4 n, or none where n is 0; zero from ``used`` on.
+        stream: uint8, 1 + 4 n, or none where n is 0; what is beyond ``used`` is of no meaning.
         bound: 1 to 15; a larger one means a smaller error and more bytes.
 
     Raises:

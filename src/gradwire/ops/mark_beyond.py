@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import check_vector, float32
-from gradwire.ops._marks import check_marks, write_marks
+from gradwire.ops._checks import check_vector
+from gradwire.ops._marks import beyond, check_marks, write_marks
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 
@@ -35,7 +35,7 @@ def mark_beyond(x: Tensor, bitmap: Tensor, counts: Tensor, high: float, low: flo
     >>> bitmap.tolist(), counts.tolist()
     ([6], [2])
     """
-    write_marks(~((x > float32(-low)) & (x < float32(high))), bitmap, counts)
+    write_marks(beyond(x, high, low), bitmap, counts)
 
 
 @mark_beyond.kernel("CPU")

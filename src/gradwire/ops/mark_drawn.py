@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import check_vector, float32
-from gradwire.ops._marks import check_marks, write_marks
-from gradwire.ops._philox import philox_words
+from gradwire.ops._checks import check_vector
+from gradwire.ops._marks import check_marks, drawn, write_marks
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 
@@ -54,12 +53,9 @@ def mark_drawn(
     >>> whole.tolist(), whole_counts.tolist(), counts.item() <= 1
     ([6], [2], True)
     """
-    s = float32(s)
-    words = philox_words(0, -(-x.numel() // 4), key, step, x.device).view(-1)[: x.numel()]
-    u = (words ^ 2**31).double().add_(0.5).mul_(2.0**-32)
-    above = x.abs() >= s
+    above, kept = drawn(x, s, key, step)
     write_marks(above, whole, whole_counts)
-    write_marks((u.mul_(s) < x.abs()) & ~above, bitmap, counts)
+    write_marks(kept, bitmap, counts)
 
 
 @mark_drawn.kernel("CPU")

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gradwire.errors import require
 from gradwire.ops._checks import check_rows, check_vector, float32
-from gradwire.ops._topk import SEGMENT, add_inside, low_bits, segments
+from gradwire.ops._topk import add_inside, places_of, segments
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 
@@ -50,14 +50,7 @@ def sparse_add_decoded(values: Tensor, indices: Tensor, counts: Tensor, out: Ten
     Source: as ``topk_encode``.
     """
     for row_values, row_indices, row_counts in zip(values, indices, counts, strict=True):
-        add_inside(out, _places(row_counts, low_bits(row_indices)), row_values * float32(scale))
-
-
-def _places(counts: Tensor, low: Tensor) -> Tensor:
-    """The index of each value; beyond all segments for those that the counts do not cover."""
-    ends = counts.to(torch.int64).clamp_(min=0).cumsum(0)
-    segments = torch.searchsorted(ends, torch.arange(low.numel(), device=low.device), right=True)
-    return segments * SEGMENT + low
+        add_inside(out, places_of(row_counts, row_indices), row_values * float32(scale))
 
 
 @sparse_add_decoded.kernel("CPU")

@@ -27,7 +27,7 @@ def ternary_encode(codes: Tensor, used: Tensor, stream: Tensor, n: int, words: b
     Args:
         codes: uint8, 4 * ceil(n / 16), as ``twobit_encode`` writes them.
         used: int32, 1 element: the bytes of ``stream`` that are in use, at most one more than ``codes`` has.
-        stream: uint8, 1 + 4 * ceil(n / 16); what is not in use becomes 0.
+        stream: uint8, 1 + 4 * ceil(n / 16); what is not in use is of no meaning.
         n: elements.
         words: instead of a bitmap or gaps, 32 bits for each code that is not zero.
 
@@ -40,7 +40,7 @@ def ternary_encode(codes: Tensor, used: Tensor, stream: Tensor, n: int, words: b
     >>> used.item(), [f"{byte:08b}" for byte in stream[: used.item()].tolist()]
     (5, ['00000101', '00000010', '00000001', '00010100', '00010010'])
     """
-    used.fill_(write_ternary(codes, stream.zero_(), n, words))
+    used.fill_(write_ternary(codes, stream, n, words))
 
 
 @ternary_encode.kernel("CPU")

@@ -31,7 +31,7 @@ def threshold_encode(x: Tensor, used: Tensor, stream: Tensor, threshold: float, 
     Args:
         x: float32, n elements; not changed.
         used: int32, 1 element: the bytes of ``stream`` that are in use.
-        stream: uint8, 8 + 4 n, at a multiple of 4 bytes; what is not in use becomes 0.
+        stream: uint8, 8 + 4 n, at a multiple of 4 bytes; what is not in use is of no meaning.
         threshold: v >= 0, in the unit of x; rounded to float32.
         level: float32, 1 element, l > 0, or None. With it the elements with |x_i| >= d_i l are written, in place of
             those above v; d_i in [1, 2) as in ``dithered_encode``.
@@ -47,7 +47,7 @@ def threshold_encode(x: Tensor, used: Tensor, stream: Tensor, threshold: float, 
     Source: A. Dutta et al., "On the Discrepancy between the Theoretical Analysis and Practical Implementations of
     Compressed Communication for Distributed Deep Learning", AAAI 2020.
     """
-    used.fill_(write_sent(x, exceeds(x, threshold, level), stream.zero_()))
+    used.fill_(write_sent(x, exceeds(x, threshold, level), stream))
 
 
 @threshold_encode.kernel("CPU")

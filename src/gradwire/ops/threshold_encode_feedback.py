@@ -63,7 +63,7 @@ def threshold_encode_feedback(
     """
     x = compensate(grad, residual, status)
     sent = exceeds(x, threshold, level)
-    used.fill_(write_sent(x, sent, stream.zero_()))
+    used.fill_(write_sent(x, sent, stream))
     residual.copy_(torch.where(sent, 0.0, x))
 
 

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from gradwire.ops import mark_beyond, mark_drawn, tail_moments, take_marked
+from gradwire.ops import mark_beyond, mark_drawn, tail_moments, take_beyond, take_drawn, take_marked
 from gradwire.ops._marks import tail_segments
 from gradwire.ops._topk import SEGMENT
 from tests.ops.harness import Case, gradient
-from tests.ops.test_marks import BEYOND, marks
+from tests.ops.test_marks import BEYOND, entries, marks
 from tests.ops.triton.checks import check
 
 SIZES = (0, 1, 7, 33, 1000, 5001)
@@ -49,6 +49,21 @@ def test_take(on, n, high, low):
     k = int(inputs["counts"].sum())
     outputs = {"values": ((k,), torch.float32), "indices": ((k,), torch.int16)}
     check(Case(take_marked, inputs, outputs), on, 4 * (n % 3))
+
+
+@sizes
+def test_take_beyond(on, n):
+    for room in (n, n // 7):
+        arguments = {"high": 0.5, "low": 0.7}
+        check(Case(take_beyond, {"x": gradient(n, 3, finite=False)}, entries(n, room), arguments), on, 4 * (n % 3))
+
+
+@sizes
+def test_take_drawn(on, n):
+    for room in (n, n // 7):
+        arguments = {"s": 0.4999, "key": 0x123456789ABCDEF0, "step": 5}
+        outputs = entries(n, room, "whole_") | entries(n, room)
+        check(Case(take_drawn, {"x": gradient(n, 4, finite=False)}, outputs, arguments), on, 4 * (n % 3))
 
 
 def test_more_marks_than_room_write_nothing_outside(on):
