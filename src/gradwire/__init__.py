@@ -13,8 +13,10 @@ from gradwire.compressors.compose import compose
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
 from gradwire.exchange import Exchange
+from gradwire.integrations.checkpoint import read_checkpoint
 from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
 from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.saved import merge_states
 from gradwire.settings import compressor
 from gradwire.version import __version__
 
@@ -36,6 +38,8 @@ __all__ = [
     "from_params",
     "gradwire_hook",
     "helpers",
+    "merge_states",
     "optim",
+    "read_checkpoint",
     "schedules",
 ]
