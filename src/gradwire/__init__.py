@@ -15,6 +15,7 @@ from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
 from gradwire.exchange import Exchange
 from gradwire.integrations.checkpoint import read_checkpoint
 from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
+from gradwire.integrations.fsdp import compress_fsdp
 from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.saved import merge_states
 from gradwire.settings import compressor
@@ -33,6 +34,7 @@ __all__ = [
     "__version__",
     "compose",
     "compress_ddp",
+    "compress_fsdp",
     "compress_optimizer",
     "compressor",
     "from_params",
