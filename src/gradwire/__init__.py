@@ -13,8 +13,11 @@ from gradwire.compressors.compose import compose
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
 from gradwire.exchange import Exchange
+from gradwire.integrations.checkpoint import read_checkpoint
 from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
+from gradwire.integrations.fsdp import compress_fsdp
 from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.saved import merge_states
 from gradwire.settings import compressor
 from gradwire.version import __version__
 
@@ -31,11 +34,14 @@ __all__ = [
     "__version__",
     "compose",
     "compress_ddp",
+    "compress_fsdp",
     "compress_optimizer",
     "compressor",
     "from_params",
     "gradwire_hook",
     "helpers",
+    "merge_states",
     "optim",
+    "read_checkpoint",
     "schedules",
 ]

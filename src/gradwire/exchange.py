@@ -11,35 +11,38 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire import registry
+from gradwire import registry, saved
+from gradwire.comm._agree import agree
 from gradwire.comm._channel import Channel
 from gradwire.comm._dense import DenseSession
 from gradwire.comm._part import Unit
-from gradwire.comm.base import Session, Site, Strategy
+from gradwire.comm.base import Site, Strategy
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.keeper import Keeper
 from gradwire.memory.base import Memory, default_memory
 from gradwire.metrics import Metrics
+from gradwire.plan import Named, Plan, carries, grouped, same_choices, try_retune
 from gradwire.policy import Policy
 from gradwire.types import Key
+from gradwire.undo import Undo
 
 __all__ = ["Exchange", "Named", "default_strategy"]
-
-Named = tuple[str, tuple[int, ...]]
-"""A parameter's name and shape."""
 
 ALLGATHER_UP_TO = 4
 """Workers up to which ``allgather`` is chosen: it moves W-1 payloads a rank, ``two_phase`` 2 (W-1)/W, but the second
 compression costs quality and time; from 5 workers on the traffic decides."""
+
+
+PATIENCE = 3
+"""Steps in which loaded shards wait for their cut: DDP rebuilds its buckets after the first."""
 
 
 def default_strategy(compressor: Compressor, world: int) -> str:
@@ -48,18 +51,6 @@ def default_strategy(compressor: Compressor, world: int) -> str:
         return "allreduce"
     can_be_cut = compressor.fixed_size and compressor.alignment > 0
     return "two_phase" if world > ALLGATHER_UP_TO and can_be_cut else "allgather"
-
-
-@dataclass
-class Plan:
-    """The sessions of one bucket. ``main`` is the compressor it was built for."""
-
-    params: Sequence[Named]
-    main: Compressor
-    units: list[Unit]
-    dense: DenseSession
-    sessions: list[Session]
-    numel: int
 
 
 class Exchange:
@@ -86,18 +77,30 @@ class Exchange:
         device: torch.device | str = "cpu", force: bool = False, residual_dtype: str = "float32",
     ) -> None:  # fmt: skip
         require(is_int(seed, 0), "seed", "an integer >= 0", seed)
-        self.compressor, self.policy, self.seed, self.force = compressor, policy or Policy(), seed, force
+        self.policy, self.seed, self.force = policy or Policy(), seed, force
         self.device = torch.device(device)
         self.counters = Metrics()
-        self.channel = Channel(group, self.counters)
+        self.channel, self._undo = Channel(group, self.counters), Undo()
+        self.skips_steps = False
         self.keeper = Keeper(self.channel.world, self.device, seed)
         self.residual_dtype = residual_dtype
-        self.memory = self._named_memory(memory) if isinstance(memory, str) else memory
-        self.strategy = registry.build("comm", strategy) if isinstance(strategy, str) else strategy
-        self.step = 0
+        self.step, self._patience = 0, 0
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._bad: list[Tensor] = []
         self._nonfinite = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.choose(compressor, memory, strategy)
+
+    def choose(
+        self, compressor: Compressor, memory: Memory | str | None = None, strategy: Strategy | str | None = None
+    ) -> None:
+        """Take this compressor, with a memory and a strategy or None for those that suit it.
+
+        Raises:
+            ConfigError: a combination that cannot work, with the remedy.
+        """
+        self.compressor = compressor
+        self.memory = self._named_memory(memory) if isinstance(memory, str) else memory
+        self.strategy = registry.build("comm", strategy) if isinstance(strategy, str) else strategy
         for each in [compressor, *self.policy.overrides.values()]:
             self.strategy_for(each).check(each)
             self.memory_for(each)
@@ -153,11 +156,26 @@ class Exchange:
 
     def begin_step(self) -> None:
         """Count a step; call it once before the first bucket."""
+        self.end_step()
+        self.step += 1
+        self._patience -= 1
+        if self._patience == 0:
+            self.keeper.give_up_waiting()
+
+    @torch.no_grad()
+    def end_step(self) -> None:
+        """Know whether the last step counts; ``begin_step`` and ``state_dict`` do this by themselves."""
         bad, self._bad = self._bad, []
         if bad:
             # On the device, so that counting never waits for it.
-            self._nonfinite += torch.stack(bad).any()
-        self.step += 1
+            spoilt = torch.stack(bad).any()
+            self._nonfinite += spoilt
+            self._undo.end(spoilt)
+
+    def remember(self, names: Collection[str]) -> None:
+        """Where whole steps are taken back, keep what an exchange of these parameters may change."""
+        if self.skips_steps:
+            self._undo.remember(self.keeper.changing(names))
 
     @torch.no_grad()
     def run(self, flat: Tensor, params: Sequence[Named], itemsize: int = 4) -> None:
@@ -172,6 +190,7 @@ class Exchange:
         """
         self._check(flat, params)
         plan = self._plan(params)
+        self.remember([name for name, _ in params])
         self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.numel() * itemsize // self.channel.world
         key = Key(seed=self.seed, step=self.step, rank=self.channel.rank)
         if self.step <= self.policy.start_after:
@@ -199,23 +218,50 @@ class Exchange:
     def state_dict(self) -> dict[str, Any]:
         """What this rank must save to continue bit for bit: memories, states of the methods, and the step.
 
-        Plain dicts, lists, numbers and tensors; the tensors are those in use. Each rank has its own.
+        Plain dicts, numbers and tensors, below the rank's number; the tensors are those in use.
         """
-        return {"world": self.channel.world, "step": self.step, **self.keeper.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what ``state_dict`` gave on this rank, in a run of the same configuration.
-
-        Raises:
-            ConfigError: the state is of another number of ranks, whose shards were cut elsewhere.
-        """
-        world = self.channel.world
-        require(state["world"] == world, "world of the state", f"{world}, as the group's", state["world"])
-        self.step = state["step"]
-        self.keeper.load_state_dict(state)
+        self.end_step()
+        return saved.state_of(self.channel.world, self.channel.rank, self.step, self.keeper.state_dict())
 
     @torch.no_grad()
-    def scale_residuals(self, factor: float) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, on_resize: saved.OnResize = "error", sizes: Mapping[str, int] | None = None
+    ) -> None:
+        """Continue from what ``state_dict`` gave, and forget everything else. All ranks must call it.
+
+        Args:
+            state: this rank's own, or those of all ranks merged.
+            on_resize: for a state of another number of ranks. "reshard": the sum of the residuals is kept and split
+                anew, for which the states of all ranks are needed; "reset": only the step is taken.
+            sizes: elements of each parameter, to be compared with the state's.
+
+        Raises:
+            ConfigError: the state is of another number of ranks and ``on_resize`` is "error", is not complete, or has
+                what this configuration would never send.
+            GroupError: ranks were given states of different steps.
+        """
+        kept: list[Mapping[str, Any]] = []
+
+        def describe() -> str:
+            saved.check(state, self.channel.world, on_resize)
+            here = (self.channel.rank, self.channel.world)
+            kept.append(saved.of_rank(state, *here, on_resize, self.buffers("squared")))
+            saved.check_names(state, self.buffers("buffers"), sizes)
+            return json.dumps({"on_resize": on_resize, "state": {key: state[key] for key in ("world", "step")}})
+
+        agree(self.channel, describe, self.device)
+        self.end_step()
+        self._plans.clear()
+        self.keeper.load_state_dict(kept[0])
+        self.step, self._patience = state["step"], PATIENCE
+
+    def buffers(self, which: str) -> set[str]:
+        """The names that the memories of all compressors give, as an attribute."""
+        memories = [self.memory_for(each) for each in (self.compressor, *self.policy.overrides.values())]
+        return {name for memory in memories for name in getattr(memory, which)}
+
+    @torch.no_grad()
+    def scale_residuals(self, factor: float, names: Container[str] | None = None) -> None:
         """Multiply what was not sent yet: by the old learning rate over the new one, where the rate jumps.
 
         A residual is in the gradient's unit, so what it holds of old gradients is applied with the rate of the step in
@@ -223,12 +269,26 @@ class Exchange:
 
         Args:
             factor: a finite number > 0, the same on all ranks.
+            names: of the parameters; None: all.
 
         Raises:
-            ConfigError: it is not.
+            ConfigError: the factor is outside its range.
         """
         require(is_float32(factor) and factor > 0, "factor", "a finite number > 0", factor)
-        self.keeper.scale(factor)
+        self.keeper.scale(factor, names)
+
+    @torch.no_grad()
+    def rescale(self, factor: float) -> None:
+        """Multiply all that is kept for each element: by the new loss scale over the old one, where that changes.
+
+        Args:
+            factor: a finite number > 0, the same on all ranks.
+
+        Raises:
+            ConfigError: the factor is outside its range.
+        """
+        require(is_float32(factor) and factor > 0, "factor", "a finite number > 0", factor)
+        self.keeper.rescale(factor)
 
     def note(self, bad: Tensor) -> None:
         """Count the step as one with a value that is not finite where ``bad``: for what happens after ``run``."""
@@ -252,19 +312,18 @@ class Exchange:
         names = tuple(name for name, _ in params)
         main = self.policy.at(self.step - 1, self.compressor)
         plan = self._plans.get(names)
-        if plan is not None and (plan.main == main or (self._same_choices(plan, main) and try_retune(plan, main))):
+        if plan is not None and (
+            plan.main == main or (same_choices(plan, main, self.policy) and try_retune(plan, main))
+        ):
             return plan
         self._forget(names)
         self._plans[names] = self._build(params, main)
         return self._plans[names]
 
-    def _same_choices(self, plan: Plan, main: Compressor) -> bool:
-        """Whether the same parameters travel dense; a ratio can pass the point where compressing pays."""
-        choose = self.policy.choose
-        return all(
-            (choose(name, shape, plan.main) is None) == (choose(name, shape, main) is None)
-            for name, shape in plan.params
-        )
+    def forget_plans(self) -> None:
+        """Make new plans in the next step; what is kept stays."""
+        for names in list(self._plans):
+            self._forget(names)
 
     def _forget(self, names: Sequence[str]) -> None:
         """Drop the plans that share a parameter with ``names``: the buckets were rebuilt, or a size changed."""
@@ -274,8 +333,9 @@ class Exchange:
             self.keeper.retire(old)
 
     def _build(self, params: Sequence[Named], main: Compressor) -> Plan:
-        units, dense, numel = self._units(params, main)
-        site = Site(self.channel, self.device, self.keeper.keep, self.keeper.remember, self.keeper.server)
+        units, dense, numel = grouped(params, main, self.policy, self.memory_for)
+        site = Site(self.channel, self.device, self.keeper.keep, self.keeper.remember, self.keeper.recall,
+                    self.keeper.server)  # fmt: skip
         groups: dict[object, list[Unit]] = {}
         for unit in units:
             strategy = self.strategy_for(unit.compressor)
@@ -285,47 +345,3 @@ class Exchange:
         advised = [self.keeper.states[unit.name] for unit in units if unit.compressor.advice]
         session = DenseSession(dense, self.channel, self.device, advised)
         return Plan(tuple(params), main, units, session, sessions, numel)
-
-    def _units(self, params: Sequence[Named], main: Compressor) -> tuple[list[Unit], list[tuple[int, int]], int]:
-        units: list[Unit] = []
-        dense: list[tuple[int, int]] = []
-        lo = 0
-        for name, shape in params:
-            numel = torch.Size(shape).numel()
-            compressor = self.policy.choose(name, shape, main)
-            if compressor is None or compressor.name == "none":
-                dense.append((lo, lo + numel))
-            elif not (units and try_extend(units[-1], compressor, name, numel, lo)):
-                units.append(Unit(((name, numel),), tuple(shape), lo, compressor, self.memory_for(compressor)))
-            lo += numel
-        return units, dense, lo
-
-
-def carries(strategy: Strategy, compressor: Compressor) -> bool:
-    try:
-        strategy.check(compressor)
-    except ConfigError:
-        return False
-    return True
-
-
-def try_extend(unit: Unit, compressor: Compressor, name: str, numel: int, lo: int) -> bool:
-    """Join a parameter to the unit before it, where no code depends on where a tensor starts."""
-    # Identity, not equality: a schedule changes the main compressor, and not an override that is equal to it today.
-    joinable = compressor.elementwise and not compressor.random and compressor is unit.compressor
-    if not joinable or unit.lo + unit.numel != lo:
-        return False
-    unit.members += ((name, numel),)
-    unit.shape = (unit.numel + numel,)
-    return True
-
-
-def try_retune(plan: Plan, main: Compressor) -> bool:
-    """Swap a scheduled compressor into a plan whose layouts it does not change."""
-    tuned = [unit for unit in plan.units if unit.compressor is plan.main]
-    if any(main.layout(unit.shape) != unit.compressor.layout(unit.shape) for unit in tuned):
-        return False
-    for unit in tuned:
-        unit.compressor = main
-    plan.main = main
-    return True

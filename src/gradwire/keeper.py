@@ -8,8 +8,8 @@ mean stays the same and nothing is lost.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from gradwire.types import Key, State, tensor_id
 
 __all__ = ["Keeper"]
 
-K = TypeVar("K", bound=Hashable)
+Shard = tuple[str, str, int, int]
+"""What an owner keeps: parameter, buffer, first element and number of elements."""
 
 
 class Keeper:
@@ -29,13 +30,16 @@ class Keeper:
         self.world, self.device, self.seed = world, device, seed
         self.worker: dict[str, dict[str, Tensor]] = {}
         self.states: dict[str, State] = {}
+        self.sessions: dict[str, State] = {}
         self.owned: dict[str, list[tuple[str, int, Tensor]]] = {}
         self._transient: set[str] = set()
-        self._loaded: dict[tuple[str, str, int, int], Tensor] = {}
+        self._squared: set[str] = set()
+        self._loaded: dict[Shard, Tensor] = {}
 
     def keep(self, unit: Unit) -> Mapping[str, Tensor]:
         """Flat tensors of the unit's memory, holding what its members had so far."""
         self._transient |= set(unit.memory.transient)
+        self._squared |= set(unit.memory.squared)
         return {buffer: self._gather(unit, self.worker.setdefault(buffer, {})) for buffer in unit.memory.buffers}
 
     def remember(self, unit: Unit) -> State:
@@ -47,6 +51,10 @@ class Keeper:
             self.states[unit.name] = fresh
         return self.states[unit.name]
 
+    def recall(self, unit: Unit, fresh: State) -> State:
+        """What a session keeps for a unit from one step to the next, ``fresh`` at first."""
+        return self.sessions.setdefault(unit.name, fresh)
+
     def server(self, piece: Piece, buffers: Sequence[str]) -> Mapping[str, Tensor]:
         """Flat float32 tensors of zeros for a piece that this rank compresses a second time."""
         kept = {buffer: torch.zeros(piece.numel, device=self.device) for buffer in buffers}
@@ -57,7 +65,7 @@ class Keeper:
                 self.owned.setdefault(name, []).append((buffer, lo, view))
         return kept
 
-    def retire(self, names: Sequence[str]) -> None:
+    def retire(self, names: Iterable[str]) -> None:
         """The cut of these parameters is gone: hand what their owner kept back to its own worker."""
         for name in names:
             for buffer, lo, view in self.owned.pop(name, []):
@@ -68,9 +76,17 @@ class Keeper:
                     # The estimates have what the owner did not send, and their mean has not: take it out of them.
                     estimate[lo : lo + view.numel()].sub_(view, alpha=self.world)
 
-    def scale(self, factor: float) -> None:
-        """Multiply all residuals of this rank, its own and those of its shards."""
-        for tensor in self._residuals():
+    def scale(self, factor: float, names: Container[str] | None = None) -> None:
+        """Multiply the residuals of these parameters, of all if None: the worker's own and those of its shards."""
+        for tensor in self._residuals(names):
+            tensor.mul_(factor)
+
+    def rescale(self, factor: float) -> None:
+        """Multiply all that is kept for each element by the change of the gradients' own unit."""
+        for buffer, tensors in self.worker.items():
+            for tensor in tensors.values():
+                tensor.mul_(factor * factor if buffer in self._squared else factor)
+        for tensor in self._shards().values():
             tensor.mul_(factor)
 
     def norm(self) -> float:
@@ -80,33 +96,69 @@ class Keeper:
 
     def state_dict(self) -> dict[str, Any]:
         """What is kept, but for what only takes a step back, by parameter name; the tensors are those in use."""
-        worker = {buffer: tensors for buffer, tensors in self.worker.items() if buffer not in self._transient}
-        owned = {name: [[buffer, lo, view] for buffer, lo, view in views] for name, views in self.owned.items()}
-        return {"worker": worker, "states": self.states, "owned": owned}
+        worker = {buffer: dict(tensors) for buffer, tensors in self.worker.items() if buffer not in self._transient}
+        owned: dict[str, dict[str, dict[str, Tensor]]] = {}
+        for (name, buffer, lo, _), view in self._shards().items():
+            owned.setdefault(name, {}).setdefault(buffer, {})[str(lo)] = view
+        states = {name: dict(state) for name, state in self.states.items()}
+        return {"worker": worker, "states": states, "sessions": dict(self.sessions), "owned": owned}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Keep copies of what ``state_dict`` gave, in the tensors in use where there are any.
+        """Keep copies of what ``state_dict`` gave, and nothing else; plans made before must not be used again.
 
-        What an owner kept for its shards waits until a plan asks for the same cut.
+        What an owner kept for its shards waits until a plan asks for the same cut, or ``give_up_waiting``.
         """
-        for buffer, tensors in saved["worker"].items():
-            restore(self.worker.setdefault(buffer, {}), tensors, self.device)
-        for name, state in saved["states"].items():
-            restore(self.states.setdefault(name, {}), state, self.device)
-        current = {
-            (name, buffer, lo, view.numel()): view for name, views in self.owned.items() for buffer, lo, view in views
+        self.worker = {buffer: self._copied(tensors) for buffer, tensors in saved.get("worker", {}).items()}
+        self.states = {name: self._copied(state) for name, state in saved.get("states", {}).items()}
+        self.sessions = {name: self._copied(state) for name, state in saved.get("sessions", {}).items()}
+        self.owned = {}
+        self._loaded = {
+            (name, buffer, int(lo), view.numel()): view.to(self.device, copy=True)
+            for name, buffers in saved.get("owned", {}).items()
+            for buffer, views in buffers.items()
+            for lo, view in views.items()
         }
-        for name, views in saved["owned"].items():
-            restore(current, {(name, buffer, lo, view.numel()): view for buffer, lo, view in views}, self.device)
-        self._loaded = {key: view for key, view in current.items() if not self._in_use(key)}
 
-    def _residuals(self) -> list[Tensor]:
-        owned = [view for views in list(self.owned.values()) for buffer, _, view in views if buffer == "residual"]
-        return [*self.worker.get("residual", {}).values(), *owned]
+    def narrow(self, buffers: Container[str]) -> None:
+        """Keep these buffers only, and no state of a method: another one comes."""
+        self.worker = {buffer: tensors for buffer, tensors in self.worker.items() if buffer in buffers}
+        self.states, self.sessions = {}, {}
 
-    def _in_use(self, key: tuple[str, str, int, int]) -> bool:
-        name, *place = key
-        return any([buffer, lo, view.numel()] == place for buffer, lo, view in self.owned.get(name, []))
+    def changing(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Everything that an exchange of these parameters may change, under names of its own."""
+        found = {f"worker/{buffer}/{name}": tensors[name] for buffer, tensors in self.worker.items()
+                 for name in names if buffer not in self._transient and name in tensors}  # fmt: skip
+        # The state of one shard of a parameter has the shard's number after the name.
+        found |= {f"states/{name}/{key}": tensor for name, state in self.states.items()
+                  for key, tensor in state.items() if name.partition("#")[0] in names}  # fmt: skip
+        shards = {f"owned/{name}/{buffer}/{lo}": view for name, buffer, lo, view in self._views() if name in names}
+        return found | shards
+
+    def _views(self) -> Iterator[tuple[str, str, int, Tensor]]:
+        return ((name, *kept) for name, views in list(self.owned.items()) for kept in views)
+
+    def give_up_waiting(self) -> None:
+        """The cut that loaded shards wait for does not come again: this worker keeps them as its own."""
+        for (name, buffer, lo, _), view in self._loaded.items():
+            self.owned.setdefault(name, []).append((buffer, lo, view))
+        names = {name for name, *_ in self._loaded}
+        self._loaded = {}
+        self.retire(names)
+
+    def _shards(self) -> dict[Shard, Tensor]:
+        """Of every owned shard, those that wait for their cut included."""
+        owned = {(name, buffer, lo, view.numel()): view for name, buffer, lo, view in self._views()}
+        return {**self._loaded, **owned}
+
+    def _residuals(self, names: Container[str] | None = None) -> list[Tensor]:
+        own = [kept for name, kept in self.worker.get("residual", {}).items() if names is None or name in names]
+        shards = self._shards().items()
+        return own + [
+            view for (name, buffer, *_), view in shards if buffer == "residual" and (names is None or name in names)
+        ]
+
+    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self.device, copy=True) for name, tensor in tensors.items()}
 
     def _gather(self, unit: Unit, kept: dict[str, Tensor]) -> Tensor:
         flat = torch.zeros(unit.numel, dtype=unit.memory.kept_dtype, device=self.device)
@@ -117,15 +169,6 @@ class Keeper:
                 view.copy_(kept[name])
             kept[name], lo = view, lo + numel
         return flat
-
-
-def restore(into: dict[K, Tensor], saved: Mapping[K, Tensor], device: torch.device) -> None:
-    """Copy what was saved into the tensors of the same name and shape; make those that are missing."""
-    for name, tensor in saved.items():
-        if name in into and into[name].shape == tensor.shape:
-            into[name].copy_(tensor)
-        else:
-            into[name] = tensor.to(device, copy=True)
 
 
 def covered(piece: Piece, flat: Tensor) -> Iterator[tuple[str, int, Tensor]]:

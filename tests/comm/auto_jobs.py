@@ -63,7 +63,7 @@ def one(compressor: Compressor, strategy: str, steps: int) -> dict[str, Any]:
     left = {"residuals": [kept(run.exchange)], "owned": owned(run.exchange), "outputs": outputs}
     return {
         **left, "thresholds": thresholds, "bad": bad,
-        "trace": differences(before["states"], saved["states"]) + differences(before["worker"], saved["worker"]),
+        "trace": differences(before, saved, "states") + differences(before, saved, "worker"),
         "resumed": resumed(Sent(compressor, strategy), saved, steps), "metrics": run.exchange.metrics(),
     }  # fmt: skip
 
@@ -73,10 +73,11 @@ def resumed(run: Sent, saved: dict[str, Any], steps: int) -> list[Tensor]:
     return [run.step(step) for step in range(steps // 2 + 1, steps)]
 
 
-def differences(before: dict[str, dict[str, Tensor]], after: dict[str, dict[str, Tensor]]) -> list[str]:
+def differences(before: dict[str, Any], after: dict[str, Any], kind: str) -> list[str]:
+    (old,), (new,) = before["ranks"].values(), after["ranks"].values()
     return [
         f"{outer}/{inner}"
-        for outer, tensors in after.items()
+        for outer, tensors in new[kind].items()
         for inner, tensor in tensors.items()
-        if not torch.equal(tensor, before[outer][inner])
+        if not torch.equal(tensor, old[kind][outer][inner])
     ]

@@ -157,7 +157,7 @@ def test_a_bad_step_leaves_no_trace(code, bad, strategy):
         if spoilt:
             step(exchange, torch.full((N,), bad))
         for name in ("advice", "agreed", "turn"):
-            assert torch.equal(exchange.keeper.states["w"][name], kept["states"]["w"][name])
+            assert torch.equal(exchange.keeper.states["w"][name], kept["ranks"]["0"]["states"]["w"][name])
         runs.append([step(exchange, gaussian(N, seed=later)) for later in range(6, 12)])
     assert all(torch.equal(clean, after) for clean, after in zip(*runs, strict=True))
 

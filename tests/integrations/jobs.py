@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,3 +78,15 @@ def train_loop(rank: int, compressor: str, steps: int, options: dict[str, Any]) 
     metrics = state.metrics()
     state.close()
     return {"digest": digest(model), "loss": loss_of(model), "metrics": metrics, "world": dist.get_world_size()}
+
+
+def answers(calls: dict[str, Callable[[], object]]) -> dict[str, str]:
+    """What each call raises."""
+    told = {}
+    for case, call in calls.items():
+        try:
+            call()
+            told[case] = "nothing was raised"
+        except Exception as error:
+            told[case] = f"{type(error).__name__}: {error}"
+    return told

@@ -98,7 +98,9 @@ def _spoilt(rank: int) -> tuple[bool, str]:
 
 def state_of(optimizer: Any) -> str:
     kept = optimizer.state_dict()
-    residuals = [tensor for tensors in kept["exchange"]["worker"].values() for tensor in tensors.values()]
+    residuals = [
+        tensor for tensors in kept["exchange"]["ranks"].popitem()[1]["worker"].values() for tensor in tensors.values()
+    ]
     velocity = list(kept["kept"]["velocity"].values())
     return str([float(tensor.double().square().sum()) for tensor in [*residuals, *velocity]])
 

@@ -29,6 +29,7 @@ __all__ = ["Session", "Site", "Strategy"]
 
 Keep = Callable[[Unit], Mapping[str, Tensor]]
 Remember = Callable[[Unit], State]
+Recall = Callable[[Unit, State], State]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Site:
         device: of the gradients.
         keep: gives the flat tensors of a unit's memory, keyed by parameter name.
         remember: gives the compressor's state of a unit.
+        recall: gives what a session keeps of a unit between steps, which is what it is given at first.
         server: gives the tensors that a shard's owner keeps for pieces it compresses a second time.
     """
 
@@ -47,6 +49,7 @@ class Site:
     device: torch.device
     keep: Keep
     remember: Remember
+    recall: Recall
     server: Callable[[Piece, Sequence[str]], Mapping[str, Tensor]]
 
     def whole(self, unit: Unit) -> Piece:

@@ -72,14 +72,18 @@ class OkTopkStrategy(Strategy):
 
 
 class OkTopkSession(Session):
-    """One message of top-k, the thresholds of the sums, and how many steps they have served."""
+    """One message of top-k, thresholds of the sums, and how many steps they have served, which checkpoints keep."""
 
     def __init__(self, units: Sequence[Unit], site: Site, period: int) -> None:
-        self.channel, self.period, self.age = site.channel, period, 0
+        self.channel, self.period = site.channel, period
         self.part = Part([site.whole(unit) for unit in units])
         self.own = Message(self.part.packing, site.device)
         self.wanted = [payload[0].numel() for payload in self.own.payloads]
-        self.thresholds = torch.zeros(len(self.wanted), device=site.device)
+        fresh = {"threshold": torch.zeros((), device=site.device), "age": torch.zeros((), dtype=torch.int64)}
+        self.kept = [site.recall(unit, {name: tensor.clone() for name, tensor in fresh.items()}) for unit in units]
+        self.thresholds = torch.stack([kept["threshold"] for kept in self.kept])
+        ages = {int(kept["age"]) for kept in self.kept}
+        self.age = ages.pop() if len(ages) == 1 else 0
 
     def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
         metrics = self.channel.metrics
@@ -157,6 +161,9 @@ class OkTopkSession(Session):
         astray = bool(((counts > 2 * wanted) | (2 * counts < wanted)).any())
         factor = torch.where(4 * counts > 5 * wanted, _NUDGE, torch.where(3 * counts < 2 * wanted, 1 / _NUDGE, 1.0))
         self.thresholds, self.age = thresholds * factor, 0 if astray else self.age + 1
+        for kept, threshold in zip(self.kept, self.thresholds, strict=True):
+            kept["threshold"].copy_(threshold)
+            kept["age"].fill_(self.age)
 
 
 def _entries(payload: tuple[Tensor, ...]) -> Entries:

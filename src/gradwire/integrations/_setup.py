@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -156,9 +156,11 @@ def private_group(group: dist.ProcessGroup | None, timeout: object, device: torc
     seconds = timeout if isinstance(timeout, int | float) and 0 < timeout <= LONGEST else Settings.timeout
     members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     backend = BACKENDS.get(device.type) or dist.get_backend(group)
-    limit = timedelta(seconds=seconds)
+    limit, everyone = timedelta(seconds=seconds), len(members) == dist.get_world_size()
+    if not everyone and dist.get_rank() in members:
+        even_out(cast(dist.ProcessGroup, group), device)
     try:
-        made = dist.new_group(members, timeout=limit, backend=backend, use_local_synchronization=True)
+        made = dist.new_group(members, timeout=limit, backend=backend, use_local_synchronization=not everyone)
     except (RuntimeError, ValueError) as error:
         raise GroupError(
             f"ranks {members} did not all set up gradwire within {seconds:g} s: every rank must make the call ({error})"
@@ -166,6 +168,19 @@ def private_group(group: dist.ProcessGroup | None, timeout: object, device: torc
     if not isinstance(made, dist.ProcessGroup):
         raise ConfigError(f"this process must be a member of the group, got the group of ranks {members}")
     return made
+
+
+def even_out(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Let all ranks of a sub-group have made equally many groups.
+
+    torch names a group that not all processes make by its ranks and by how many groups a process is in; ranks that
+    are in different numbers of them would wait for each other under different names.
+    """
+    own = len(dist.distributed_c10d._world.pg_names)
+    counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(counts, torch.tensor([own], device=device), group=group)
+    for _ in range(max(int(count) for count in counts) - own):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
 
 
 def announce(exchange: Exchange, shapes: list[Named]) -> None:

@@ -14,23 +14,27 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from gradwire.comm._part import nonfinite
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, require
 from gradwire.exchange import Named
 from gradwire.integrations._setup import in_memory, prepare
+from gradwire.integrations._state import ExchangeState, Units, as_float32
 from gradwire.worker import Worker
 
 __all__ = ["GradwireState", "compress_ddp", "gradwire_hook"]
 
 
-class GradwireState:
+class GradwireState(ExchangeState):
     """What the hook knows: the names of the parameters, the exchange, and the thread that talks to the network.
 
     Args:
         model: the DDP model, or the module inside it.
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
         process_group: the ranks; None is the model's own group, or the default one.
+        scaler: of the loss, so that residuals follow its scale; None: the loss is not scaled, or its scale is fixed.
+        lr_correction: the optimizer, so that what waits is applied with the rate it was meant for; None: as it is sent.
         options: those of ``gradwire.settings.Settings``, and the compressor's parameters if it is given by name.
 
     Raises:
@@ -40,21 +44,24 @@ class GradwireState:
 
     def __init__(
         self, model: nn.Module, compressor: Any = "twobit", process_group: dist.ProcessGroup | None = None,
-        **options: Any,
+        *, scaler: Any = None, lr_correction: Optimizer | None = None, **options: Any,
     ) -> None:  # fmt: skip
         module: nn.Module = model
         if isinstance(model, DistributedDataParallel):
             module = model.module
             process_group = process_group or model.process_group
-        self.exchange, params = prepare(module, compressor, options, process_group)
+        check = partial(check_model, model, scaler, lr_correction)
+        self.exchange, params = prepare(module, compressor, options, process_group, check=check)
+        self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})
+        self.sizes = {name: param.numel() for name, param in params.items()}
+        self.exchange.skips_steps = self.units.scaler is not None
         self._names = {id(param): (name, tuple(in_memory(param).shape)) for name, param in params.items()}
         self._worker = Worker()
+        self._read: list[tuple[float | None, dict[str, float]]] = []
+        if self.units.scaler is not None and self.exchange.device.type == "cuda":
+            model.register_forward_pre_hook(self._before_forward)
         self._scratch: dict[int, Tensor] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-
-    def metrics(self) -> dict[str, Any]:
-        """Bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals."""
-        return self.exchange.metrics()
 
     def close(self) -> None:
         """End the communication thread; the hook must not run again.
@@ -71,7 +78,8 @@ class GradwireState:
         if buffer.layout != torch.strided or not buffer.is_floating_point():
             names = ", ".join(name for name, _ in params)
             raise ConfigError(f"gradient of {names} must be dense floating point, got {buffer.layout} {buffer.dtype}")
-        job = lambda: self._job(buffer, params, bucket.index(), first)  # noqa: E731
+        unit = self._unit() if first else None
+        job = partial(self._job, buffer, params, bucket.index(), unit)
         if self.exchange.channel.is_nccl:
             return self._on_stream(buffer.device, job)
         return self._worker.submit(job)
@@ -85,24 +93,26 @@ class GradwireState:
             )
         return named
 
-    def _job(self, buffer: Tensor, params: list[Named], index: int, first: bool) -> Tensor:
-        if first:
+    def _unit(self) -> tuple[float | None, dict[str, float]]:
+        """Loss scale and learning rates; on a GPU the scale was read before the forward pass."""
+        return self._read.pop() if self._read else self.units.read()
+
+    def _before_forward(self, *_: object) -> None:
+        # The scaler has waited for the device at its last step; in the middle of a backward pass reading would.
+        self._read[:] = [self.units.read()]
+
+    def _job(
+        self, buffer: Tensor, params: list[Named], index: int, unit: tuple[float | None, dict[str, float]] | None
+    ) -> Tensor:
+        if unit is not None:
             self.exchange.begin_step()
-        flat = self._float32(buffer, index)
+            self.units.follow(self.exchange, *unit)
+        flat = as_float32(buffer, self._scratch, index)
         self.exchange.run(flat, params, buffer.itemsize)
         if flat is not buffer:
             # A mean that float32 holds may be infinite in 16 bits.
             self.exchange.note(nonfinite(buffer.copy_(flat)))
         return buffer
-
-    def _float32(self, buffer: Tensor, index: int) -> Tensor:
-        """The bucket itself, or for 16-bit gradients a float32 copy whose storage is kept."""
-        if buffer.dtype == torch.float32:
-            return buffer
-        kept = self._scratch.get(index)
-        if kept is None or kept.numel() != buffer.numel():
-            kept = self._scratch[index] = torch.empty_like(buffer, dtype=torch.float32)
-        return kept.copy_(buffer)
 
     def _on_stream(self, device: torch.device, job: Callable[[], Tensor]) -> Future[Tensor]:
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
@@ -124,6 +134,17 @@ def gradwire_hook(
     return state.start(bucket)
 
 
+def check_model(model: nn.Module, scaler: Any, lr_correction: Any) -> None:
+    """Refuse what the hook cannot serve.
+
+    Raises:
+        ConfigError: compiled autograd would trace the hook, parameter by parameter; a scaler that is none.
+    """
+    Units.check(scaler, lr_correction)
+    traced = bool(getattr(model, "_use_python_reducer", False))
+    require(not traced, "torch._dynamo.config.optimize_ddp", "'ddp_optimizer', as it is by default", "python_reducer")
+
+
 def fail(error: Exception) -> None:
     raise error
 
@@ -136,6 +157,8 @@ def compress_ddp(model: nn.Module, compressor: Any = "twobit", **options: Any) -
     Args:
         model: wrapped, and not yet given a communication hook.
         compressor: a registered name (``gradwire methods`` lists them), a compressor, or a recipe of ``from_params``.
+        scaler: in options, a ``GradScaler``: residuals follow its scale.
+        lr_correction: in options, the optimizer: residuals are rescaled when a schedule changes its learning rates.
         options: ``memory, strategy, min_numel, exclude, overrides, start_after, schedule, seed, timeout, force`` as in
             ``gradwire.settings.Settings``; anything else is a parameter of a compressor given by name.
 

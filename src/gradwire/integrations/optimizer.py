@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from gradwire.errors import ConfigError, is_float32, require
 from gradwire.exchange import Named
 from gradwire.integrations._setup import in_memory, memory_order, prepare, share_start
+from gradwire.integrations._state import ExchangeState, Units
 from gradwire.worker import Worker
 
 __all__ = ["OptimizerState", "compress_optimizer"]
@@ -57,26 +58,26 @@ def as_stored(flat: Tensor, param: Tensor) -> Tensor:
     return view.permute([order.index(dim) for dim in range(param.dim())])
 
 
-class OptimizerState:
+class OptimizerState(ExchangeState):
     """The exchange in front of an optimizer's step. Made by ``compress_optimizer``."""
 
     def __init__(
         self, optimizer: Optimizer, model: nn.Module, compressor: Any, bucket_mb: float, options: dict[str, Any],
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | None, scaler: Any = None, lr_correction: bool = False,
     ) -> None:  # fmt: skip
         ours = {id(param) for param in parameters_of(optimizer)}
-        check = partial(check_arguments, optimizer, model, bucket_mb)
+        check = partial(check_arguments, optimizer, model, bucket_mb, scaler)
         self.exchange, params = prepare(model, compressor, options, group, ours, check, bucket_mb=bucket_mb)
         self.buckets = [Bucket(members) for members in split(list(params.items())[::-1], bucket_mb)]
+        names = {id(param): name for name, param in params.items()}
+        self.units = Units(scaler, optimizer if lr_correction else None, names)
+        self.sizes = {name: param.numel() for name, param in params.items()}
+        self.exchange.skips_steps = self.units.scaler is not None
         self._known = {id(param): param for param in params.values()}
         self._worker, self._done = Worker(), False
         for param in params.values():
             param.register_post_accumulate_grad_hook(self._fresh)  # type: ignore[no-untyped-call]
         share_start([*model.parameters(), *model.buffers()], group)
-
-    def metrics(self) -> dict[str, Any]:
-        """Bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals."""
-        return self.exchange.metrics()
 
     def close(self) -> None:
         """End the communication thread; the optimizer must not step again."""
@@ -90,6 +91,7 @@ class OptimizerState:
         that all ranks see the same overflow and skip the same step.
         """
         self.exchange.begin_step()
+        self.units.follow(self.exchange, *self.units.read())
         futures = []
         for bucket in self.buckets:
             bucket.gather()
@@ -115,6 +117,9 @@ class OptimizerState:
         frozen = [param for param in self._known.values() if not param.requires_grad]
         require(not frozen, "optimizer", allowed, f"{len(frozen)} frozen since: make a new state without them")
         if not self._done:
+            # A rank whose scaler skips the step would never come here, and the others wait for it.
+            require(self.units.scaler is None, "exchange_gradients", "called before scaler.unscale_ and scaler.step",
+                    "no call")  # fmt: skip
             self.exchange_gradients()
         self._done = False
 
@@ -127,13 +132,14 @@ class OptimizerState:
         return bucket.flat
 
 
-def check_arguments(optimizer: Optimizer, model: nn.Module, bucket_mb: object) -> None:
+def check_arguments(optimizer: Optimizer, model: nn.Module, bucket_mb: object, scaler: Any) -> None:
     """Refuse what only this rank may have got wrong.
 
     Raises:
         ConfigError: a bucket without room, or an optimizer whose parameters are not the model's.
     """
     require(is_float32(bucket_mb) and bucket_mb > 0, "bucket_mb", "a number > 0", bucket_mb)  # type: ignore[operator]
+    Units.check(scaler, None)
     ours = {id(param) for param in model.parameters()}
     others = sum(id(param) not in ours for param in parameters_of(optimizer))
     require(others == 0, "optimizer", "over the model's own parameters", f"{others} others")
@@ -158,7 +164,7 @@ def split(params: Sequence[tuple[str, nn.Parameter]], bucket_mb: float) -> list[
 
 def compress_optimizer(
     optimizer: Optimizer, model: nn.Module, compressor: Any = "twobit", *, bucket_mb: float = 25.0,
-    process_group: dist.ProcessGroup | None = None, **options: Any,
+    process_group: dist.ProcessGroup | None = None, scaler: Any = None, lr_correction: bool = False, **options: Any,
 ) -> OptimizerState:  # fmt: skip
     """Average gradients, compressed, whenever ``optimizer.step()`` is called: data parallelism without DDP.
 
@@ -170,6 +176,9 @@ def compress_optimizer(
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
         bucket_mb: gradients travel in buckets of about this many MB of float32.
         process_group: the ranks; None is the default group.
+        scaler: of the loss, so that residuals follow its scale; then call ``state.exchange_gradients()`` before
+            ``scaler.unscale_`` and ``scaler.step``.
+        lr_correction: rescale residuals when a schedule changes the optimizer's learning rates.
         options: as for ``compress_ddp``.
 
     Returns:
@@ -191,6 +200,6 @@ def compress_optimizer(
         1
         >>> dist.destroy_process_group()
     """
-    state = OptimizerState(optimizer, model, compressor, bucket_mb, options, process_group)
+    state = OptimizerState(optimizer, model, compressor, bucket_mb, options, process_group, scaler, lr_correction)
     optimizer.register_step_pre_hook(state.before_step)
     return state

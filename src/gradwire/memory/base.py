@@ -42,6 +42,9 @@ class Memory(ABC):
     transient: ClassVar[tuple[str, ...]] = ()
     """Those of ``buffers`` that only serve ``rollback`` and have no place in a checkpoint."""
 
+    squared: ClassVar[tuple[str, ...]] = ()
+    """Those of ``buffers`` in the square of the gradient's unit."""
+
     @property
     def kept_dtype(self) -> torch.dtype:
         """Of the tensors kept."""

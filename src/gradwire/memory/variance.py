@@ -55,6 +55,7 @@ class VarianceMemory(Memory):
     name = "variance"
     buffers = ("residual", "variance", "undo", "sent")
     transient = ("undo", "sent")
+    squared = ("variance",)
 
     def __post_init__(self) -> None:
         require(is_float32(self.alpha) and self.alpha > 0, "VarianceMemory.alpha", "a finite number > 0", self.alpha)

@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.errors import ConfigError
 from gradwire.optim._exchanged import Closure, Exchanged
 from gradwire.optim._flat import Flat
+from gradwire.saved import OnResize
 
 __all__ = ["AdamLike"]
 
@@ -37,8 +38,12 @@ class AdamLike(Exchanged):
         """As of any optimizer, and what the exchange keeps on this rank: each rank saves its own."""
         return {**super().state_dict(), "exchange": self.exchange.state_dict(), "progress": dict(self.progress)}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
         """Continue bit for bit from what ``state_dict`` gave on this rank.
+
+        Args:
+            on_resize: for another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an "exchange"
+                that ``gradwire.merge_states`` made of all ranks'. Save in step: the rest is then the same on all.
 
         Raises:
             ConfigError: the state is of another optimizer, or of another number of ranks.
@@ -50,7 +55,7 @@ class AdamLike(Exchanged):
             flat.gather(self.state[param][name] for param in self.params)
         self._show()
         self.progress = dict(state_dict["progress"])
-        self.exchange.load_state_dict(state_dict["exchange"])
+        self.exchange.load_state_dict(state_dict["exchange"], on_resize=on_resize)
 
     def begin(self, closure: Closure | None) -> Any:
         """Evaluate the closure, and copy the gradients, unscaled, into ``scratch``."""

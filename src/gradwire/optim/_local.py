@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.optim._exchanged import Closure, Exchanged
 from gradwire.optim._flat import Flat, any_nonfinite
+from gradwire.saved import OnResize
 
 __all__ = ["LocalSteps"]
 
@@ -99,8 +100,12 @@ class LocalSteps(Exchanged):
         kept = {key: dict(zip(names, flat.views, strict=True)) for key, flat in self.kept().items()}
         return {**self.inner.state_dict(), "exchange": self.exchange.state_dict(), "kept": kept, "since": self.since}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
         """Continue bit for bit from what ``state_dict`` gave on this rank.
+
+        Args:
+            on_resize: for another number of ranks, as for ``Exchange.load_state_dict``; "reshard" needs an "exchange"
+                that ``gradwire.merge_states`` made of all ranks'. Save in step: the rest is then the same on all.
 
         Raises:
             ConfigError: the state is of another optimizer, or of another number of ranks.
@@ -112,7 +117,7 @@ class LocalSteps(Exchanged):
         for key, flat in self.kept().items():
             flat.gather(state_dict["kept"][key][name] for name, _ in self.named)
         self.since = state_dict["since"]
-        self.exchange.load_state_dict(state_dict["exchange"])
+        self.exchange.load_state_dict(state_dict["exchange"], on_resize=on_resize)
 
     def _refresh(self) -> None:
         """Follow parameters that were loaded or changed by hand since all ranks met."""

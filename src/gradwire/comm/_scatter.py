@@ -1,0 +1,84 @@
+"""A compressed reduce-scatter: every rank sends each owner its part, and the owner has the mean of its own.
+
+Law: the cut is the caller's, so that whole rows of a parameter go to one owner. Each message carries the status of its
+sender's whole gradient, so all ranks learn from the messages alone whether the step counts. Traffic of a rank:
+(W-1)/W of a payload in each direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gradwire.comm._channel import Channel
+from gradwire.comm._dense import DenseSession
+from gradwire.comm._part import Message, Part, Piece
+from gradwire.comm.base import Site
+from gradwire.types import Key
+
+__all__ = ["ScatterSession"]
+
+
+class ScatterSession:
+    """Messages and buffers of one cut.
+
+    Args:
+        shards: for each owner the pieces that it gets, with ``lo`` in the whole gradient.
+        site: where it runs.
+    """
+
+    def __init__(self, shards: Sequence[Sequence[Piece]], site: Site) -> None:
+        self.channel: Channel = site.channel
+        self.parts = [Part(pieces) for pieces in shards]
+        self.sends = [Message(part.packing, site.device) for part in self.parts]
+        own = self.parts[self.channel.rank]
+        self.receives = Message(own.packing, site.device, rows=self.channel.world)
+        start = own.pieces[0].lo
+        self.owned = Part([replace(piece, lo=piece.lo - start) for piece in own.pieces])
+        advised = [piece.state for pieces in shards for piece in pieces if piece.unit.compressor.advice]
+        self.wishes = DenseSession([], self.channel, site.device, advised)
+
+    def run(self, flat: Tensor, out: Tensor, key: Key, scale: float) -> Tensor:
+        """``out`` becomes ``scale`` times the sum over the ranks of this rank's part.
+
+        Args:
+            flat: the whole gradient, contiguous float32; overwritten.
+            out: contiguous float32, as many elements as the own pieces have.
+
+        Returns:
+            bool of one element: whether some rank had a value that is not finite. Then ``out`` is NaN on every rank,
+            and all memories are as they were.
+        """
+        wait = self.wishes.begin(flat)
+        with self.channel.metrics.timed("encode"):
+            self._encode(flat, key)
+        self.receives.buffer[self.channel.rank].copy_(self.sends[self.channel.rank].buffer)
+        self.channel.exchange([send.buffer for send in self.sends], list(self.receives.buffer.unbind(0)))
+        wait()
+        with self.channel.metrics.timed("decode"):
+            bad = self.receives.status.ne(0).any()
+            self._take_back(flat, bad)
+            out.zero_()
+            self.owned.add_decoded(self.receives, out, scale)
+            self.owned.settle(out)
+            out.masked_fill_(bad, float("nan"))
+        return bad
+
+    def _encode(self, flat: Tensor, key: Key) -> None:
+        for part, message in zip(self.parts, self.sends, strict=True):
+            part.encode(flat, message, key)
+        status = torch.cat([message.status for message in self.sends]).amax()
+        for message in self.sends:
+            message.status.fill_(status)
+
+    def _take_back(self, flat: Tensor, bad: Tensor) -> None:
+        """On the CPU a branch, on an accelerator a select, so that nothing waits for the device."""
+        on_cpu = flat.device.type == "cpu"
+        for part in self.parts if not on_cpu or bool(bad) else ():
+            if on_cpu:
+                part.rollback(flat)
+            else:
+                part.select(flat, bad)

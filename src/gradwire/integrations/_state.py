@@ -1,0 +1,184 @@
+"""What the state of every integration offers: figures, a checkpoint, another compressor, the unit of its residuals.
+
+Law: a residual is in the unit of the gradients in which it arose, which is the loss scale, and is applied with the
+learning rate of the step in which it is sent. Whoever gives the scaler, or the optimizer, has it follow both.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwire.comm._agree import agree
+from gradwire.comm.base import Strategy
+from gradwire.errors import ConfigError, require
+from gradwire.exchange import Exchange
+from gradwire.memory.base import Memory
+from gradwire.saved import OnResize
+from gradwire.settings import build_compressor
+
+__all__ = ["ExchangeState", "Units", "as_float32", "change"]
+
+
+class Units:
+    """Follows a loss scale and learning rates.
+
+    Args:
+        scaler: of the loss, a ``torch.amp.GradScaler``; None: the loss is not scaled, or its scale is fixed.
+        lr_correction: the optimizer whose rates residuals follow; None: they are sent as they are.
+        names: of the parameters, by id.
+    """
+
+    def __init__(self, scaler: Any, lr_correction: Optimizer | None, names: Mapping[int, str]) -> None:
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.optimizer, self.names = lr_correction, names
+        self.scale: float | None = None
+        self.rates: dict[str, float] = {}
+
+    @staticmethod
+    def check(scaler: Any, lr_correction: Any) -> None:
+        """Refuse what is not a scaler or not an optimizer.
+
+        Raises:
+            ConfigError
+        """
+        scales = scaler is None or (hasattr(scaler, "get_scale") and hasattr(scaler, "is_enabled"))
+        require(scales, "scaler", "a torch.amp.GradScaler or None", scaler)
+        optimizer = lr_correction is None or isinstance(lr_correction, Optimizer)
+        require(optimizer, "lr_correction", "a torch.optim.Optimizer or None", lr_correction)
+
+    def read(self) -> tuple[float | None, dict[str, float]]:
+        """The scale and the rates of now; a scale on a GPU is waited for."""
+        groups = self.optimizer.param_groups if self.optimizer is not None else []
+        rates = {self.names[id(param)]: float(group["lr"])
+                 for group in groups for param in group["params"] if id(param) in self.names}  # fmt: skip
+        return (self.scaler.get_scale() if self.scaler is not None else None), rates
+
+    def follow(self, exchange: Exchange, scale: float | None, rates: Mapping[str, float]) -> None:
+        """Multiply what waits by the new scale over the old one, and by the old rate over the new one."""
+        if scale is not None:
+            if self.scale is not None and self.scale != scale:
+                exchange.rescale(scale / self.scale)
+            self.scale = scale
+        factors: dict[float, set[str]] = {}
+        for name, rate in rates.items():
+            # A rate of 0 moves nothing: what waits stays in the unit of the last rate that did.
+            if rate > 0:
+                factors.setdefault(self.rates.get(name, rate) / rate, set()).add(name)
+                self.rates[name] = rate
+        for factor, names in factors.items():
+            if factor != 1:
+                exchange.scale_residuals(factor, names)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The unit of what is saved, in numbers."""
+        return {"scale": self.scale, "rates": dict(self.rates)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the unit of what was saved.
+
+        Raises:
+            ConfigError: it followed a scaler, and there is none now.
+        """
+        lost = state.get("scale") is not None and self.scaler is None
+        require(not lost, "scaler", f"given, as when the state was saved at scale {state.get('scale')}", None)
+        self.scale, self.rates = state.get("scale"), dict(state.get("rates", {}))
+
+
+class ExchangeState:
+    """Base of the states of integrations; they set ``exchange``, ``units`` and ``sizes``."""
+
+    exchange: Exchange
+    units: Units
+    sizes: Mapping[str, int]
+
+    def metrics(self) -> dict[str, Any]:
+        """Bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals."""
+        return self.exchange.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank must save to continue bit for bit: plain dicts, numbers, and the tensors in use.
+
+        With ``torch.distributed.checkpoint`` pass the state itself; read it with ``gradwire.read_checkpoint``.
+        """
+        return {**self.exchange.state_dict(), "units": self.units.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
+        """Continue from what ``state_dict`` gave, and forget everything else. All ranks must call it, between steps.
+
+        Args:
+            state: this rank's own, or those of all ranks (``gradwire.merge_states``, ``gradwire.read_checkpoint``).
+            on_resize: for a state of another number of ranks. "reshard": the sum of the residuals is kept and split
+                anew, for which the states of all ranks are needed; "reset": only the step is taken.
+
+        Raises:
+            ConfigError: the state is of another number of ranks and ``on_resize`` is "error", of another model, or
+                not complete.
+            GroupError: ranks were given states of different steps.
+        """
+        self.exchange.load_state_dict(state, on_resize=on_resize, sizes=self.sizes)
+        self.units.load_state_dict(state.get("units", {}))
+
+    def change(self, compressor: Any, *, memory: Memory | str | None = None, strategy: Strategy | str | None = None,
+               drop: bool = False, **params: Any) -> None:  # fmt: skip
+        """Go on with another compressor or other settings from the next step on. All ranks must call it.
+
+        What waits in residuals is sent by the new method.
+
+        Args:
+            compressor: a registered name, with its parameters, or a compressor.
+            memory: a memory or its name; None chooses.
+            strategy: a strategy or its name; None chooses.
+            drop: forget what the new memory does not keep, in place of an error.
+
+        Raises:
+            ConfigError: a combination that cannot work, or one that would lose what waits.
+            GroupError: ranks were given different arguments.
+        """
+        change(self.exchange, compressor, params, memory, strategy, drop, list(self.sizes))
+
+
+def change(
+    exchange: Exchange, compressor: Any, params: Mapping[str, Any], memory: Memory | str | None,
+    strategy: Strategy | str | None, drop: bool, names: Sequence[str],
+) -> None:  # fmt: skip
+    """Give an exchange another compressor. All ranks must call it, between steps."""
+    made: list[Exchange] = []
+
+    def describe() -> str:
+        after = copy.copy(exchange)
+        after.choose(build_compressor(compressor, params), memory, strategy)
+        after.policy.check(after.compressor, names)
+        refuse_loss(exchange, after, drop)
+        made.append(after)
+        return after.describe([])
+
+    agree(exchange.channel, describe, exchange.device)
+    exchange.forget_plans()
+    exchange.choose(made[0].compressor, made[0].memory, made[0].strategy)
+    exchange.keeper.narrow(exchange.buffers("buffers"))
+
+
+def refuse_loss(before: Exchange, after: Exchange, drop: bool) -> None:
+    waits = before.keeper.worker.get("residual", {}).values()
+    if not drop and "residual" not in after.buffers("buffers") and any(bool(tensor.any()) for tensor in waits):
+        name = after.memory_for(after.compressor).name
+        raise ConfigError(
+            f"memory {name!r} of {after.compressor.name!r} would lose what waits in the residuals: "
+            "use memory='residual', or say drop=True"
+        )
+
+
+def as_float32(buffer: Tensor, kept: dict[int, Tensor], index: int) -> Tensor:
+    """The tensor itself, or for 16-bit gradients a float32 copy whose storage is kept under ``index``."""
+    if buffer.dtype == torch.float32:
+        return buffer
+    scratch = kept.get(index)
+    if scratch is None or scratch.numel() != buffer.numel():
+        scratch = kept[index] = torch.empty_like(buffer, dtype=torch.float32)
+    return scratch.copy_(buffer)

@@ -1,0 +1,68 @@
+"""Read back what ``torch.distributed.checkpoint`` saved of a state."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from gradwire.errors import ConfigError, nearest
+
+__all__ = ["read_checkpoint"]
+
+
+def read_checkpoint(checkpoint: Any, key: str = "gradwire") -> dict[str, Any]:
+    """The states of all ranks out of a checkpoint that ``torch.distributed.checkpoint`` wrote.
+
+    Its own ``load`` fills the tensors that a state has already, and a fresh state has none before its first step.
+
+    Args:
+        checkpoint: the path that was saved to, or a ``StorageReader``.
+        key: under which the state was saved: ``dcp.save({"gradwire": state}, checkpoint_id=path)``.
+
+    Returns:
+        What ``load_state_dict`` takes, on CPU.
+
+    Raises:
+        ConfigError: nothing was saved under the key.
+
+    Example:
+        >>> import tempfile, torch.distributed.checkpoint as dcp
+        >>> with tempfile.TemporaryDirectory() as path:
+        ...     state = {"step": 3, "ranks": {"0": {"w": torch.ones(2)}}}
+        ...     _ = dcp.save({"gradwire": state}, checkpoint_id=path, no_dist=True)
+        ...     read_checkpoint(path)
+        {'step': 3, 'ranks': {'0': {'w': tensor([1., 1.])}}}
+    """
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = FileSystemReader(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
+    metadata = reader.read_metadata()
+    paths = {flat: path for flat, path in (metadata.planner_data or {}).items() if path[0] == key}
+    if not paths:
+        saved = {str(path[0]) for path in (metadata.planner_data or {}).values()}
+        raise ConfigError(f"key {key!r} is not in the checkpoint: {nearest(key, saved)}")
+    wanted: dict[str, Any] = {}
+    for flat in paths:
+        kind = metadata.state_dict_metadata[flat]
+        wanted[flat] = None
+        if isinstance(kind, TensorStorageMetadata):
+            wanted[flat] = torch.empty(kind.size, dtype=kind.properties.dtype)
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    load(wanted, storage_reader=reader, planner=planner, no_dist=True)
+    return nested({path[1:]: wanted[flat] for flat, path in paths.items()})
+
+
+def nested(flat: dict[tuple[Any, ...], Any]) -> dict[str, Any]:
+    """Dicts in dicts from values by path."""
+    root: dict[str, Any] = {}
+    for path, value in flat.items():
+        place = root
+        for step in path[:-1]:
+            place = place.setdefault(str(step), {})
+        place[str(path[-1])] = value
+    return root

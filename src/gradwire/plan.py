@@ -1,0 +1,90 @@
+"""What is made once for a bucket, and how its parameters are grouped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gradwire.comm._dense import DenseSession
+from gradwire.comm._part import Unit
+from gradwire.comm.base import Session, Strategy
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError
+from gradwire.memory.base import Memory
+from gradwire.policy import Policy
+
+__all__ = ["Named", "Plan", "carries", "grouped", "same_choices", "try_extend", "try_retune"]
+
+Named = tuple[str, tuple[int, ...]]
+"""A parameter's name and shape."""
+
+
+@dataclass
+class Plan:
+    """The sessions of one bucket. ``main`` is the compressor it was built for."""
+
+    params: Sequence[Named]
+    main: Compressor
+    units: list[Unit]
+    dense: DenseSession
+    sessions: list[Session]
+    numel: int
+
+
+def carries(strategy: Strategy, compressor: Compressor) -> bool:
+    """Whether the strategy takes the compressor."""
+    try:
+        strategy.check(compressor)
+    except ConfigError:
+        return False
+    return True
+
+
+def grouped(
+    params: Sequence[Named], main: Compressor, policy: Policy, memory_for: Callable[[Compressor], Memory]
+) -> tuple[list[Unit], list[tuple[int, int]], int]:
+    """What is compressed at once, the ranges that travel dense, and the number of elements."""
+    units: list[Unit] = []
+    dense: list[tuple[int, int]] = []
+    lo = 0
+    for name, shape in params:
+        numel = torch.Size(shape).numel()
+        compressor = policy.choose(name, shape, main)
+        if compressor is None or compressor.name == "none":
+            dense.append((lo, lo + numel))
+        elif not (units and try_extend(units[-1], compressor, name, numel, lo)):
+            units.append(Unit(((name, numel),), tuple(shape), lo, compressor, memory_for(compressor)))
+        lo += numel
+    return units, dense, lo
+
+
+def same_choices(plan: Plan, main: Compressor, policy: Policy) -> bool:
+    """Whether the same parameters travel dense; a ratio can pass the point where compressing pays."""
+    return all(
+        (policy.choose(name, shape, plan.main) is None) == (policy.choose(name, shape, main) is None)
+        for name, shape in plan.params
+    )
+
+
+def try_extend(unit: Unit, compressor: Compressor, name: str, numel: int, lo: int) -> bool:
+    """Join a parameter to the unit before it, where no code depends on where a tensor starts."""
+    # Identity, not equality: a schedule changes the main compressor, and not an override that is equal to it today.
+    joinable = compressor.elementwise and not compressor.random and compressor is unit.compressor
+    if not joinable or unit.lo + unit.numel != lo:
+        return False
+    unit.members += ((name, numel),)
+    unit.shape = (unit.numel + numel,)
+    return True
+
+
+def try_retune(plan: Plan, main: Compressor) -> bool:
+    """Swap a scheduled compressor into a plan whose layouts it does not change."""
+    tuned = [unit for unit in plan.units if unit.compressor is plan.main]
+    if any(main.layout(unit.shape) != unit.compressor.layout(unit.shape) for unit in tuned):
+        return False
+    for unit in tuned:
+        unit.compressor = main
+    plan.main = main
+    return True

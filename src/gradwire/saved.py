@@ -1,0 +1,185 @@
+"""What an exchange saves, and how it is carried to another number of workers.
+
+    {"version": 1, "world": W, "step": s, "ranks": {"0": {"worker", "states", "sessions", "owned", "tensors"}, ...}}
+
+Law: plain dicts with string keys, numbers and tensors, so that ``torch.load(weights_only=True)`` and
+``torch.distributed.checkpoint`` both read it. A rank's own state has its own entry alone; what differs between ranks is
+below its number, because a checkpoint of many ranks keeps one tensor for each path. Merged states are a state again.
+
+Another number of workers W': the sum of what waits is kept and split anew, r'_j = (sum of r_i + W sum of shards) / W';
+what is a mean or an estimate of one becomes the mean; what is in squared units is split as a variance is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigError, nearest, require
+
+__all__ = ["VERSION", "OnResize", "check", "check_names", "merge_states", "of_rank", "resized", "state_of"]
+
+VERSION = 1
+
+OnResize = Literal["error", "reshard", "reset"]
+
+
+def state_of(world: int, rank: int, step: int, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """A rank's own state."""
+    mine = {**kept, "tensors": sum(1 for _ in tensors_in(kept))}
+    return {"version": VERSION, "world": world, "step": step, "ranks": {str(rank): mine}}
+
+
+def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state from those that several ranks saved.
+
+    Args:
+        states: what ``state_dict`` gave on different ranks of one run, after the same step.
+
+    Raises:
+        ConfigError: they are of different runs or steps, or there is none.
+
+    Example:
+        >>> one, two = (state_of(2, rank, 7, {"worker": {}}) for rank in range(2))
+        >>> sorted(merge_states([one, two])["ranks"])
+        ['0', '1']
+    """
+    merged: dict[str, Any] = {}
+    for state in states:
+        if not merged:
+            merged = {**state, "ranks": {}}
+        for key in ("version", "world", "step"):
+            require(state[key] == merged[key], f"{key} of the states", f"the same, {merged[key]}", state[key])
+        merged["ranks"] |= state["ranks"]
+    require(bool(merged), "states", "at least one", "none")
+    return merged
+
+
+def check(state: Mapping[str, Any], world: int, on_resize: str) -> None:
+    """Refuse what is not a state, and another number of ranks unless told what to do.
+
+    Raises:
+        ConfigError
+    """
+    choices = ("error", "reshard", "reset")
+    require(on_resize in choices, "on_resize", "'error', 'reshard' or 'reset'", on_resize)
+    whole = {"version", "world", "step", "ranks"} <= set(state)
+    require(whole, "state", "what state_dict() gave, with version, world, step and ranks", sorted(map(str, state)))
+    require(state["version"] == VERSION, "version of the state", str(VERSION), state["version"])
+    if state["world"] != world and on_resize == "error":
+        raise ConfigError(
+            f"world of the state must be {world}, as the group's, got {state['world']}; on_resize='reshard' splits the "
+            "sum of the residuals anew, on_resize='reset' drops them"
+        )
+
+
+def checked_rank(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+    """The entry of one rank, complete.
+
+    Raises:
+        ConfigError: it is not there, or tensors of it are missing.
+    """
+    mine = state["ranks"].get(str(rank))
+    require(mine is not None, "ranks of the state", f"with rank {rank}", sorted(state["ranks"]))
+    found = sum(1 for _ in tensors_in(mine))
+    if found != mine["tensors"]:
+        raise ConfigError(
+            f"state of rank {rank} must have its {mine['tensors']} tensors, got {found}: "
+            "torch.distributed.checkpoint.load reads only what state_dict() has already, nothing at first; "
+            "use load_state_dict(gradwire.read_checkpoint(path, key))"
+        )
+    return mine  # type: ignore[no-any-return]
+
+
+def of_rank(
+    state: Mapping[str, Any], rank: int, world: int, on_resize: str, squared: Collection[str]
+) -> Mapping[str, Any]:
+    """What a rank of a group keeps of a state that was checked.
+
+    Args:
+        squared: buffers in squared units.
+
+    Raises:
+        ConfigError: it is not complete.
+    """
+    if state["world"] == world:
+        return checked_rank(state, rank)
+    return {} if on_resize == "reset" else resized(state, rank, world, squared)
+
+
+def check_names(state: Mapping[str, Any], buffers: Collection[str], sizes: Mapping[str, int] | None) -> None:
+    """Refuse what nobody would ever send.
+
+    Args:
+        buffers: that the memories of the exchange keep.
+        sizes: elements of each parameter; None if not known.
+
+    Raises:
+        ConfigError: naming the buffer or the parameter.
+    """
+    for rank in state["ranks"].values():
+        for buffer, tensors in rank.get("worker", {}).items():
+            if tensors and buffer not in buffers:
+                raise ConfigError(
+                    f"state has {buffer!r}, which no memory here keeps: {nearest(buffer, buffers)}; use the "
+                    "memory it was saved with"
+                )
+            for name, tensor in tensors.items() if sizes is not None else ():
+                if sizes is not None and sizes.get(name) != tensor.numel():
+                    known = f"{sizes[name]} elements" if name in sizes else nearest(name, sizes)
+                    raise ConfigError(f"state has {name!r} of {tensor.numel()} elements, not the model's: {known}")
+
+
+def resized(state: Mapping[str, Any], rank: int, world: int, squared: Collection[str]) -> dict[str, Any]:
+    """What rank ``rank`` of ``world`` keeps of a state of another number of ranks.
+
+    Args:
+        squared: buffers in squared units.
+
+    Raises:
+        ConfigError: a rank's entry is missing.
+    """
+    before = state["world"]
+    ranks = [checked_rank(state, old) for old in range(before)]
+    names = sorted({(buffer, name) for each in ranks for buffer, tensors in each.get("worker", {}).items()
+                    for name in tensors})  # fmt: skip
+    worker: dict[str, dict[str, Tensor]] = {}
+    for buffer, name in names:
+        found = [each["worker"][buffer][name] for each in ranks if name in each.get("worker", {}).get(buffer, {})]
+        total = torch.stack([tensor.double() for tensor in found]).sum(0)
+        if buffer == "residual":
+            add_shards(total, ranks, name, before)
+        share = total / (world if buffer == "residual" else world**2 if buffer in squared else len(found))
+        worker.setdefault(buffer, {})[name] = share.to(found[0].dtype)
+    take_from_estimates(worker, ranks)
+    return {"worker": worker, "states": ranks[rank % before].get("states", {})}
+
+
+def add_shards(total: Tensor, ranks: Iterable[Mapping[str, Any]], name: str, world: int) -> None:
+    """What an owner keeps counts in the mean, so ``world`` times in the sum."""
+    for lo, view in shards_of(ranks, name):
+        total[lo : lo + view.numel()].add_(view, alpha=world)
+
+
+def take_from_estimates(worker: Mapping[str, Mapping[str, Tensor]], ranks: Collection[Mapping[str, Any]]) -> None:
+    """The estimates of workers have what an owner did not send, and their mean has not."""
+    for name, estimate in worker.get("local", {}).items():
+        for lo, view in shards_of(ranks, name) if name not in worker.get("residual", {}) else ():
+            estimate[lo : lo + view.numel()].sub_(view)
+
+
+def shards_of(ranks: Iterable[Mapping[str, Any]], name: str) -> Iterator[tuple[int, Tensor]]:
+    for each in ranks:
+        for views in each.get("owned", {}).get(name, {}).values():
+            yield from ((int(lo), view) for lo, view in views.items())
+
+
+def tensors_in(tree: Mapping[str, Any]) -> Iterator[Tensor]:
+    for value in tree.values():
+        if isinstance(value, Mapping):
+            yield from tensors_in(value)
+        elif isinstance(value, Tensor):
+            yield value

@@ -1,0 +1,188 @@
+"""What the ranks of the checkpoint tests do; each function is one launch."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire import registry
+from gradwire.errors import ConfigError
+from gradwire.exchange import Exchange, default_strategy
+from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.plan import carries
+from gradwire.policy import Policy
+from tests.integrations.jobs import answers, batch, digest, model_of
+
+PARAMS = [("w", (48, 40)), ("b", (40,)), ("v", (40, 24))]
+SETTINGS: dict[str, dict[str, Any]] = {
+    "gradiveq": {"size": 32, "components": 8, "period": 4, "sampled": 2},
+    "twobit": {"threshold": "auto"}, "topk": {"ratio": 0.05},
+}  # fmt: skip
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def cases() -> list[tuple[str, str]]:
+    """Every method by its own strategy, and by two_phase where it may be cut."""
+    found = []
+    for name in registry.names("compressors"):
+        code = registry.build("compressors", name, SETTINGS.get(name, {}))
+        own = "oktopk" if name == "oktopk" else default_strategy(code, 2)
+        found.append((name, own))
+        if carries(registry.build("comm", "two_phase"), code) and own != "two_phase":
+            found.append((name, "two_phase"))
+    return found
+
+
+def exchange_of(name: str, strategy: str) -> Exchange:
+    code = registry.build("compressors", name, SETTINGS.get(name, {}))
+    return Exchange(code, strategy=strategy, group=dist.group.WORLD, policy=Policy(min_numel=64))
+
+
+def step_of(exchange: Exchange, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * step + exchange.channel.rank)
+    flat = torch.randn(sum(torch.Size(shape).numel() for _, shape in PARAMS), generator=generator)
+    exchange.begin_step()
+    exchange.run(flat, PARAMS)
+    return flat
+
+
+def resume_each(rank: int, each: list[tuple[str, str]], steps: int) -> dict[tuple[str, str], list[bool]]:
+    """For each method, whether the steps after a load are bit for bit those of the run that was not interrupted."""
+    same = {}
+    for name, strategy in each:
+        exchange = exchange_of(name, strategy)
+        for step in range(steps):
+            step_of(exchange, step)
+        saved = through_a_file(exchange.state_dict())
+        again = exchange_of(name, strategy)
+        again.load_state_dict(saved)
+        pairs = [(step_of(exchange, step), step_of(again, step)) for step in range(steps, 2 * steps)]
+        left = [through_a_file(run.state_dict()) for run in (exchange, again)]
+        same[name, strategy] = [*(torch.equal(*pair) for pair in pairs), equal(*left)]
+    return same
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return set(one) == set(other) and all(equal(one[key], other[key]) for key in one)
+    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
+
+
+def train(model: nn.Module, steps: range, rank: int) -> str:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in steps:
+        x, y = batch(step, rank)
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return digest(model)
+
+
+def wrapped(compressor: str, **options: Any) -> tuple[DistributedDataParallel, GradwireState]:
+    model = DistributedDataParallel(model_of(), bucket_cap_mb=0.05)
+    return model, compress_ddp(model, compressor, min_numel=128, **options)
+
+
+def ddp_and_dcp(rank: int, folder: str) -> dict[str, Any]:
+    """DDP resumed from files and from distributed checkpoints, and what is refused."""
+    told: dict[str, Any] = {"resumed": {}, "refused": {}}
+    for compressor, options in {
+        "twobit": {"threshold": 1e-3},
+        "topk": {"ratio": 0.05},
+        "powersgd": {"rank": 2},
+    }.items():
+        model, state = wrapped(compressor, **options)
+        train(model, range(3), rank)
+        if compressor == "topk":
+            dcp.save({"model": model, "gradwire": state}, checkpoint_id=f"{folder}/sync")
+            dcp.async_save({"model": model, "gradwire": state}, checkpoint_id=f"{folder}/async").result()
+        weights, saved = through_a_file(model.state_dict()), through_a_file(state.state_dict())
+        unbroken = train(model, range(3, 6), rank)
+        ways = {"file": lambda saved=saved: saved}
+        if compressor == "topk":
+            ways["dcp"] = lambda: gradwire.read_checkpoint(f"{folder}/sync")
+            ways["dcp async"] = lambda: gradwire.read_checkpoint(f"{folder}/async")
+        for way, read in ways.items():
+            again, fresh = wrapped(compressor, **options)
+            fresh.load_state_dict(read())
+            again.load_state_dict(weights)
+            told["resumed"][compressor, way] = train(again, range(3, 6), rank) == unbroken
+    told["refused"] = refused(f"{folder}/sync", saved)
+    return told
+
+
+def refused(path: str, powersgd: dict[str, Any]) -> dict[str, str]:
+    model, fresh = wrapped("topk", ratio=0.05)
+    other, renamed = wrapped("qsgd")[1], gradwire.read_checkpoint(path)
+    renamed["ranks"]["0"]["worker"]["residual"]["module.weight"] = torch.zeros(3)
+    renamed["ranks"]["0"]["tensors"] += 1
+    calls = {
+        "in place": lambda: dcp.load({"model": model, "gradwire": fresh}, checkpoint_id=path),
+        "no memory": lambda: other.load_state_dict(powersgd),
+        "renamed": lambda: fresh.load_state_dict(renamed),
+        "world": lambda: fresh.load_state_dict({**powersgd, "world": 3}),
+        "word": lambda: fresh.load_state_dict(powersgd, on_resize="split"),
+        "no state": lambda: fresh.load_state_dict({"step": 3}),
+        "rank missing": lambda: fresh.load_state_dict({**powersgd, "ranks": {}}),
+        "other key": lambda: gradwire.read_checkpoint(path, "hook"),
+        "steps": lambda: fresh.load_state_dict({**powersgd, "step": 3 + dist.get_rank()}),
+    }
+    return answers(calls)
+
+
+def save_some(rank: int, compressors: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """States after two steps, by the plain loop and two_phase where that is possible."""
+    states = {}
+    for name, options in compressors.items():
+        model = model_of()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = compress_optimizer(optimizer, model, name, bucket_mb=0.05, min_numel=128, **options)
+        for step in range(2):
+            x, y = batch(step, rank)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        states[name] = state.state_dict()
+        state.close()
+    return states
+
+
+def load_resized(
+    rank: int, compressors: dict[str, dict[str, Any]], saved: dict[str, list[dict[str, Any]]]
+) -> dict[str, dict[str, Any]]:
+    """What this rank has after loading with reshard, after one more step, and after loading with reset."""
+    told: dict[str, dict[str, Any]] = {}
+    for name, options in compressors.items():
+        model = model_of()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = compress_optimizer(optimizer, model, name, bucket_mb=0.05, min_numel=128, **options)
+        merged = gradwire.merge_states(saved[name])
+        try:
+            state.load_state_dict(merged)
+        except ConfigError as error:
+            told[name] = {"error": str(error)}
+        state.load_state_dict(merged, on_resize="reshard")
+        told[name]["state"] = state.state_dict()
+        x, y = batch(2, rank)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        told[name]["steps"] = state.metrics()["steps"]
+        state.load_state_dict(merged, on_resize="reset")
+        told[name]["reset"] = state.metrics()["residual_norm"]
+        state.close()
+    return told

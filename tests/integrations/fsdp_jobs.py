@@ -1,0 +1,194 @@
+"""What the ranks of the FSDP tests do; each function is one launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from gradwire.errors import ConfigError
+from gradwire.integrations.fsdp import FSDPState, compress_fsdp
+from tests.integrations.checkpoint_jobs import through_a_file
+from tests.integrations.jobs import answers, batch, loss_of, model_of
+
+FLAT: dict[str, dict[str, Any]] = {
+    "none": {}, "fp16": {}, "qsgd": {"bits": 4, "memory": "residual"}, "topk": {"ratio": 0.1},
+    "twobit": {"threshold": "auto"}, "onebit": {"scale": "mean"}, "dgc": {"ratio": 0.1, "exclude": ["6.*"]},
+}  # fmt: skip
+HYBRID: dict[str, dict[str, Any]] = {
+    "none": {}, "powersgd": {"rank": 4}, "topk": {"ratio": 0.1}, "qsgd": {"strategy": "two_phase"},
+}  # fmt: skip
+STEPS = 20
+
+
+def sharded(mesh: DeviceMesh, **options: Any) -> nn.Module:
+    model = model_of()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model
+
+
+def whole(model: nn.Module) -> dict[str, Tensor]:
+    return {name: param.full_tensor().detach() for name, param in model.named_parameters()}
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """The same parameters in a model that is not sharded."""
+    copy = model_of()
+    copy.load_state_dict(whole(model))
+    return copy
+
+
+def train(model: nn.Module, steps: range, rank: int) -> list[Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    for step in steps:
+        x, y = batch(step, rank)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x).float(), y).backward()
+        optimizer.step()
+    return [param.detach().clone() for param in whole(model).values()]
+
+
+def compare(rank: int, mesh: DeviceMesh, replicate: DeviceMesh | None, methods: dict[str, Any]) -> dict[str, Any]:
+    told = {}
+    for name, options in {"plain": {}, **methods}.items():
+        model = sharded(mesh)
+        state = compress_fsdp(model, name, replicate=replicate, min_numel=64, **options) if name != "plain" else None
+        if state is None and replicate is not None:
+            model = sharded(init_device_mesh("cpu", (replicate.size(), mesh.size()), mesh_dim_names=("r", "s")))
+        weights = train(model, range(STEPS), rank)
+        told[name] = {"weights": weights, "loss": loss_of(plain(model)), "metrics": state.metrics() if state else {}}
+    return told
+
+
+def flat(rank: int) -> dict[str, Any]:
+    """Sharding over all ranks: each method against FSDP alone; and what else is asked of it."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return {
+        "compared": compare(rank, mesh, None, FLAT), "conserved": conserved(rank, mesh),
+        "overflow": overflow(rank, mesh), "resumed": resumed(rank, mesh), "refused": refused(mesh),
+        "mixed": mixed(rank, mesh), "accumulated": accumulated(rank, mesh),
+    }  # fmt: skip
+
+
+def hybrid(rank: int) -> dict[str, Any]:
+    """Sharding inside halves of the group, and the compressed mean between them."""
+    world = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+    told = compare(rank, mesh["shard"], mesh["replicate"], HYBRID)
+    try:
+        compress_fsdp(sharded(mesh), "qsgd")
+    except ConfigError as error:
+        told["refused"] = str(error)
+    return told
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: param.grad.full_tensor() for name, param in model.named_parameters()}
+
+
+def conserved(rank: int, mesh: DeviceMesh) -> float:
+    """The largest difference between the gradients put in and what came out or waits, rows that do not divide too."""
+    model = sharded(mesh)
+    state = compress_fsdp(model, "topk", ratio=0.1, min_numel=0)
+    put = {name: torch.zeros_like(tensor) for name, tensor in whole(model).items()}
+    got = {name: torch.zeros_like(tensor) for name, tensor in put.items()}
+    for step in range(3):
+        x, y = batch(step, rank)
+        local = plain(model)
+        nn.functional.cross_entropy(local(x), y).backward()
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        for name, param in local.named_parameters():
+            put[name] += param.grad
+        for name, tensor in gradients(model).items():
+            got[name] += tensor
+    worst = 0.0
+    for name, total in put.items():
+        left = state.exchange.keeper.worker["residual"][name][: total.numel()].view(total.shape)
+        mean = (total - left) / dist.get_world_size()
+        dist.all_reduce(mean)
+        worst = max(worst, float((mean - got[name]).abs().max()))
+    return worst
+
+
+def overflow(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
+    """One rank's gradient of one layer is infinite: all ranks get NaN there, and no residual moves."""
+    model = sharded(mesh)
+    state = compress_fsdp(model, "topk", ratio=0.1, min_numel=0, scaler=torch.amp.GradScaler("cpu"))
+    finite, same = [], None
+    for step in range(4):
+        x, y = batch(step, rank)
+        model.zero_grad()
+        before = {name: tensor.clone() for name, tensor in state.exchange.keeper.worker.get("residual", {}).items()}
+        loss = nn.functional.cross_entropy(model(x), y)
+        (loss * (float("inf") if (step, rank) == (2, 1) else 1.0)).backward()
+        finite.append(all(bool(param.grad.to_local().isfinite().all()) for param in model.parameters()))
+        if step == 2:
+            state.state_dict()
+            after = state.exchange.keeper.worker["residual"]
+            same = all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    return {"finite": finite, "same": same, "count": state.metrics()["nonfinite_steps"]}
+
+
+def resumed(rank: int, mesh: DeviceMesh) -> bool:
+    def start() -> tuple[nn.Module, FSDPState]:
+        model = sharded(mesh)
+        return model, compress_fsdp(model, "qsgd", bits=4, memory="residual", min_numel=0)
+
+    model, state = start()
+    train(model, range(3), rank)
+    saved, weights = through_a_file(state.state_dict()), whole(model)
+    unbroken = train(model, range(3, 6), rank)
+    again, fresh = start()
+    with torch.no_grad():
+        for name, param in again.named_parameters():
+            assert isinstance(param, DTensor)
+            param.to_local().copy_(weights[name].chunk(mesh.size())[rank])
+    fresh.load_state_dict(saved)
+    return all(torch.equal(*pair) for pair in zip(unbroken, train(again, range(3, 6), rank), strict=True))
+
+
+def mixed(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
+    told = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        model = sharded(mesh, mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
+        state = compress_fsdp(model, "qsgd", bits=4, memory="residual", min_numel=64)
+        train(model, range(STEPS), rank)
+        told[str(dtype)] = {"loss": loss_of(plain(model)), "ratio": state.metrics()["ratio"]}
+    return told
+
+
+def accumulated(rank: int, mesh: DeviceMesh) -> int:
+    """Three micro-batches, one exchange."""
+    model = sharded(mesh)
+    assert isinstance(model, FSDPModule)
+    state = compress_fsdp(model, "qsgd")
+    for step in range(3):
+        model.set_requires_gradient_sync(step == 2)
+        x, y = batch(step, rank)
+        nn.functional.cross_entropy(model(x), y).backward()
+    return int(state.metrics()["steps"])
+
+
+def refused(mesh: DeviceMesh) -> dict[str, str]:
+    frozen = sharded(mesh)
+    compress_fsdp(frozen, "qsgd")
+    frozen[0].weight.requires_grad_(False)
+    state = compress_fsdp(sharded(mesh), "qsgd", memory="residual")
+    calls = {
+        "not sharded": lambda: compress_fsdp(model_of(), "qsgd"),
+        "rounds": lambda: compress_fsdp(sharded(mesh), "powersgd"),
+        "size": lambda: compress_fsdp(sharded(mesh), "strom"),
+        "memory": lambda: compress_fsdp(sharded(mesh), "ef21"),
+        "frozen": lambda: frozen(batch(0, 0)[0]).sum().backward(),
+        "reshard": lambda: state.load_state_dict(state.state_dict(), "reshard"),
+    }
+    return answers(calls)

@@ -1,0 +1,120 @@
+"""Saved and resumed: bit for bit on as many ranks, and nothing lost on another number of them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigError
+from gradwire.saved import merge_states
+from gradwire.testing.processes import run_ranks
+from tests.integrations.checkpoint_jobs import cases, ddp_and_dcp, load_resized, resume_each, save_some
+
+STEPS = 5
+RESIZED: dict[str, dict[str, Any]] = {
+    "twobit": {"threshold": 1e-3, "strategy": "two_phase"}, "topk": {"ratio": 0.05, "strategy": "two_phase"},
+    "powersgd": {"rank": 2}, "ef21": {"strategy": "two_phase"}, "dgc": {}, "variance": {},
+}  # fmt: skip
+
+
+@functools.cache
+def resumed() -> list[dict[tuple[str, str], list[bool]]]:
+    return run_ranks(2, resume_each, cases(), STEPS, timeout=400)
+
+
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("case", cases(), ids="-".join)
+def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(case: tuple[str, str]) -> None:
+    """Through ``torch.load(weights_only=True)``: what every later step gives, and what is kept at the end."""
+    assert [result[case] for result in resumed()] == [[True] * (STEPS + 1)] * 2
+
+
+REFUSED = {
+    "in place": r"must have its \d+ tensors, got 0: .*gradwire\.read_checkpoint",
+    "no memory": r"state has 'residual', which no memory here keeps",
+    "renamed": r"state has 'module\.weight' of 3 elements, not the model's",
+    "world": r"world of the state must be 2, as the group's, got 3; on_resize='reshard' .* on_resize='reset'",
+    "word": r"on_resize must be 'error', 'reshard' or 'reset', got 'split'",
+    "no state": r"state must be what state_dict\(\) gave, with version, world, step and ranks, got \['step'\]",
+    "rank missing": r"ranks of the state must be with rank [01], got \[\]",
+    "other key": r"key 'hook' is not in the checkpoint: .*gradwire",
+    "steps": r"GroupError: .*state\.step is 3 on rank 0; 4 on rank 1",
+}
+
+
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(2, ddp_and_dcp, str(tmp_path_factory.mktemp("dcp")), timeout=110)
+
+
+def test_a_fresh_ddp_goes_on_bit_for_bit_from_files_and_from_distributed_checkpoints(ddp: list[dict[str, Any]]) -> None:
+    for result in ddp:
+        assert set(result["resumed"]) == {
+            ("twobit", "file"), ("powersgd", "file"), ("topk", "file"), ("topk", "dcp"), ("topk", "dcp async"),
+        }  # fmt: skip
+        assert all(result["resumed"].values()), result["resumed"]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_lose_residuals_is_refused(case: str, ddp: list[dict[str, Any]]) -> None:
+    for result in ddp:
+        assert re.search(REFUSED[case], result["refused"][case]), result["refused"][case]
+
+
+@functools.cache
+def moved(before: int, after: int) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[dict[str, Any]]]]:
+    by_rank = run_ranks(before, save_some, RESIZED, timeout=110)
+    saved = {name: [states[name] for states in by_rank] for name in RESIZED}
+    loaded = run_ranks(after, load_resized, RESIZED, saved, timeout=110)
+    return saved, {name: [told[name] for told in loaded] for name in RESIZED}
+
+
+def totals(states: list[dict[str, Any]], buffer: str, power: int = 1) -> dict[str, Tensor]:
+    """The sum over the ranks, shards of owners counted as often as there are ranks."""
+    merged = merge_states(states)
+    world, sums = merged["world"], {}
+    for rank in merged["ranks"].values():
+        for name, tensor in rank["worker"].get(buffer, {}).items():
+            sums[name] = sums.get(name, 0) + tensor.double() * world ** (power - 1)
+        for name, buffers in rank["owned"].items() if buffer == "residual" else ():
+            for lo, view in buffers.get("residual", {}).items():
+                sums[name][int(lo) : int(lo) + view.numel()] += world * view
+    return sums
+
+
+@pytest.mark.parametrize("method", [method for method in RESIZED if method != "ef21"])
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
+def test_the_sum_of_what_waits_is_the_same_on_another_number_of_ranks(method: str, before: int, after: int) -> None:
+    saved, loaded = (part[method] for part in moved(before, after))
+    assert all("on_resize='reshard'" in told["error"] for told in loaded)
+    states = [told["state"] for told in loaded]
+    for buffer in ("residual", "variance"):
+        old, new = totals(saved, buffer), totals(states, buffer, 1 if buffer == "residual" else 2)
+        assert set(old) == set(new)
+        for name, tensor in old.items():
+            torch.testing.assert_close(new[name], tensor, rtol=1e-6, atol=1e-9)
+    for told in loaded:
+        assert told["steps"] == 3
+        assert told["reset"] == 0.0
+    waits = totals(saved, "residual")
+    assert all(float(tensor.abs().sum()) > 0 for tensor in waits.values())
+
+
+def test_estimates_stay_the_estimates_of_one_mean() -> None:
+    for told in moved(3, 2)[1]["ef21"]:
+        for name, estimate in told["state"]["ranks"].popitem()[1]["worker"]["local"].items():
+            mean = moved(3, 2)[0]["ef21"][0]["ranks"]["0"]["worker"]["mean"][name]
+            torch.testing.assert_close(estimate, mean, rtol=1e-4, atol=1e-7)
+
+
+def test_states_of_different_steps_are_not_one() -> None:
+    one = {"version": 1, "world": 2, "step": 3, "ranks": {"0": {}}}
+    with pytest.raises(ConfigError, match="step of the states must be the same, 3, got 4"):
+        merge_states([one, {**one, "step": 4}])
+    with pytest.raises(ConfigError, match="states must be at least one"):
+        merge_states([])

@@ -1,0 +1,112 @@
+"""FSDP2 over real Gloo processes: a compressed reduce-scatter, and a compressed mean between replicas."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradwire.testing.processes import run_ranks
+from tests.integrations.fsdp_jobs import FLAT, HYBRID, STEPS, flat, hybrid
+from tests.integrations.jobs import loss_of, model_of
+
+
+@functools.cache
+def told(kind: str, world: int) -> list[dict[str, Any]]:
+    return run_ranks(world, {"flat": flat, "hybrid": hybrid}[kind], timeout=110)
+
+
+def check(results: list[dict[str, Any]], method: str, least: float) -> None:
+    """All ranks hold the same, as good as FSDP alone, and what is not compressed is FSDP's own mean."""
+    start = loss_of(model_of())
+    plain, ours = results[0]["plain"], results[0][method]
+    for result in results:
+        assert all(torch.equal(*pair) for pair in zip(result[method]["weights"], ours["weights"], strict=True))
+    assert start - ours["loss"] > 0.8 * (start - plain["loss"]) > 0.5
+    assert ours["metrics"]["steps"] == STEPS
+    assert ours["metrics"]["ratio"] > least
+    if method == "none":
+        for mine, theirs in zip(ours["weights"], plain["weights"], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("method", FLAT)
+def test_a_compressed_reduce_scatter_trains_as_fsdp_does(method: str, world: int) -> None:
+    least = {"none": 0.98, "fp16": 1.9}.get(method, 3.5)
+    check([result["compared"] for result in told("flat", world)], method, least)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("method", HYBRID)
+def test_only_the_replicate_dimension_is_compressed(method: str, world: int) -> None:
+    check(told("hybrid", world), method, {"none": 0.98, "powersgd": 1.2}.get(method, 2.5))
+
+
+def test_a_mesh_of_two_dimensions_says_how_to_compress_one() -> None:
+    for result in told("hybrid", 4):
+        assert re.match(r"mesh of the model must be one dimension; .*replicate=mesh\['replicate'\]", result["refused"])
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_no_gradient_is_lost(world: int) -> None:
+    assert max(result["conserved"] for result in told("flat", world)) < 1e-6
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_an_overflow_on_one_rank_reaches_all_and_moves_no_residual(world: int) -> None:
+    for result in told("flat", world):
+        assert result["overflow"] == {"finite": [True, True, False, True], "same": True, "count": 1}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_it_resumes_bit_for_bit(world: int) -> None:
+    assert all(result["resumed"] for result in told("flat", world))
+
+
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float16"])
+def test_reductions_of_16_bits(dtype: str) -> None:
+    for result in told("flat", 2):
+        assert result["mixed"][dtype]["loss"] < 0.7 * loss_of(model_of())
+        assert result["mixed"][dtype]["ratio"] > 2.5
+
+
+def test_accumulated_gradients_are_exchanged_once() -> None:
+    assert {result["accumulated"] for result in told("flat", 2)} == {1}
+
+
+def test_the_example_learns() -> None:
+    script = Path(__file__).parents[2] / "examples" / "fsdp2.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(
+        launch, capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    start, loss, ratio = re.search(
+        r"step 0 loss (\S+).*^loss (\S+) ratio (\S+)", done.stdout, re.DOTALL | re.MULTILINE
+    ).groups()
+    assert float(loss) < 0.8 * float(start)
+    assert float(ratio) > 6
+
+
+REFUSED = {
+    "not sharded": "model must be a module after fully_shard, got 'Sequential'",
+    "rounds": "got 'powersgd', which is averaged in rounds; with hybrid sharding",
+    "size": "got 'strom', which has a variable size",
+    "memory": "memory must be one that keeps nothing of the mean for a reduce-scatter, got 'ef21'",
+    "frozen": r"gradients of a module must have \d+ elements, got \d+: .*set_reduce_scatter_unused_params",
+    "reshard": "on_resize must be 'error' or 'reset' with sharded parameters, got 'reshard'",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused(case: str) -> None:
+    for result in told("flat", 2):
+        assert re.search(REFUSED[case], result["refused"][case]), result["refused"][case]

@@ -1,0 +1,101 @@
+"""The ways in which people train, each over real processes: nothing is lost, nothing is sent twice, ranks agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gradwire.testing.processes import run_ranks
+from tests.integrations.ways_jobs import all_ways
+
+WORLD = 3
+
+
+@pytest.fixture(scope="module")
+def told() -> list[dict[str, Any]]:
+    return run_ranks(WORLD, all_ways, timeout=115)
+
+
+@pytest.fixture
+def each(told: list[dict[str, Any]], request: pytest.FixtureRequest) -> list[Any]:
+    """What the ranks told of the way that the test is named after."""
+    way = request.node.name.removeprefix("test_")
+    answers = [result.get(way, f"not reached: {result}") for result in told]
+    for answer in answers:
+        assert not isinstance(answer, str), answer
+    return answers
+
+
+def agree(answers: list[dict[str, Any]]) -> None:
+    assert len({answer["digest"] for answer in answers}) == 1
+
+
+def test_accumulation(each: list[dict[str, Any]]) -> None:
+    """Under no_sync the sum of three micro-batches is exchanged once."""
+    for answer in each:
+        assert answer["steps"] == 2
+        assert answer["balance"] < 1e-6
+
+
+def test_uneven(each: list[dict[str, Any]]) -> None:
+    for answer in each:
+        assert answer["steps"] == 6
+        assert answer["balance"] < 1e-6
+
+
+def test_unused(each: list[dict[str, Any]]) -> None:
+    agree(each)
+    assert all(answer["steps"] == 8 and answer["better"] for answer in each)
+
+
+@pytest.mark.parametrize("way", ["static_graph", "bucket_views", "shared", "recomputed"])
+def test_it_trains(way: str, told: list[dict[str, Any]]) -> None:
+    answers = [result[way] for result in told]
+    agree(answers)
+    for answer in answers:
+        assert answer["better"]
+        assert answer["steps"] == 6
+        assert answer["ratio"] > 3
+        assert answer.get("same", True)
+
+
+def test_bucket_copies(each: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
+    """Views of buckets, and a graph said to be static, change nothing."""
+    for answer, result in zip(each, told, strict=True):
+        assert answer["losses"] == result["bucket_views"]["losses"]
+        assert answer["losses"] == pytest.approx(result["static_graph"]["losses"], rel=1e-4)
+
+
+def test_frozen(each: list[dict[str, Any]]) -> None:
+    agree(each)
+    for answer in each:
+        assert "state has '0." in answer["refused"]
+        assert not [name for name in answer["kept"] if name.startswith("0.")]
+        assert answer["kept"]
+        assert answer["late"] is False
+        assert answer["restored"]
+
+
+def test_several(each: list[dict[str, Any]]) -> None:
+    agree(each)
+    assert each[0]["second"] == each[1]["second"] != [each[0]["digest"]]
+    assert {answer["steps"] for answer in each} == {4}
+
+
+def test_changed(each: list[dict[str, Any]]) -> None:
+    agree(each)
+    for answer in each:
+        assert answer["balance"] < 1e-6
+        assert "memory 'none' of 'qsgd' would lose what waits" in answer["refused"][0]
+        assert "ranks were configured differently: compressor.ratio" in answer["refused"][1]
+        assert answer["norm"] == 0.0
+
+
+def test_compiled(each: list[dict[str, Any]]) -> None:
+    """The module inside, or DDP as a whole; the reducer that compiled autograd traces is refused."""
+    for answer in each:
+        assert answer["refused"].endswith("must be 'ddp_optimizer', as it is by default, got 'python_reducer'")
+        assert answer["inside"] == pytest.approx(answer["plain"], rel=1e-4)
+        assert answer["outside"] == pytest.approx(answer["plain"], rel=1e-4)
+        assert answer["steps"] == 6

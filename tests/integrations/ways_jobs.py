@@ -1,0 +1,311 @@
+"""What the ranks do in the tests of the ways in which people train; each function asks one thing of DDP."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from gradwire.errors import ConfigError
+from gradwire.integrations.ddp import GradwireState, compress_ddp
+from tests.integrations.jobs import batch, digest, model_of
+
+
+def wrap(
+    module: nn.Module, compressor: str = "topk", options: dict[str, Any] | None = None, **ddp: Any
+) -> tuple[DistributedDataParallel, GradwireState]:
+    model = DistributedDataParallel(module, **{"bucket_cap_mb": 0.02, **ddp})
+    settings = {"ratio": 0.1} if compressor == "topk" and options is None else options or {}
+    return model, compress_ddp(model, compressor, min_numel=0, **settings)
+
+
+def backward(model: nn.Module, step: int, rank: int) -> Tensor:
+    x, y = batch(step, rank)
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    return loss.detach()
+
+
+class Account:
+    """All gradients that ranks put in, less all that came out, is what waits: largest difference."""
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self.params = dict(model.module.named_parameters())
+        self.put = {name: torch.zeros_like(param) for name, param in self.params.items()}
+        self.got = {name: torch.zeros_like(param) for name, param in self.params.items()}
+
+    def local(self, loss: Tensor) -> None:
+        grads = torch.autograd.grad(loss, list(self.params.values()), allow_unused=True)
+        for name, grad in zip(self.put, grads, strict=True):
+            if grad is not None:
+                self.put[name] += grad
+
+    def arrived(self) -> None:
+        for name, param in self.params.items():
+            if param.grad is not None:
+                self.got[name] += param.grad
+
+    def balance(self, state: GradwireState) -> float:
+        worst, kept = 0.0, state.exchange.keeper.worker["residual"]
+        for name, put in self.put.items():
+            left = kept[name].view(put.shape) if name in kept else torch.zeros_like(put)
+            mean = (put - left) / dist.get_world_size()
+            dist.all_reduce(mean)
+            worst = max(worst, float((mean - self.got[name]).abs().max()))
+        return worst
+
+
+def accumulation(rank: int) -> dict[str, Any]:
+    model, state = wrap(model_of())
+    account = Account(model)
+    for step in range(6):
+        x, y = batch(step, rank)
+        account.local(nn.functional.cross_entropy(model.module(x), y))
+        if step % 3 < 2:
+            with model.no_sync():
+                backward(model, step, rank)
+            continue
+        backward(model, step, rank)
+        account.arrived()
+        model.zero_grad()
+    return {"steps": state.metrics()["steps"], "balance": account.balance(state)}
+
+
+def uneven(rank: int) -> dict[str, Any]:
+    """Join: rank 0 has three batches more. Ranks without data send what waits, and nothing twice."""
+    model, state = wrap(model_of())
+    account, optimizer = Account(model), torch.optim.SGD(model.parameters(), lr=0.0)
+    with Join([model]):
+        for step in range(6 - 3 * min(rank, 1)):
+            x, y = batch(step, rank)
+            account.local(nn.functional.cross_entropy(model.module(x), y))
+            model.zero_grad()
+            backward(model, step, rank)
+            account.arrived()
+            optimizer.step()
+    kept = state.exchange.keeper.worker["residual"]
+    left = torch.cat([kept[name] for name in sorted(account.put)])
+    put = torch.cat([account.put[name].flatten() for name in sorted(account.put)])
+    got = torch.cat([account.got[name].flatten() for name in sorted(account.put)])
+    total = put - left
+    dist.all_reduce(total)
+    dist.broadcast(got, 0)
+    # While a rank shadows the others, DDP still divides by the number of ranks that started.
+    return {"steps": state.metrics()["steps"], "balance": float((total / dist.get_world_size() - got).abs().max())}
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.left, self.right = nn.Linear(32, 24), nn.Linear(24, 10), nn.Linear(24, 10)
+
+    def forward(self, x: Tensor, left: bool = True) -> Tensor:
+        return (self.left if left else self.right)(self.trunk(x).relu())
+
+
+def unused(rank: int) -> dict[str, Any]:
+    """Each step uses one branch on one rank, the other on the other; later both the same one."""
+    torch.manual_seed(0)
+    model, state = wrap(Branches(), find_unused_parameters=True)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.2), []
+    for step in range(8):
+        x, y = batch(step % 2, rank)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x, left=(step + rank) % 2 == 0 if step < 4 else step % 2 == 0), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {"digest": digest(model), "steps": state.metrics()["steps"], "better": losses[-1] < losses[0]}
+
+
+def trained(rank: int, module: nn.Module, steps: int = 6, **ddp: Any) -> dict[str, Any]:
+    model, state = wrap(module, **ddp)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        losses.append(float(backward(model, step % 2, rank)))
+        optimizer.step()
+    told = {"digest": digest(model), "steps": state.metrics()["steps"], "ratio": state.metrics()["ratio"]}
+    return told | {"better": losses[-1] < losses[0], "losses": losses}
+
+
+def static_graph(rank: int) -> dict[str, Any]:
+    return trained(rank, model_of(), static_graph=True)
+
+
+def bucket_views(rank: int) -> dict[str, Any]:
+    return trained(rank, model_of(), gradient_as_bucket_view=True)
+
+
+def bucket_copies(rank: int) -> dict[str, Any]:
+    return trained(rank, model_of())
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second, self.head = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.first(x).relu()).relu())
+
+
+def shared(rank: int) -> dict[str, Any]:
+    return trained(rank, Tied())
+
+
+class Recomputed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.body, self.reentrant = model_of(), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        first: nn.Sequential = self.body[:4]  # type: ignore[index]
+        x = x.requires_grad_() if self.reentrant else x
+        hidden = checkpoint(first, x, use_reentrant=self.reentrant)
+        return self.body[4:](hidden)  # type: ignore[index,no-any-return]
+
+
+def recomputed(rank: int) -> dict[str, Any]:
+    plain = trained(rank, model_of())
+    ways = [trained(rank, Recomputed(reentrant=reentrant)) for reentrant in (False, True)]
+    return plain | {"same": all(way["losses"] == plain["losses"] for way in ways)}
+
+
+def frozen(rank: int) -> dict[str, Any]:
+    """A layer is frozen midway, and unfrozen under a new DDP with a new state, which takes the old one's."""
+    module = model_of()
+    model, state = wrap(module)
+    backward(model, 0, rank)
+    saved = state.state_dict()
+    module[0].requires_grad_(False)
+    model, state = wrap(module)
+    try:
+        state.load_state_dict(saved)
+        refused = "nothing was raised"
+    except ConfigError as error:
+        refused = str(error)
+    backward(model, 1, rank)
+    kept = sorted(state.exchange.keeper.worker["residual"])
+    module[0].requires_grad_(True)
+    try:
+        backward(model, 2, rank)
+        late = "0.weight" in state.exchange.keeper.worker["residual"]
+    except RuntimeError as error:
+        late = str(error)
+    model, state = wrap(module)
+    state.load_state_dict(saved)
+    norm = state.metrics()["residual_norm"]
+    backward(model, 3, rank)
+    return {"refused": refused, "kept": kept, "late": late, "restored": norm > 0, "digest": digest(model)}
+
+
+def several(rank: int) -> dict[str, Any]:
+    """Two models in one process, their backward passes interleaved, one of them over a sub-group."""
+    group = dist.new_group([0, 1])
+    first, one = wrap(model_of())
+    digests = []
+    if rank < 2:
+        second, two = wrap(model_of(seed=5), "qsgd", process_group=group)
+        for step in range(4):
+            x, y = batch(step, rank)
+            loss = nn.functional.cross_entropy(first(x), y) + nn.functional.cross_entropy(second(x), y)
+            loss.backward()
+        assert two.exchange.channel.world == 2
+        digests.append(digest_grads(second))
+    else:
+        for step in range(4):
+            backward(first, step, rank)
+    return {"digest": digest_grads(first), "second": digests, "steps": one.metrics()["steps"]}
+
+
+def digest_grads(model: nn.Module) -> float:
+    return float(torch.cat([param.grad.flatten() for param in model.parameters()]).double().square().sum())
+
+
+def changed(rank: int) -> dict[str, Any]:
+    """The compressor changes during training; nothing that waits is lost, and what would lose it is refused."""
+    model, state = wrap(model_of())
+    account, refused = Account(model), []
+    for step in range(8):
+        if step == 2:
+            state.change("twobit", threshold=1e-3)
+        if step == 4:
+            state.change("powersgd", rank=2)
+        if step == 6:
+            state.change("qsgd", bits=4, memory="residual", strategy="broadcast")
+        x, y = batch(step, rank)
+        account.local(nn.functional.cross_entropy(model.module(x), y))
+        model.zero_grad()
+        backward(model, step, rank)
+        account.arrived()
+    balance = account.balance(state)
+    for call in (lambda: state.change("qsgd"), lambda: state.change("topk", ratio=0.1 + 0.1 * rank)):
+        try:
+            call()
+        except Exception as error:
+            refused.append(str(error))
+    state.change("qsgd", drop=True)
+    backward(model, 9, rank)
+    return {"balance": balance, "refused": refused, "norm": state.metrics()["residual_norm"],
+            "digest": digest_grads(model)}  # fmt: skip
+
+
+def compiled(rank: int) -> dict[str, Any]:
+    plain = trained(rank, model_of())
+    # Its graphs are cut at buckets, the first of which torch wants to be the smallest.
+    inside = trained(rank, torch.compile(model_of(), backend="aot_eager"), bucket_cap_mb=25)  # type: ignore[arg-type]
+    model, state = wrap(model_of(), bucket_cap_mb=25)
+    outside = torch.compile(model, backend="aot_eager")
+    losses = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        optimizer.zero_grad()
+        losses.append(float(backward(outside, step % 2, rank)))
+        optimizer.step()
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    try:
+        wrap(model_of())
+        refused = "nothing was raised"
+    except ConfigError as error:
+        refused = str(error)
+    finally:
+        torch._dynamo.config.optimize_ddp = True
+    return {
+        "refused": refused,
+        "inside": inside["losses"],
+        "outside": losses,
+        "plain": plain["losses"],
+        "steps": state.metrics()["steps"],
+    }
+
+
+WAYS = {way.__name__: way for way in (
+    accumulation, uneven, unused, static_graph, bucket_views, bucket_copies, shared, recomputed, frozen, several,
+    changed, compiled,
+)}  # fmt: skip
+
+
+def all_ways(rank: int) -> dict[str, Any]:
+    """Every way, in one group; one that fails says so by itself."""
+    told: dict[str, Any] = {}
+    for name, way in WAYS.items():
+        torch._dynamo.reset()
+        try:
+            told[name] = way(rank)
+        except Exception:
+            told[name] = traceback.format_exc()
+            if dist.get_world_size() > 1:
+                break
+    return told
