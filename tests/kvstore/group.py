@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -22,15 +23,35 @@ def run_workers(job, workers, servers=1, *arguments, folder, options=(), keys=No
         What the workers returned, in the order of ranks.
     """
     with start_workers(job, workers, servers, *arguments, folder=folder, options=options, keys=keys) as group:
-        for process in group.workers.values():
-            assert process.wait(timeout) == 0
-    return [result(folder, rank) for rank in range(workers)]
+        return finished(group, folder, timeout)
 
 
 def start_workers(job, workers, servers=1, *arguments, folder, options=(), keys=None):
     (folder / "arguments").write_bytes(pickle.dumps(arguments))
     command = [sys.executable, "-m", "tests.kvstore.group", f"{job.__module__}:{job.__name__}", str(folder)]
     return Group(command, workers, servers, options, keys)
+
+
+def finished(group, folder, timeout=60):
+    """What the workers return, once all of them have ended well."""
+    for process in group.workers.values():
+        assert process.wait(timeout) == 0
+    return [result(folder, rank) for rank in sorted(group.workers)]
+
+
+def wait_for(folder, rank, step, seconds=90):
+    """Until a worker process has made so many steps."""
+    deadline = time.monotonic() + seconds
+    file = folder / f"step-{rank}"
+    while not file.exists() or int(file.read_text() or 0) < step:
+        assert time.monotonic() < deadline, f"worker {rank} did not come to step {step}"
+        time.sleep(0.02)
+
+
+def kill(process):
+    """As a crash: nothing of it runs any more."""
+    process.kill()
+    process.wait()
 
 
 def result(folder, rank):

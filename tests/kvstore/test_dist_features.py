@@ -11,10 +11,9 @@ from gradwire.kvstore.placement import place
 from gradwire.kvstore.replica import Replica
 from gradwire.kvstore.sender import Sender
 from tests.kvstore.feature_jobs import ALONE, BOUND, GROUP, MATRIX, PULLED, ROWS, ahead, everything, sparse
-from tests.kvstore.group import result, run_workers, start_workers
+from tests.kvstore.group import finished, kill, run_workers, start_workers, wait_for
 from tests.kvstore.jobs import gradient, slow_steps
 from tests.kvstore.simulate import Simulated
-from tests.kvstore.test_faults import wait_for
 
 WORKERS = 2
 
@@ -173,13 +172,12 @@ def test_a_killed_server_and_a_killed_worker_change_no_bit_of_the_answers(tmp_pa
     arguments = (14, str(tmp_path), compression, 0.1)
     with start_workers(slow_steps, 2, 1, *arguments, folder=tmp_path, options=options) as group:
         wait_for(tmp_path, 0, 5)
-        group.servers[0].kill()
-        group.servers[0].wait()
+        kill(group.servers[0])
         group.restart_server(0)
         wait_for(tmp_path, 1, 9)
-        group.workers[1].kill()
-        group.workers[1].wait()
+        kill(group.workers[1])
         group.start_worker(1)
-        assert [process.wait(60) for process in group.workers.values()] == [0, 0]
-    assert torch.equal(result(tmp_path, 0)[2], want)
-    assert torch.equal(result(tmp_path, 1)[2], want)
+        ended = finished(group, tmp_path)
+    for text, steps, value in ended:
+        assert (text, steps) == ("", 14)
+        assert torch.equal(value, want)

@@ -13,7 +13,7 @@ import torch
 
 from gradwire import ConfigError, GroupError
 from gradwire.kvstore.launch import start_server
-from tests.kvstore.group import result, start_workers
+from tests.kvstore.group import kill, result, start_workers, wait_for
 from tests.kvstore.jobs import alone_then_killed, slow_steps
 from tests.kvstore.proxy import Cable
 from tests.kvstore.threads import SHAPE, Worker, undisturbed
@@ -34,13 +34,9 @@ class Servers:
         self.running.append(process)
         return process, endpoint
 
-    def kill(self, process):
-        process.kill()
-        process.wait()
-
     def close(self):
         for process in self.running:
-            self.kill(process)
+            kill(process)
             process.stdout.close()
 
 
@@ -75,22 +71,12 @@ def same(workers, want):
         assert torch.equal(value, want)
 
 
-def wait_for(folder, rank, step, seconds=90):
-    """Until a worker process has made so many steps."""
-    deadline = time.monotonic() + seconds
-    file = folder / f"step-{rank}"
-    while not file.exists() or int(file.read_text() or 0) < step:
-        assert time.monotonic() < deadline, f"worker {rank} did not come to step {step}"
-        time.sleep(0.02)
-
-
 def test_a_killed_worker_comes_again_and_is_named_when_it_does_not(tmp_path):
     """Worker 1 is killed, and started again: the values are those of an undisturbed run. Then it is killed for good."""
     arguments = (10**6, str(tmp_path), None, 0.05)
     with start_workers(slow_steps, 2, 1, *arguments, folder=tmp_path, options=["--dead-after", "3"]) as group:
         wait_for(tmp_path, 1, 3)
-        group.workers[1].kill()
-        group.workers[1].wait()
+        kill(group.workers[1])
         before = int((tmp_path / "step-0").read_text())
         group.start_worker(1)
         wait_for(tmp_path, 0, before + 3)
@@ -124,7 +110,7 @@ def test_a_killed_server_comes_again_from_its_snapshot_and_nothing_is_lost(compr
     workers = both([endpoint], 12, allowed=5, compression=compression)
     for worker in workers:
         worker.wait(5)
-    servers.kill(process)
+    kill(process)
     for worker in workers:
         worker.go_on()
     servers.start(*options, bind=endpoint)
@@ -137,7 +123,7 @@ def test_one_of_two_servers_is_killed_and_comes_again(tmp_path, servers):
     workers = both([endpoint for _, endpoint in started], 8, allowed=3, bound=100, compression=TWOBIT)
     for worker in workers:
         worker.wait(3)
-    servers.kill(started[1][0])
+    kill(started[1][0])
     for worker in workers:
         worker.go_on()
     servers.start(*options[1], bind=started[1][1])
@@ -149,7 +135,7 @@ def test_without_a_snapshot_the_values_are_lost_and_every_worker_is_told(servers
     workers = both([endpoint], 10, allowed=2)
     for worker in workers:
         worker.wait(2)
-    servers.kill(process)
+    kill(process)
     servers.start(bind=endpoint)
     for worker in workers:
         worker.go_on()

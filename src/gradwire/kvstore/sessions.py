@@ -18,7 +18,7 @@ from gradwire.kvstore.protocol import VERSION, pack
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.session import Session
 from gradwire.kvstore.state import ServerState
-from gradwire.kvstore.waits import Outgoing, Topic
+from gradwire.kvstore.waits import Outgoing
 
 __all__ = ["ServerSessions"]
 
@@ -36,10 +36,8 @@ class ServerSessions(ServerState):
 
     def __init__(self, rules: Rules, entries: Iterable[Entry] | None = None) -> None:
         super().__init__(rules, entries)
-        self._sessions: dict[bytes, Session] = {}
         self._lost: dict[int, Session] = {}
         self._seen: set[int] = set()
-        self._touched: set[Topic] = set()
         self._barriers: dict[int, set[int]] = {}
         self._passed, self._now = 0, 0.0
 
@@ -116,6 +114,7 @@ class ServerSessions(ServerState):
         self._seen.add(session.rank)
         self._lost.pop(session.rank, None)
         self.dead.discard(session.rank)
+        self.left.discard(session.rank)
         self._sessions[session.peer] = session
         self._touch_all()
 
@@ -130,11 +129,6 @@ class ServerSessions(ServerState):
         """End every wait that only the dead could end."""
         stuck = self._waits.take_stuck()
         return [(w.peer, [pack("error", seq=w.seq, kind="dead", text=f"{self._silence()}: {w.what}")]) for w in stuck]
-
-    def _close(self, peer: bytes) -> list[Outgoing]:
-        if self._sessions.pop(peer, None) is not None:
-            self._waits.drop(peer)
-        return []
 
     def _pong(self) -> bytes:
         return pack("pong", dead=sorted(self.dead))
