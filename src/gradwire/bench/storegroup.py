@@ -13,7 +13,7 @@ from gradwire.bench.peers._process import Process
 from gradwire.kvstore.launch import Group
 from gradwire.kvstore.machines import Here, Lines, Machine, Piped
 
-__all__ = ["StoreGroup", "ask_all"]
+__all__ = ["DEADLINE", "StoreGroup", "ask_all"]
 
 SCRIPT = Path(__file__).with_name("_store_worker.py")
 

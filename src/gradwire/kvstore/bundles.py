@@ -24,7 +24,7 @@ from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.protocol import CHUNK, MAX_ITEMS, chunk_count, pack
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.session import Session
-from gradwire.kvstore.state import ServerState
+from gradwire.kvstore.sessions import ServerSessions
 from gradwire.kvstore.waits import Outgoing, Topic
 from gradwire.types import align
 
@@ -112,7 +112,7 @@ def bundled(key: StoreKey, nbytes: int) -> bool:
     return nbytes <= SMALL and (isinstance(key, int) or len(key) <= LONGEST)
 
 
-class ServerBundles(ServerState):
+class ServerBundles(ServerSessions):
     """The requests that name many keys."""
 
     def __init__(self, rules: Rules, entries: Iterable[Entry] | None = None) -> None:

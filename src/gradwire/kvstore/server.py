@@ -21,7 +21,7 @@ from gradwire.kvstore.waits import Outgoing
 
 __all__ = ["Server", "check_exposure"]
 
-TICK = 0.25
+TICK = 0.1
 """Seconds after which the clock is looked at when nothing arrives."""
 
 FULL = 0.002

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gradwire.errors import ConfigError, WireError
-from gradwire.kvstore.bundles import ServerBundles
 from gradwire.kvstore.entry import Entry
 from gradwire.kvstore.protocol import VERSION, pack
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.session import Session
+from gradwire.kvstore.state import ServerState
 from gradwire.kvstore.waits import Outgoing
 
 __all__ = ["ServerSessions", "StrangerError"]
@@ -30,7 +30,7 @@ class StrangerError(WireError):
     """Somebody who has no session. A worker introduces itself then, and sends again what was not answered."""
 
 
-class ServerSessions(ServerBundles):
+class ServerSessions(ServerState):
     """A server's sessions.
 
     Args:

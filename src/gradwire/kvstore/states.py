@@ -97,12 +97,12 @@ def of_server(server: int, states: Mapping[StoreKey, Mapping[str, Any]]) -> dict
 
 
 def by_server(
-    states: Mapping[StoreKey, dict[str, Any]], servers: int, name: str
+    states: Mapping[StoreKey, dict[str, Any]], servers: int, name: str = "the file"
 ) -> list[dict[StoreKey, dict[str, Any]]]:
-    """The states of each server, of a file that has those of all: its keys are those of ``of_server``.
+    """The inverse of ``of_server``, for all servers.
 
     Raises:
-        ConfigError: keys of another store, or of more servers.
+        ConfigError: states of another store, or of a server that there is not.
     """
     split: list[dict[StoreKey, dict[str, Any]]] = [{} for _ in range(servers)]
     for label, state in states.items():
