@@ -1,6 +1,7 @@
 """``gradwire launch`` with real processes: what it starts, how it ends, and that nothing is left."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -134,3 +135,17 @@ def test_a_server_ends_in_peace_when_it_is_asked_to():
     assert process.stdout.readline().startswith("listening on tcp://127.0.0.1:")
     process.send_signal(signal.SIGINT)
     assert finish(process)[0] == 0
+
+
+@pytest.mark.parametrize("script", ["kvstore_digits.py", "kvstore_fit.py"])
+def test_the_examples_learn(script, tmp_path):
+    example = str(Path(__file__).parents[2] / "examples" / script)
+    flags = ["--kv-store", "dist_sync", "--gc-type", "2bit", "--num-epochs", "2"]
+    command = [sys.executable, "-m", "gradwire", "launch", "-n", "2", "--", sys.executable, example, *flags]
+    code, out, err = finish(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    assert code == 0, err
+    said = re.findall(r"Validation-accuracy=(0\.\d+)|workers: ([\d.]+) %", out + err)
+    scores = [float(share) if share else float(percent) / 100 for share, percent in said]
+    assert len(scores) == (1 if script == "kvstore_digits.py" else 4)
+    # Ten digits: who has learned nothing has one of ten right.
+    assert max(scores) > 0.2

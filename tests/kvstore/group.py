@@ -23,9 +23,7 @@ def run_workers(job, workers, servers=1, *arguments, folder, options=(), keys=No
         What the workers returned, in the order of ranks.
     """
     with start_workers(job, workers, servers, *arguments, folder=folder, options=options, keys=keys) as group:
-        for process in group.workers.values():
-            assert process.wait(timeout) == 0
-    return [result(folder, rank) for rank in range(workers)]
+        return finished(group, folder, timeout)
 
 
 def start_workers(job, workers, servers=1, *arguments, folder, options=(), keys=None):
@@ -34,29 +32,30 @@ def start_workers(job, workers, servers=1, *arguments, folder, options=(), keys=
     return Group(command, workers, servers, options, keys)
 
 
-def result(folder, rank):
-    return torch.load(folder / f"result-{rank}", weights_only=True)
+def finished(group, folder, timeout=60):
+    """What the workers return, once all of them have ended well."""
+    for process in group.workers.values():
+        assert process.wait(timeout) == 0
+    return [result(folder, rank) for rank in sorted(group.workers)]
 
 
 def wait_for(folder, rank, step, seconds=90):
-    """Until a worker process has said that it made so many steps."""
+    """Until a worker process has made so many steps."""
     deadline = time.monotonic() + seconds
     file = folder / f"step-{rank}"
-    while not file.exists() or int(file.read_text()) < step:
+    while not file.exists() or int(file.read_text() or 0) < step:
         assert time.monotonic() < deadline, f"worker {rank} did not come to step {step}"
         time.sleep(0.02)
 
 
 def kill(process):
+    """As a crash: nothing of it runs any more."""
     process.kill()
     process.wait()
 
 
-def finished(group, folder):
-    """What the workers returned, when all have ended well."""
-    for process in group.workers.values():
-        assert process.wait(90) == 0
-    return [result(folder, rank) for rank in group.workers]
+def result(folder, rank):
+    return torch.load(folder / f"result-{rank}", weights_only=True)
 
 
 def main():

@@ -15,7 +15,7 @@ from gradwire import ConfigError, GroupError
 from gradwire.kvstore.dist import DistStore
 from gradwire.kvstore.environment import Place
 from gradwire.kvstore.launch import start_server
-from tests.kvstore.group import result, start_workers
+from tests.kvstore.group import kill, result, start_workers
 from tests.kvstore.jobs import alone_then_killed, slow_steps, until_killed
 from tests.kvstore.proxy import Cable
 from tests.kvstore.threads import SHAPE, Worker, undisturbed
@@ -36,13 +36,9 @@ class Servers:
         self.running.append(process)
         return process, endpoint
 
-    def kill(self, process):
-        process.kill()
-        process.wait()
-
     def close(self):
         for process in self.running:
-            self.kill(process)
+            kill(process)
             process.stdout.close()
 
 
@@ -90,8 +86,7 @@ def test_a_killed_worker_comes_again_and_is_named_when_it_does_not(tmp_path, ser
     first = Worker([endpoint], 0, 10**6, world=3).start(allowed=2)
     with start_workers(until_killed, 2, 0, endpoint, str(tmp_path), folder=tmp_path) as group:
         first.wait(2)
-        group.workers[0].kill()
-        group.workers[0].wait()
+        kill(group.workers[0])
         again = Worker([endpoint], 1, 10**6, world=3).start()
         first.go_on()
         first.wait(10)
@@ -129,7 +124,7 @@ def test_a_killed_server_comes_again_from_its_snapshot_and_nothing_is_lost(compr
     for worker in workers:
         worker.wait(5)
     there(tmp_path / "snapshot")
-    servers.kill(process)
+    kill(process)
     for worker in workers:
         worker.go_on()
     servers.start(*options, bind=endpoint)
@@ -143,7 +138,7 @@ def test_one_of_two_servers_is_killed_and_comes_again(tmp_path, servers):
     for worker in workers:
         worker.wait(3)
     there(tmp_path / "snapshot-1")
-    servers.kill(started[1][0])
+    kill(started[1][0])
     for worker in workers:
         worker.go_on()
     servers.start(*options[1], bind=started[1][1])
@@ -155,7 +150,7 @@ def test_without_a_snapshot_the_values_are_lost_and_every_worker_is_told(servers
     workers = both([endpoint], 10, allowed=2)
     for worker in workers:
         worker.wait(2)
-    servers.kill(process)
+    kill(process)
     servers.start(bind=endpoint)
     for worker in workers:
         worker.go_on()

@@ -16,7 +16,7 @@ import click
 from gradwire.errors import ConfigError, require
 from gradwire.kvstore.hosts import placed, read_hosts
 from gradwire.kvstore.launch import Group
-from gradwire.kvstore.machines import Machine, There
+from gradwire.kvstore.machines import Machine, there
 
 __all__ = ["command"]
 
@@ -50,8 +50,8 @@ def command(
     if host_file is not None:
         where = folder or os.getcwd()
         hosts = read_hosts(host_file)
-        there = {host: There(host, shlex.split(ssh), python, where, variables(names)) for host in hosts}
-        machines = [there[host] for host in placed(hosts, workers)]
+        made = {host: there(host, shlex.split(ssh), python, where, variables(names)) for host in hosts}
+        machines = [made[host] for host in placed(hosts, workers)]
     elif names or folder:
         raise ConfigError("--env and --folder are for --host-file: here the script has the environment of this command")
     try:

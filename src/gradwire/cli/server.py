@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import click
 import torch
 
 from gradwire.kvstore.core import ServerCore
+from gradwire.kvstore.ending import Finished
+from gradwire.kvstore.environment import start_timeout
 from gradwire.kvstore.metrics import serve
 from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.scheduler import Member
 from gradwire.kvstore.server import Server
 from gradwire.kvstore.snapshot import Snapshots, load_core
 
@@ -40,10 +46,13 @@ __all__ = ["command"]
 @click.option(
     "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics on loopback; 0: free one."
 )
+@click.option("--until-finished", is_flag=True, help="End when all workers have ended in peace, or are gone for long.")
+@click.option("--scheduler", metavar="ENDPOINT", help="Tell this scheduler where workers find this server.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="That add gradients up.")
 def command(
     workers: int, bind: str, keys: Path | None, insecure: bool, on_dead_worker: str, dead_after: float,
-    staleness: int | None, snapshot: Path | None, snapshot_every: int, metrics_port: int | None, threads: int,
+    staleness: int | None, snapshot: Path | None, snapshot_every: int, metrics_port: int | None,
+    until_finished: bool, scheduler: str | None, threads: int,
 ) -> None:  # fmt: skip
     """Keep values for the workers of a dist store until ended by SIGTERM or Ctrl-C.
 
@@ -60,8 +69,20 @@ def command(
     click.echo(f"listening on {server.endpoint}")
     if metrics_port is not None:
         click.echo(f"metrics on http://127.0.0.1:{serve(core, metrics_port)}/metrics")
-    writer = None if snapshot is None else Snapshots(snapshot, snapshot_every)
-    try:
-        server.run(lambda: bool(ended), (lambda: None) if writer is None else (lambda: writer.after(core)))
-    finally:
-        server.close()
+    after: list[Callable[[], None]] = []
+    if snapshot is not None:
+        after.append(partial(Snapshots(snapshot, snapshot_every).after, core))
+    over = Finished(core) if until_finished else None
+    with ExitStack() as stack:
+        stack.callback(server.close)
+        if scheduler is not None:
+            member = Member(scheduler, endpoint=server.endpoint, keys=keys, timeout=start_timeout())
+            stack.callback(member.leave)
+            after.append(member.attend)
+        server.run(lambda: bool(ended) or (over is not None and over()), lambda: call_all(after))
+
+
+def call_all(functions: Sequence[Callable[[], None]]) -> None:
+    """Between two batches of messages."""
+    for function in functions:
+        function()

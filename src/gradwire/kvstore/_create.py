@@ -9,6 +9,7 @@ from gradwire.errors import ConfigError, nearest, require
 from gradwire.kvstore.base import KVStore
 from gradwire.kvstore.dist import DistStore
 from gradwire.kvstore.local import DeviceStore, LocalStore
+from gradwire.kvstore.roles import take_role
 
 __all__ = ["create"]
 
@@ -21,7 +22,7 @@ TYPES: dict[str, type[LocalStore | DistStore]] = {
 
 
 def create(name: str = "local", **options: Any) -> KVStore:
-    """A store by its type.
+    """A store by its type. In a process that MXNet's tracker started as a server or scheduler it is that, and ends.
 
     Args:
         name: "local" (also "local_update_cpu", "local_allreduce_cpu") sums what the senders of this process push;
@@ -38,6 +39,7 @@ def create(name: str = "local", **options: Any) -> KVStore:
         >>> create("device").type
         'device'
     """
+    take_role()
     require(isinstance(name, str), "name", "a str", name)
     known = name.lower()
     require(known in TYPES, "name", nearest(known, TYPES), name)

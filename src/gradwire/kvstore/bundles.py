@@ -114,7 +114,6 @@ class ServerBundles(ServerState):
 
     def __init__(self, rules: Rules, entries: Iterable[Entry] | None = None) -> None:
         super().__init__(rules, entries)
-        self._touched: set[Topic] = set()
         self._frames: OrderedDict[tuple[StoreKey, ...], tuple[list[int], Tensor]] = OrderedDict()
 
     @abstractmethod

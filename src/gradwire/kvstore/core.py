@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from gradwire.errors import ConfigError, GradwireError, WireError
+from gradwire.kvstore.bundles import ServerBundles
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes, raw
 from gradwire.kvstore.keys import StoreKey
@@ -37,7 +38,7 @@ SETTINGS = 2 * AHEAD
 """Settings of the optimizer that pushes may name: a learning rate may change in every step."""
 
 
-class ServerCore(ServerSessions):
+class ServerCore(ServerBundles, ServerSessions):
     """One server: sessions and their requests.
 
     Args:

@@ -24,14 +24,14 @@ from gradwire.errors import ConfigError, GroupError, is_float32, is_int, require
 from gradwire.kvstore.base import KVStore, UpdaterFunction
 from gradwire.kvstore.bundles import Bundle, Bundles
 from gradwire.kvstore.compression import OFF, Compression
-from gradwire.kvstore.environment import Place, read_place
+from gradwire.kvstore.environment import Place, bigarray_bound
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.links import Links, finish_at_exit
 from gradwire.kvstore.optimizers import OptimizerConfig
 from gradwire.kvstore.payloads import require_alone, sent
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
 from gradwire.kvstore.request import Request
-from gradwire.kvstore.sender import Sender
+from gradwire.kvstore.roles import find_place
 from gradwire.kvstore.shared import Pulling, Shared, as_bytes, as_is, row_requests
 from gradwire.kvstore.states import by_server, from_bytes, load_states, replace_file, to_bytes
 
@@ -45,7 +45,7 @@ class DistStore(KVStore):
         type: the name it was created by; with "async" in it every push counts at once.
         where: the worker's place; None reads the environment.
         timeout: seconds that any answer may take, > 0.
-        bound: elements from which on a key is cut over all servers.
+        bound: elements from which on a key is cut over all servers; None: MXNET_KVSTORE_BIGARRAY_BOUND, or 1,000,000.
         seed: of the random streams of methods that have them, the same on all workers.
         staleness: of an async store: how many steps of a key a worker may be ahead of the slowest before its pulls
             and pushes of that key wait, the same on all workers; None: any number.
@@ -53,13 +53,14 @@ class DistStore(KVStore):
 
     def __init__(
         self, type: str = "dist_sync", where: Place | None = None, *, timeout: float = 120.0,  # noqa: A002
-        bound: int = BIGARRAY_BOUND, seed: int = 0, staleness: int | None = None,
+        bound: int | None = None, seed: int = 0, staleness: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(type)
         require(is_float32(timeout) and timeout > 0, "timeout", "seconds > 0", timeout)
         bounded = staleness is None or ("async" in type and is_int(staleness, 0))
         require(bounded, "staleness", "an integer >= 0, of a store of a type with 'async'", staleness)
-        self.place, self.bound, self.seed = where or read_place(), bound, seed
+        self.bound = bigarray_bound(BIGARRAY_BOUND) if bound is None else bound
+        self.place, self.seed = where or find_place(), seed
         self._keys: dict[StoreKey, Shared] = {}
         self._config = self._barriers = 0
         self._optimizers = [0] * len(self.place.servers)
@@ -68,7 +69,8 @@ class DistStore(KVStore):
             self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
             keys=self.place.keys,
         )  # fmt: skip
-        atexit.register(finish_at_exit, weakref.ref(self))
+        # After whatever ``find_place`` registered: what comes later is called earlier.
+        atexit.register(finish_at_exit, weakref.ref(self), weakref.ref(self._links))
         self.staleness = staleness
         if staleness is not None:
             self._ask_all("staleness", {"steps": staleness}, "a bound on staleness", declare=True)
@@ -216,12 +218,9 @@ class DistStore(KVStore):
             total = shared.total(grads, copied=self.compression.push is None)
             payloads = [self._payload(key, shared, part, total) for part in shared.parts]
         shared.step += 1
-        config = self._named_config()
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
-            fields = {
-                "key": key, "step": shared.step, "config": config, "optimizer": self._optimizers[part.server],
-                "rows": rows,
-            }  # fmt: skip
+            fields = {"key": key, "step": shared.step, "config": self._named_config(), "rows": rows}
+            fields["optimizer"] = self._optimizers[part.server]
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
             shared.pushes.append(self._links.ask(part.server, request))
 
@@ -242,11 +241,7 @@ class DistStore(KVStore):
     def _encoded(self, key: StoreKey, shared: Shared, part: Part, grad: Tensor) -> Tensor:
         compressor = self.compression.push
         assert compressor is not None
-        if part.start not in shared.senders:
-            name = key if len(shared.parts) == 1 else f"{key!r}[{part.start}]"
-            shape = torch.Size(shared.part_shape(part))
-            shared.senders[part.start] = Sender(name, shape, seed=self.seed, rank=self.rank)
-        sender = shared.senders[part.start]
+        sender = shared.sender(key, part, self.seed, self.rank)
         sender.use(self.compression)
         return sent(compressor, grad.values().shape if grad.is_sparse else grad.shape, sender.encode(grad))
 

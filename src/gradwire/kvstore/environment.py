@@ -1,6 +1,6 @@
 """Who this process is and where the servers are, as the launcher's environment says it.
 
-Ours, torchrun's, and MXNet's variables are read, in this order.
+Ours, torchrun's, MXNet's and Slurm's variables are read, in this order.
 """
 
 from __future__ import annotations
@@ -12,10 +12,19 @@ from pathlib import Path
 
 from gradwire.errors import ConfigError
 
-__all__ = ["Place", "read_place"]
+__all__ = ["INSECURE", "KEYS", "SERVERS", "Place", "bigarray_bound", "flag", "number", "own_keys", "ranked",
+           "read_place", "start_timeout"]  # fmt: skip
 
 SERVERS = "GRADWIRE_SERVERS"
 KEYS = "GRADWIRE_KEYS"
+INSECURE = "GRADWIRE_INSECURE"
+START_TIMEOUT = "GRADWIRE_START_TIMEOUT"
+
+RANKS = (
+    ("GRADWIRE_RANK", "GRADWIRE_WORLD_SIZE"), ("RANK", "WORLD_SIZE"), ("DMLC_RANK", "DMLC_NUM_WORKER"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)  # fmt: skip
+"""Rank and number of workers: both of one row."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +64,85 @@ def read_place(environment: Mapping[str, str] | None = None) -> Place:
             f"a dist store needs {SERVERS}, the servers' endpoints as tcp://ADDRESS:PORT,...: "
             "start the script with `gradwire launch -n WORKERS -s SERVERS -- python script.py`"
         )
-    rank = _number(told, "GRADWIRE_RANK", "RANK", "DMLC_RANK")
-    world = _number(told, "GRADWIRE_WORLD_SIZE", "WORLD_SIZE", "DMLC_NUM_WORKER")
-    if not 0 <= rank < world:
-        raise ConfigError(f"the rank must be in [0, {world}), got {rank}")
-    return Place(servers, rank, world, Path(told[KEYS]) if told.get(KEYS) else None)
+    rank, world = ranked(told)
+    return Place(servers, rank, world, own_keys(told, f"worker-{rank}"))
 
 
-def _number(told: Mapping[str, str], *names: str) -> int:
-    for name in names:
-        if name in told:
-            try:
-                return int(told[name])
-            except ValueError:
-                raise ConfigError(f"{name} must be an integer, got {told[name]!r}") from None
-    raise ConfigError(f"a dist store needs one of {', '.join(names)} in the environment")
+def ranked(told: Mapping[str, str]) -> tuple[int, int]:
+    """The rank, and how many workers there are.
+
+    >>> ranked({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"})
+    (3, 4)
+
+    Raises:
+        ConfigError: they are not told, or do not fit each other.
+    """
+    for rank_name, world_name in RANKS:
+        if rank_name in told:
+            rank, world = number(told, rank_name), number(told, world_name)
+            if not 0 <= rank < world:
+                raise ConfigError(f"{rank_name} must be in [0, {world}), got {rank}")
+            return rank, world
+    raise ConfigError(f"a dist store needs one of {', '.join(name for name, _ in RANKS)} in the environment")
+
+
+def own_keys(told: Mapping[str, str], name: str) -> Path | None:
+    """The folder with the keys of this process: the one that is told, or, of one that holds several, ``name`` in it."""
+    if not told.get(KEYS):
+        return None
+    folder = Path(told[KEYS])
+    return folder / name if (folder / name).is_dir() else folder
+
+
+def number(told: Mapping[str, str], name: str, least: int = 0) -> int:
+    """A variable that is an integer.
+
+    Raises:
+        ConfigError: it is missing, or something else.
+    """
+    try:
+        value = int(told[name])
+    except KeyError:
+        raise ConfigError(f"{name} is missing in the environment") from None
+    except ValueError:
+        raise ConfigError(f"{name} must be an integer, got {told[name]!r}") from None
+    if value < least:
+        raise ConfigError(f"{name} must be an integer >= {least}, got {value}")
+    return value
+
+
+def flag(told: Mapping[str, str], name: str) -> bool:
+    """Whether a variable is 1; 0, nothing or none of it say no.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if told.get(name, "") not in ("", "0", "1"):
+        raise ConfigError(f"{name} must be 0 or 1, got {told[name]!r}")
+    return told.get(name) == "1"
+
+
+def bigarray_bound(default: int) -> int:
+    """Elements from which on a key is cut: MXNET_KVSTORE_BIGARRAY_BOUND, if it is set.
+
+    Raises:
+        ConfigError: it is no integer >= 1.
+    """
+    name = "MXNET_KVSTORE_BIGARRAY_BOUND"
+    return number(os.environ, name, 1) if name in os.environ else default
+
+
+def start_timeout(environment: Mapping[str, str] | None = None) -> float:
+    """Seconds in which all processes of a run must have come: GRADWIRE_START_TIMEOUT, or 120.
+
+    Raises:
+        ConfigError: it is no positive number.
+    """
+    text = (os.environ if environment is None else environment).get(START_TIMEOUT, "120")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise ConfigError(f"{START_TIMEOUT} must be seconds > 0, got {text!r}")
+    return seconds

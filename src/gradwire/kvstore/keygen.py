@@ -8,10 +8,11 @@ from typing import Any
 
 import zmq
 import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
 
 from gradwire.errors import ConfigError, is_int, require
 
-__all__ = ["lock_worker", "make_keys"]
+__all__ = ["lock_peer", "lock_server", "lock_worker", "make_keys"]
 
 
 def make_keys(folder: str | Path, workers: int) -> list[Path]:
@@ -43,6 +44,8 @@ def make_keys(folder: str | Path, workers: int) -> list[Path]:
         shutil.copy(public, allowed)
         shutil.copy(servers / "server.key", mine)
         made.append(mine)
+    # Servers speak to a scheduler, which lets in whom they let in.
+    shutil.copy(servers / "server.key", allowed)
     for secret in folder.rglob("*.key_secret"):
         secret.chmod(0o600)
     return made
@@ -63,3 +66,37 @@ def lock_worker(socket: zmq.Socket[Any], folder: Path) -> None:
     require(found, "keys", "a worker's folder made by gradwire keygen", str(folder))
     socket.curve_publickey, socket.curve_secretkey = zmq.auth.load_certificate(secrets[0])
     socket.curve_serverkey, _ = zmq.auth.load_certificate(public)
+
+
+def lock_peer(socket: zmq.Socket[Any], folder: Path) -> None:
+    """Let a worker's socket or a server's speak to whoever has the servers' key, with the key that its folder has."""
+    if not (folder / "server.key_secret").is_file():
+        lock_worker(socket, folder)
+        return
+    public, private = zmq.auth.load_certificate(folder / "server.key_secret")
+    socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = public, private, public
+
+
+def lock_server(context: zmq.Context[Any], socket: zmq.Socket[Any], folder: Path) -> ThreadAuthenticator:
+    """Let a socket listen to those alone whose key is in the servers' folder.
+
+    Args:
+        context: of the socket.
+        socket: not bound yet.
+        folder: the servers'.
+
+    Returns:
+        What must be stopped at the end.
+
+    Raises:
+        ConfigError: it is not the servers' folder.
+    """
+    secret = folder / "server.key_secret"
+    require(secret.is_file(), "keys", "a folder made by gradwire keygen", str(folder))
+    public, private = zmq.auth.load_certificate(secret)
+    authenticator = ThreadAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve(domain="*", location=str(folder / "workers"))
+    socket.curve_publickey, socket.curve_secretkey = public, private
+    socket.curve_server = True
+    return authenticator

@@ -110,9 +110,9 @@ class Link:
             self.socket.send(self.hello, zmq.NOBLOCK)
             self._owed = False
 
-    def ping(self) -> None:
+    def say(self, op: str) -> None:
         try:
-            self.socket.send(pack("ping"), zmq.NOBLOCK)
+            self.socket.send(pack(op), zmq.NOBLOCK)
         except zmq.Again:
             return
 
@@ -137,6 +137,8 @@ class Link:
             self._finish(request, error=error)
 
     def close(self) -> None:
+        if self.up:
+            self.say("leave")
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close()

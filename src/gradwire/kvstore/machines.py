@@ -17,7 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -25,7 +25,7 @@ from gradwire.errors import ConfigError
 from gradwire.kvstore import watch
 from gradwire.kvstore.hosts import Host
 
-__all__ = ["GRACE", "Here", "Lines", "Machine", "Piped", "There", "end_all"]
+__all__ = ["GRACE", "Here", "Lines", "Machine", "Piped", "Watched", "end_all", "there", "tied"]
 
 Lines: TypeAlias = "queue.SimpleQueue[str]"
 
@@ -89,22 +89,22 @@ class Here(Machine):
 
 
 @dataclass(frozen=True, eq=False)
-class There(Machine):
-    """Another machine, over ssh.
+class Watched(Machine):
+    """Where processes end when the one that started them does: they run under ``watch``.
 
     Args:
-        host: which.
-        ssh: the command, with options if need be.
+        host: which machine.
+        launcher: the command that runs ``watch`` there.
         python: there.
         folder: there, where processes run.
-        environment: what they have on top of what ssh gives them.
+        environment: what they have on top of what they find there.
     """
 
     host: Host
-    ssh: Sequence[str] = ("ssh",)
+    launcher: Sequence[str]
     python: str = sys.executable
     folder: str = "."
-    environment: Mapping[str, str] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -118,20 +118,14 @@ class There(Machine):
         return self._start(command, {}, label, first), first
 
     def _start(self, command: Sequence[str], environment: Mapping[str, str], label: str, first: Lines | None) -> Piped:
-        program = Path(watch.__file__).read_text(encoding="utf-8")
-        port = () if self.host.port is None else ("-p", str(self.host.port))
-        target = f"{self.host.user}@{self.host.name}" if self.host.user else self.host.name
-        remote = f"exec {shlex.quote(self.python)} -c {shlex.quote(program)}"
-        process = Piped(
-            [*self.ssh, *QUIET, *port, "--", target, remote], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )  # fmt: skip
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = Piped(self.launcher, **pipes)
         process.pumps = [
             pump(process.stdout, label, sys.stdout, first), pump(process.stderr, label, sys.stderr)
         ]  # fmt: skip
         told = {
-            "command": list(command), "environment": {**(self.environment or {}), **environment},
-            "folder": self.folder, "grace": GRACE,
+            "command": list(command), "environment": {**self.environment, **environment}, "folder": self.folder,
+            "grace": GRACE,
         }  # fmt: skip
         assert process.stdin is not None
         # What is wrong if it cannot be written, ssh says on stderr, and ends.
@@ -139,6 +133,31 @@ class There(Machine):
             process.stdin.write(json.dumps(told).encode() + b"\n")
             process.stdin.flush()
         return process
+
+
+def there(
+    host: Host, ssh: Sequence[str] = ("ssh",), python: str = sys.executable, folder: str = ".",
+    environment: Mapping[str, str] | None = None,
+) -> Watched:  # fmt: skip
+    """Another machine.
+
+    Args:
+        host: which.
+        ssh: the command that gets there, with options if need be.
+        python: there.
+        folder: there.
+        environment: for all processes there.
+    """
+    program = Path(watch.__file__).read_text(encoding="utf-8")
+    port = () if host.port is None else ("-p", str(host.port))
+    target = f"{host.user}@{host.name}" if host.user else host.name
+    remote = f"exec {shlex.quote(python)} -c {shlex.quote(program)}"
+    return Watched(host, [*ssh, *QUIET, *port, "--", target, remote], python, folder, environment or {})
+
+
+def tied(host: Host) -> Watched:
+    """This machine, for what is to end with this process, however it ends."""
+    return Watched(host, [sys.executable, watch.__file__])
 
 
 def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
@@ -153,7 +172,7 @@ def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
     try:
         for process in those:
             # On another machine the grace begins when the request comes there.
-            extra = GRACE if tied(process) else 0.0
+            extra = GRACE if on_a_string(process) else 0.0
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline + extra - time.monotonic()))
     finally:
@@ -166,7 +185,7 @@ def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
 
 
 def ask(process: subprocess.Popen[Any]) -> None:
-    if tied(process):
+    if on_a_string(process):
         assert process.stdin is not None
         with suppress(BrokenPipeError):
             process.stdin.close()
@@ -174,7 +193,7 @@ def ask(process: subprocess.Popen[Any]) -> None:
         signal_group(process, signal.SIGTERM)
 
 
-def tied(process: subprocess.Popen[Any]) -> bool:
+def on_a_string(process: subprocess.Popen[Any]) -> bool:
     """Whether it lives as long as its stdin: what ``watch`` runs."""
     return isinstance(process, Piped) and process.stdin is not None
 

@@ -21,6 +21,7 @@ and more than once. Nothing in a header is evaluated: names are looked up, numbe
     restore    the optimizer's states back    done
     finish     I push no more                 done
     ping       I am alive                     pong
+    leave      I am finished, and gone
                                               error      what was wrong, for a seq or for the session
 """
 
@@ -134,6 +135,7 @@ REQUESTS: Mapping[str, Mapping[str, Check]] = {
     "states": _SEQ,
     "restore": _CHUNKED,
     "finish": _SEQ,
+    "leave": {},
     "ping": {},
 }  # fmt: skip
 """What a worker may send: the fields of each, and the check of each field."""

@@ -9,19 +9,19 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import zmq
-import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from gradwire.errors import ConfigError, require
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.guard import Guard
+from gradwire.kvstore.keygen import lock_server
 from gradwire.kvstore.outbox import QUEUED, Outbox
 from gradwire.kvstore.protocol import CHUNK, MAX_HEADER
 from gradwire.kvstore.waits import Outgoing
 
 __all__ = ["Server", "check_exposure"]
 
-TICK = 0.25
+TICK = 0.1
 """Seconds after which the clock is looked at when nothing arrives."""
 
 FULL = 0.002
@@ -66,7 +66,8 @@ class Server:
             self._socket.setsockopt(option, value)
         try:
             if keys is not None:
-                self._lock(Path(keys))
+                self._authenticator = lock_server(self._context, self._socket, Path(keys))
+                self._ranks = ranks_of(Path(keys) / "workers")
             self._socket.bind(endpoint)
         except (zmq.ZMQError, ConfigError) as error:
             self.close()
@@ -137,17 +138,6 @@ class Server:
     def _owner(self, frame: zmq.Frame) -> int | None:
         """The rank whose key the sender of a message has."""
         return self._ranks.get(str(frame.get("User-Id"))) if self._ranks else None
-
-    def _lock(self, folder: Path) -> None:
-        secret = folder / "server.key_secret"
-        require(secret.is_file(), "keys", "a folder made by gradwire keygen", str(folder))
-        public, private = zmq.auth.load_certificate(secret)
-        self._authenticator = ThreadAuthenticator(self._context)
-        self._authenticator.start()
-        self._authenticator.configure_curve(domain="*", location=str(folder / "workers"))
-        self._ranks = ranks_of(folder / "workers")
-        self._socket.curve_publickey, self._socket.curve_secretkey = public, private
-        self._socket.curve_server = True
 
 
 def ranks_of(folder: Path) -> dict[str, int]:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gradwire.errors import ConfigError, WireError
-from gradwire.kvstore.bundles import ServerBundles
 from gradwire.kvstore.entry import Entry
 from gradwire.kvstore.protocol import VERSION, pack
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.session import Session
+from gradwire.kvstore.state import ServerState
 from gradwire.kvstore.waits import Outgoing
 
 __all__ = ["ServerSessions", "StrangerError"]
@@ -30,7 +30,7 @@ class StrangerError(WireError):
     """Somebody who has no session. A worker introduces itself then, and sends again what was not answered."""
 
 
-class ServerSessions(ServerBundles):
+class ServerSessions(ServerState):
     """A server's sessions.
 
     Args:
@@ -40,7 +40,6 @@ class ServerSessions(ServerBundles):
 
     def __init__(self, rules: Rules, entries: Iterable[Entry] | None = None) -> None:
         super().__init__(rules, entries)
-        self._sessions: dict[bytes, Session] = {}
         self._lost: dict[int, Session] = {}
         self._seen: set[int] = set()
         self._barriers: dict[int, set[int]] = {}
@@ -119,6 +118,7 @@ class ServerSessions(ServerBundles):
         self._seen.add(session.rank)
         self._lost.pop(session.rank, None)
         self.dead.discard(session.rank)
+        self.left.discard(session.rank)
         self._sessions[session.peer] = session
         self._touch_all()
 
@@ -133,11 +133,6 @@ class ServerSessions(ServerBundles):
         """End every wait that only the dead could end."""
         stuck = self._waits.take_stuck()
         return [(w.peer, [pack("error", seq=w.seq, kind="dead", text=f"{self._silence()}: {w.what}")]) for w in stuck]
-
-    def _close(self, peer: bytes) -> list[Outgoing]:
-        if self._sessions.pop(peer, None) is not None:
-            self._waits.drop(peer)
-        return []
 
     def _pong(self) -> bytes:
         return pack("pong", dead=sorted(self.dead))

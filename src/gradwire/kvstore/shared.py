@@ -52,6 +52,13 @@ class Shared:
             return one
         return add_dense(grads, self.shape, "cpu")
 
+    def sender(self, key: StoreKey, part: Part, seed: int, rank: int) -> Sender:
+        """Who encodes a part, and keeps its residual."""
+        if part.start not in self.senders:
+            name = key if len(self.parts) == 1 else f"{key!r}[{part.start}]"
+            self.senders[part.start] = Sender(name, torch.Size(self.part_shape(part)), seed=seed, rank=rank)
+        return self.senders[part.start]
+
     def forget_answered(self) -> None:
         """Look no more at pushes that were answered.
 
@@ -83,8 +90,9 @@ class Shared:
         mine, (places,) = self.rows(part), grad.indices()
         lo, hi = inside(places, mine)
         return torch.sparse_coo_tensor(
-            places[None, lo:hi] - mine.start, grad.values()[lo:hi], self.part_shape(part), is_coalesced=True
-        )
+            places[None, lo:hi] - mine.start, grad.values()[lo:hi], self.part_shape(part), is_coalesced=True,
+            check_invariants=False,
+        )  # fmt: skip
 
 
 class Pulling:

@@ -1,0 +1,145 @@
+"""The scheduler: who gets which rank, who is refused, and what those who came are told when others did not."""
+
+import re
+import threading
+
+import pytest
+
+from gradwire import ConfigError, GroupError
+from gradwire.kvstore.keygen import make_keys
+from gradwire.kvstore.protocol import VERSION, pack, unpack
+from gradwire.kvstore.rendezvous import ANSWERS, Rendezvous
+from gradwire.kvstore.scheduler import Member, join, schedule
+from tests.kvstore.test_starts import free_port
+
+A, B = "tcp://10.0.0.1:1", "tcp://10.0.0.2:1"
+
+
+def joined(core, peer, endpoint="", rank=-1, now=0.0, version=VERSION):
+    """What is said because of a join: who is told which op, with what."""
+    frames = [pack("join", version=version, rank=rank, endpoint=endpoint)]
+    return {to: unpack(parts, ANSWERS)[:2] for to, parts in core.receive(peer, frames, now)}
+
+
+def complete(workers=2, servers=2):
+    core = Rendezvous(workers, servers)
+    for i in range(workers):
+        joined(core, b"w%d" % i)
+    for i in range(servers):
+        joined(core, b"s%d" % i, f"tcp://10.0.0.1:{i + 1}")
+    return core
+
+
+def test_all_are_told_when_the_last_one_is_here():
+    core = Rendezvous(2, 2)
+    assert joined(core, b"w0") == joined(core, b"s0", A) == joined(core, b"w1") == {}
+    told = joined(core, b"s1", B)
+    ranks = {b"w0": 0, b"w1": 1, b"s0": -1, b"s1": -1}
+    assert told == {peer: ("group", {"rank": rank, "servers": [A, B]}) for peer, rank in ranks.items()}
+
+
+def test_a_rank_that_is_asked_for_is_kept_free_by_the_others():
+    core = Rendezvous(3, 1)
+    for peer, rank in ((b"x", -1), (b"y", 0), (b"z", -1)):
+        joined(core, peer, rank=rank)
+    told = joined(core, b"s", A)
+    assert {peer: fields["rank"] for peer, (_, fields) in told.items()} == {b"x": 1, b"y": 0, b"z": 2, b"s": -1}
+
+
+@pytest.mark.parametrize(
+    ("core", "arguments", "message"),
+    [
+        (Rendezvous(2, 1), {"rank": 2}, "in \\[0, 2\\), got 2"),
+        (Rendezvous(2, 1), {"version": VERSION + 1}, "speaks version"),
+        (Rendezvous(2, 1), {"endpoint": "ipc:///tmp/x"}, "tcp://ADDRESS:PORT"),
+        (complete(), {}, "names its rank"),
+        (complete(), {"endpoint": "tcp://10.0.0.9:9"}, "all 2 servers have joined"),
+    ],
+)
+def test_who_cannot_join_is_told_why(core, arguments, message):
+    ((to, (op, fields)),) = joined(core, b"late", **arguments).items()
+    assert (to, op) == (b"late", "error")
+    assert re.search(message, fields["text"])
+
+
+def test_a_worker_that_comes_again_by_its_rank_gets_it():
+    assert joined(complete(), b"again", rank=1)[b"again"][1]["rank"] == 1
+
+
+def test_the_same_rank_twice_is_refused_before_the_group_is_complete():
+    core = Rendezvous(2, 1)
+    joined(core, b"a", rank=1)
+    assert joined(core, b"b", rank=1)[b"b"] == ("error", {"text": "rank 1 is taken"})
+    assert joined(core, b"a", rank=1) == {}
+
+
+@pytest.mark.parametrize(
+    "frames", [[b""], [b"\xc1"], [pack("join")], [pack("push", seq=1)], [b"x" * 70000], [b"", b"", b""]]
+)
+def test_bytes_that_mean_nothing_get_an_error_and_change_nothing(frames):
+    core = Rendezvous(1, 1)
+    ((_, parts),) = core.receive(b"x", frames, 0.0)
+    assert unpack(parts, ANSWERS)[0] == "error"
+    assert core.missing() == "0 of 1 workers and 0 of 1 servers have joined"
+
+
+def test_it_is_over_when_the_servers_have_left_or_are_silent():
+    core = complete()
+    assert not core.over(1.0)
+    core.receive(b"s0", [pack("leave")], 2.0)
+    assert not core.over(3.0)
+    core.receive(b"s1", [pack("ping")], 10.0)
+    assert not core.over(20.0)
+    assert core.over(30.0)
+
+
+def running(timeout, **options):
+    """A scheduler for one worker and one server in a thread, and what ends it."""
+    endpoint, raised = f"tcp://127.0.0.1:{free_port()}", []
+
+    def run():
+        try:
+            schedule(endpoint, 1, 1, timeout=timeout, **options)
+        except GroupError as error:
+            raised.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return endpoint, thread, raised
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_over_sockets_with_keys_and_without(locked, tmp_path):
+    make_keys(tmp_path / "keys", 1)
+    folders = [tmp_path / "keys" / name if locked else None for name in ("servers", "worker-0")]
+    endpoint, thread, raised = running(20, keys=folders[0])
+    server = Member(endpoint, endpoint=A, keys=folders[0], timeout=20)
+    assert join(endpoint, -1, folders[1], 20) == (0, (A,))
+    while server.group is None:
+        server.attend(0.1)
+    server.leave()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert raised == []
+
+
+def test_a_stranger_without_a_key_is_not_heard(tmp_path):
+    make_keys(tmp_path / "keys", 1)
+    endpoint, thread, raised = running(2, keys=tmp_path / "keys" / "servers")
+    with pytest.raises(GroupError, match=r"gave no group within 1 s"):
+        join(endpoint, -1, None, 1)
+    thread.join(20)
+    assert raised == ["after 2 s 0 of 1 workers and 0 of 1 servers have joined"]
+
+
+def test_who_does_not_come_is_missed_by_all_who_did():
+    endpoint, thread, raised = running(1.5)
+    with pytest.raises(GroupError, match=r"after 1.5 s 1 of 1 workers and 0 of 1 servers have joined"):
+        join(endpoint, 0, None, 20)
+    thread.join(20)
+    assert raised == ["after 1.5 s 1 of 1 workers and 0 of 1 servers have joined"]
+
+
+def test_an_address_that_others_can_reach_needs_keys():
+    with pytest.raises(ConfigError, match="gradwire keygen"):
+        schedule("tcp://0.0.0.0:0", 1, 1, timeout=1)

@@ -1,0 +1,150 @@
+"""The same script under MXNet's tracker, torchrun and Slurm: real processes, told by nothing but their environment."""
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradwire import ConfigError, GradwireError, kvstore
+
+SCRIPT = Path(__file__).with_name("script.py")
+PYTHON = [sys.executable, str(SCRIPT)]
+FOREIGN = ("GRADWIRE_", "DMLC_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "LOCAL_")
+
+
+def start(command=PYTHON, **told):
+    """A process that knows nothing of its place but what it is told."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    environment |= {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in told.items()}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ended(processes, seconds=90):
+    """(exit code, stdout, stderr) of each."""
+    told = []
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=seconds)
+            told.append((process.returncode, out, err))
+    finally:
+        for process in (each for each in processes if each.poll() is None):
+            process.terminate()
+            process.wait(30)
+    return told
+
+
+def lines(*outputs):
+    """What workers said, sorted."""
+    return sorted(line for out in outputs for line in out.splitlines() if line.startswith("rank "))
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def roles(scheduler=1, server=1, worker=2, **more):
+    """All processes of a run, as MXNet's local tracker starts them."""
+    told = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": free_port(), "DMLC_NUM_WORKER": 2, "DMLC_NUM_SERVER": 1,
+        **more,
+    }  # fmt: skip
+    counts = {"scheduler": scheduler, "server": server, "worker": worker}
+    return [start(DMLC_ROLE=role, **told) for role, count in counts.items() for _ in range(count)]
+
+
+def test_mxnets_tracker_starts_the_script_in_every_role_and_all_of_them_end():
+    results = ended(roles())
+    assert [code for code, _, _ in results] == [0] * 4, results
+    assert lines(*(out for _, out, _ in results)) == [f"rank {r} of 2, 1 servers: [3.0, 3.0, 3.0]" for r in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"DMLC_ROLE": "worker_"}, "DMLC_ROLE must be one of worker, server, scheduler"),
+        ({"DMLC_ROLE": "server"}, "DMLC_PS_ROOT_PORT is missing"),
+        ({"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_PORT": "x"}, "DMLC_PS_ROOT_PORT must be an integer"),
+        ({"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "0.0.0.0", "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1"},
+         "can be reached by others"),
+    ],
+)  # fmt: skip
+def test_a_role_that_cannot_be_taken_is_named(told, message, monkeypatch):
+    for name, value in {"DMLC_PS_ROOT_PORT": "9000", **told}.items():
+        monkeypatch.setenv(name, value)
+    if "is missing" in message:
+        monkeypatch.delenv("DMLC_PS_ROOT_PORT")
+    with pytest.raises(ConfigError, match=message):
+        kvstore.create("device")
+
+
+def running(mark):
+    """Processes whose command has an argument."""
+    commands = {entry: entry / "cmdline" for entry in Path("/proc").iterdir() if entry.name.isdecimal()}
+    found = []
+    for entry, command in commands.items():
+        with contextlib.suppress(OSError):
+            found += [entry.name] if mark.encode() in command.read_bytes().split(b"\0") else []
+    return found
+
+
+def test_torchrun_needs_no_servers_of_its_own_and_leaves_none():
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    mark = "--dead-after=61.5"
+    told = {"GRADWIRE_NUM_SERVERS": 2, "GRADWIRE_SERVER_OPTIONS": mark}
+    ((code, out, err),) = ended([start([*command, str(SCRIPT)], **told)])
+    assert code == 0, err
+    assert lines(out) == [f"rank {rank} of 2, 2 servers: [3.0, 3.0, 3.0]" for rank in range(2)]
+    assert running(mark) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"GRADWIRE_SERVER_OPTIONS": "--bogus"}, "server 0 ended with exit code 2"),
+        ({"GRADWIRE_NUM_SERVERS": "0"}, "GRADWIRE_NUM_SERVERS must be an integer >= 1"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "GRADWIRE_HOST must be the address"),
+        ({"LOCAL_WORLD_SIZE": "0", "GRADWIRE_HOST": "no.such.host.invalid"}, "GRADWIRE_HOST must be the address"),
+    ],
+)
+def test_rank_0_says_why_it_has_no_servers(told, message, monkeypatch):
+    here = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**here, "MASTER_PORT": str(free_port()), **told}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(GradwireError, match=message):
+        kvstore.create("dist_sync")
+
+
+SRUN = """#!/bin/bash
+# Slurm's, as far as the script uses it: the command once for each task, with its number.
+tasks=$SLURM_NTASKS
+while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && tasks=${1#*=}; shift; done
+for ((task = 0; task < tasks; task++)); do SLURM_NTASKS=$tasks SLURM_PROCID=$task "$@" & pids+=($!); done
+for pid in "${pids[@]}"; do wait "$pid" || code=$?; done
+exit ${code:-0}
+"""
+
+
+def test_the_batch_script_for_slurm_runs_as_it_is_documented(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "kvstore.md").read_text()
+    (script,) = re.findall(r"^```bash\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert script.count(":7000") == 1
+    commands = {
+        "srun": SRUN, "scontrol": "#!/bin/bash\necho localhost\necho elsewhere\n",
+        "gradwire": f'#!/bin/bash\nexec {sys.executable} -m gradwire "$@"\n',
+        "python": f"#!/bin/bash\nexec {sys.executable} {SCRIPT}\n",
+    }  # fmt: skip
+    for name, text in commands.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "job").write_text(script.replace(":7000", f":{free_port()}"))
+    told = {"SLURM_JOB_NODELIST": "localhost", "SLURM_NTASKS": 2, "SLURM_SUBMIT_DIR": tmp_path, "SLURM_JOB_ID": 1}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    ((code, out, err),) = ended([start(["bash", str(tmp_path / "job")], **told, PATH=path)])
+    assert code == 0, err
+    assert lines(out) == [f"rank {rank} of 2, 1 servers: [3.0, 3.0, 3.0]" for rank in range(2)]
