@@ -51,7 +51,7 @@ def test_a_peer_that_does_not_answer_is_stopped(peer):
     peer._deadline = 0.2
     with pytest.raises(PeerError, match=r"did not answer 'sleep' within 0\.2 s"):
         peer.ask("sleep")
-    assert peer._process.poll() is not None
+    assert peer.process.poll() is not None
 
 
 @pytest.mark.parametrize("file", ["thesis.txt", "pyvenv.cfg"])

@@ -54,18 +54,23 @@ def sequence(rank, shape, compression, grads):
 
 
 def slow_steps(rank, steps, folder, compression, pause):
-    """Push and pull one key ``steps`` times, slowly, and say how far it is. The error, the steps and the last value."""
+    """Push and pull ``steps`` times, slowly, and say how far it is. The error, the steps and the last value of one key.
+
+    Two small keys in a call: they travel together.
+    """
     kv = kvstore.create("dist_sync", timeout=50)
     if compression:
         kv.set_gradient_compression(compression)
     kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
     shape, out, made = (50, 50), torch.zeros(50, 50), Path(folder) / f"step-{rank}"
-    kv.init("w", torch.zeros(shape))
+    both, outs = ["w", "b"], [out, torch.zeros(7)]
+    kv.init(both, [torch.zeros(shape), torch.zeros(7)])
+    kv.pull(both, outs)
     done = kv.version("w")
     try:
         for step in range(done, steps):
-            kv.push("w", gradient(rank, step, shape))
-            kv.pull("w", out)
+            kv.push(both, [gradient(rank, step, shape), gradient(rank, step, (7,))])
+            kv.pull(both, outs)
             done = step + 1
             made.with_suffix(".new").write_text(str(done))
             made.with_suffix(".new").rename(made)

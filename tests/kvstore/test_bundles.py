@@ -152,13 +152,13 @@ def test_bundles_are_sent_when_they_are_full():
     sent = []
     bundles = Bundles(lambda server, each: sent.append((server, [item[0] for item in each.items])))
     piece = torch.zeros(SMALL, dtype=torch.uint8)
-    for key in range(20):
+    for key in range(80):
         bundles.add(key % 2, key, 1, piece)
     bundles.close()
     bundles.close()
-    assert sorted(key for _, keys in sent for key in keys) == list(range(20))
+    assert sorted(key for _, keys in sent for key in keys) == list(range(80))
     assert all(key % 2 == server for server, keys in sent for key in keys)
-    assert [len(keys) for _, keys in sent] == [8, 8, 2, 2]
+    assert [len(keys) for _, keys in sent] == [32, 32, 8, 8]
 
 
 def test_only_small_keys_with_short_names_travel_together():

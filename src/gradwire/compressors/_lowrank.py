@@ -43,7 +43,7 @@ def add_product(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:
     """``out += scale * p^T q`` without a temporary; shapes (m, L), (r, m), (r, L)."""
     rank = p.shape[0]
     if thin(out, rank):
-        ops.lowrank_add_decoded(p.view(-1), q.view(-1), out.view(-1), rank, scale)
+        ops.lowrank_add_decoded(p.reshape(-1), q.reshape(-1), out.view(-1), rank, scale)
     else:
         out.addmm_(p.mT, q, alpha=scale)
 

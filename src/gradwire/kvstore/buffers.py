@@ -50,7 +50,11 @@ class Pool:
         self._lock = threading.Lock()
 
     def lease(self, nbytes: int) -> Tensor:
-        """``nbytes`` bytes with anything in them; uint8, at a multiple of 64 bytes."""
+        """``nbytes`` bytes with anything in them; uint8, at a multiple of 64 bytes.
+
+        Raises:
+            MemoryError: there are not so many.
+        """
         if nbytes < LEAST:
             return torch.empty(nbytes, dtype=torch.uint8)
         # Sizes that differ a little from step to step share blocks.
@@ -58,13 +62,21 @@ class Pool:
         with self._lock:
             block = self._take(size)
         if block is None:
-            block = np.empty(size + ALIGNED, np.uint8)
+            block = self._fresh(size)
         start = -block.ctypes.data % ALIGNED
         # All views lead to this array, and not past it to the block: a memoryview stands between the two.
         root = np.frombuffer(block.data[start : start + size], np.uint8)
         # Whatever thread lets the last view go, also the collector in the middle of a lease, need not wait.
         weakref.finalize(root, self._back.append, (size, block)).atexit = False
         return torch.from_numpy(root)[:nbytes]
+
+    def _fresh(self, size: int) -> Block:
+        try:
+            return np.empty(size + ALIGNED, np.uint8)
+        except MemoryError:
+            with self._lock:
+                self._used -= size
+            raise
 
     def _take(self, size: int) -> Block | None:
         while self._back:

@@ -24,7 +24,7 @@ from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.protocol import CHUNK, MAX_ITEMS, chunk_count, pack
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.session import Session
-from gradwire.kvstore.state import ServerState
+from gradwire.kvstore.sessions import ServerSessions
 from gradwire.kvstore.waits import Outgoing, Topic
 from gradwire.types import align
 
@@ -36,8 +36,11 @@ SMALL = CHUNK // 8
 LONGEST = 100
 """Bytes of the name of such a key: all names must fit into one header."""
 
-FRAMES = 256
-"""Answers that a server keeps for the other workers, who will ask for the same."""
+ROOM = 4 * CHUNK
+"""Bytes of a message that names many keys, at most."""
+
+FRAMES = 16 * ROOM
+"""Bytes of answers that a server keeps for the other workers, who will ask for the same."""
 
 
 @dataclass
@@ -48,7 +51,7 @@ class Bundle:
         room: bytes that it takes at most.
     """
 
-    room: int = CHUNK
+    room: int = ROOM
     items: list[list[Any]] = field(default_factory=list)
     pieces: list[Tensor] = field(default_factory=list)
     nbytes: int = 0
@@ -109,7 +112,7 @@ def bundled(key: StoreKey, nbytes: int) -> bool:
     return nbytes <= SMALL and (isinstance(key, int) or len(key) <= LONGEST)
 
 
-class ServerBundles(ServerState):
+class ServerBundles(ServerSessions):
     """The requests that name many keys."""
 
     def __init__(self, rules: Rules, entries: Iterable[Entry] | None = None) -> None:
@@ -133,6 +136,8 @@ class ServerBundles(ServerState):
             if size not in self._entry(key).expected(compression):
                 raise WireError(f"a push of key {key!r} has {size} bytes")
         nbytes = sum(align(size) for _, _, size in items)
+        if nbytes > ROOM:
+            raise WireError(f"a push of many keys has at most {ROOM} bytes, not {nbytes}")
         data = session.take(seq, chunk, chunks, rest, range(nbytes, nbytes + 1))
         if data is None:
             return []
@@ -182,8 +187,8 @@ class ServerBundles(ServerState):
             raise WireError("a pull of many keys names one of them twice")
         steps = [(self._entry(key), step) for key, step in items]
         nbytes = sum(align(entry.value.nbytes) for entry, _ in steps)
-        if nbytes > CHUNK:
-            raise WireError(f"a pull of many keys asks for {nbytes} bytes")
+        if nbytes > ROOM:
+            raise WireError(f"a pull of many keys gets at most {ROOM} bytes, not {nbytes}")
         return self._pulled(session, seq, steps, 0)
 
     def _pulled(self, session: Session, seq: int, steps: list[tuple[Entry, int]], start: int) -> list[Outgoing]:
@@ -213,7 +218,7 @@ class ServerBundles(ServerState):
             bundle.add(entry.key, 0, raw(entry.value))
         self._frames[keys] = versions, bundle.data()
         self._frames.move_to_end(keys)
-        if len(self._frames) > FRAMES:
+        while sum(frame.numel() for _, frame in self._frames.values()) > FRAMES:
             self._frames.popitem(last=False)
         return self._frames[keys][1]
 

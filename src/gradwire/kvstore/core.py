@@ -28,7 +28,7 @@ from gradwire.kvstore.optimizers import OptimizerConfig, Updater
 from gradwire.kvstore.payloads import require_alone
 from gradwire.kvstore.protocol import CHUNK, DTYPES, REQUESTS, pack, unpack
 from gradwire.kvstore.session import Session
-from gradwire.kvstore.sessions import ServerSessions, StrangerError
+from gradwire.kvstore.sessions import StrangerError
 from gradwire.kvstore.states import from_bytes, to_bytes
 from gradwire.kvstore.waits import Outgoing, Topic, Waiting
 
@@ -38,7 +38,7 @@ SETTINGS = 2 * AHEAD
 """Settings of the optimizer that pushes may name: a learning rate may change in every step."""
 
 
-class ServerCore(ServerBundles, ServerSessions):
+class ServerCore(ServerBundles):
     """One server: sessions and their requests.
 
     Args:

@@ -8,7 +8,6 @@ push of the key to count.
 from __future__ import annotations
 
 import atexit
-import json
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -33,7 +32,7 @@ from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.roles import find_place
 from gradwire.kvstore.shared import Pulling, Shared, as_bytes, as_is, row_requests
-from gradwire.kvstore.states import by_server, from_bytes, load_states, replace_file, to_bytes
+from gradwire.kvstore.states import by_server, from_bytes, load_states, of_server, replace_file, to_bytes
 
 __all__ = ["DistStore"]
 
@@ -120,7 +119,7 @@ class DistStore(KVStore):
         config = None
         for server, request in enumerate(requests):
             theirs, config = from_bytes(bytes(request.answer or b""))
-            states.update({json.dumps([server, key]): state for key, state in theirs.items()})
+            states |= of_server(server, theirs)
         replace_file(Path(fname), lambda temporary: Path(temporary).write_bytes(
             to_bytes(states, config if dump_optimizer else None)))  # fmt: skip
 
@@ -186,7 +185,7 @@ class DistStore(KVStore):
             bundles.close()
 
     def _send(self, priority: int, server: int, bundle: Bundle) -> None:
-        fields = {"items": bundle.items, "config": self._named_config(), "optimizer": self._optimizers[server]}
+        fields = {"items": bundle.items, **self._settings(server)}
         future = self._links.ask(server, Request("pushes", fields, bundle.data(), priority=priority))
         for key, _, _ in bundle.items:
             self._keys[key].pushes.append(future)
@@ -197,8 +196,9 @@ class DistStore(KVStore):
             return as_bytes(grads[0])
         return self._payload(key, shared, shared.parts[0], shared.total(grads, copied=False))[1]
 
-    def _named_config(self) -> int:
-        return 0 if self.compression == OFF else self._config
+    def _settings(self, server: int) -> dict[str, int]:
+        """What a push names: how its bytes were made, and the optimizer that it is for."""
+        return {"config": 0 if self.compression == OFF else self._config, "optimizer": self._optimizers[server]}
 
     def _settle(self, key: StoreKey, shared: Shared) -> None:
         """Before another push of a key: raise what the ones before it met with."""
@@ -219,8 +219,7 @@ class DistStore(KVStore):
             payloads = [self._payload(key, shared, part, total) for part in shared.parts]
         shared.step += 1
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
-            fields = {"key": key, "step": shared.step, "config": self._named_config(), "rows": rows}
-            fields["optimizer"] = self._optimizers[part.server]
+            fields = {"key": key, "step": shared.step, "rows": rows, **self._settings(part.server)}
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
             shared.pushes.append(self._links.ask(part.server, request))
 
@@ -325,12 +324,15 @@ class DistStore(KVStore):
         first: Sequence[Future[int]] = (),
     ) -> list[int]:  # fmt: skip
         places = range(len(requests)) if servers is None else servers
-        futures = [self._links.ask(server, request) for server, request in zip(places, requests, strict=True)]
+        futures = self._links.ask_all(list(zip(places, requests, strict=True)))
         return self._links.wait([*first, *futures], what)[len(first) :]
 
     def _flush(self) -> None:
-        for key in self._keys:
-            self._check_pushes(key, wait=True)
+        open_keys = {key: shared for key, shared in self._keys.items() if shared.pushes}
+        pushes = dict.fromkeys(future for shared in open_keys.values() for future in shared.pushes)
+        for shared in open_keys.values():
+            shared.pushes = []
+        self._links.wait(list(pushes), f"a push of key {', '.join(map(repr, list(open_keys)[:5]))}")
 
     def _check_pushes(self, key: StoreKey, wait: bool = False) -> None:
         """Raise what a push of the key met with."""

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +72,19 @@ class Links:
 
     def ask(self, server: int, request: Request) -> Future[int]:
         """Send a request; its future gets the key's version, or the error."""
+        return self.ask_all([(server, request)])[0]
+
+    def ask_all(self, requests: Sequence[tuple[int, Request]]) -> list[Future[int]]:
+        """Send requests to servers. The other thread is woken once for all of them: each time costs a change of
+        threads, and that it works while this one waits.
+        """
         if not self._stop.alive:
             raise ConfigError("the store was closed: it can no longer be used")
-        request.seq = next(self._seq)
-        self._inbox.put((server, request))
+        for server, request in requests:
+            request.seq = next(self._seq)
+            self._inbox.put((server, request))
         _ring(self._bell, self._bell_lock)
-        return request.future
+        return [request.future for _, request in requests]
 
     def wait(self, futures: Sequence[Future[int]], what: str) -> list[int]:
         """The results of all.
@@ -86,14 +93,12 @@ class Links:
             GroupError: one was not answered in time, or cannot be any more.
             ConfigError: a server refused one.
         """
-        deadline = time.monotonic() + self.timeout
-        results = []
-        for future in futures:
-            try:
-                results.append(future.result(max(deadline - time.monotonic(), 0.001)))
-            except TimeoutError:
-                raise GroupError(f"{what} was not answered within {self.timeout:g} s") from None
-        return results
+        done, waiting = wait(futures, self.timeout, FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+        if waiting:
+            raise GroupError(f"{what} was not answered within {self.timeout:g} s")
+        return [future.result() for future in futures]
 
     def dead(self) -> set[int]:
         """Workers that a server has not heard of."""
@@ -116,14 +121,13 @@ def _ring(bell: zmq.Socket[Any], lock: threading.Lock) -> None:
 def _serve(
     bell: zmq.Socket[Any], links: list[Link], inbox: queue.SimpleQueue[tuple[int, Request] | None], timeout: float
 ) -> None:
-    pinged = 0.0
+    pinged, poller = 0.0, zmq.Poller()
+    for socket in (bell, *(link.monitor for link in links)):
+        poller.register(socket, zmq.POLLIN)
     try:
         while True:
-            poller = zmq.Poller()
-            poller.register(bell, zmq.POLLIN)
             for link in links:
                 poller.register(link.socket, link.wants)
-                poller.register(link.monitor, zmq.POLLIN)
             poller.poll(250)
             if not _drain(bell, links, inbox):
                 return

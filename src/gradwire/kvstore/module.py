@@ -101,6 +101,8 @@ class Module(BaseModule):
         copies = list(zip(*(each.parameters() for each in self._copies), strict=True))
         self._trainer = Trainer(copies, optimizer, numbers, self._store, self._compression)
         self._updates = 0
+        # Before the first gradients: they must be those of worker 0's weights.
+        self._trainer.start()
         if self._states is not None:
             self.load_optimizer_states(str(self._states))
 

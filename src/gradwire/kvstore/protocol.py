@@ -102,10 +102,15 @@ def _text(value: Any) -> bool:
 
 def _several(*checks: Check) -> Check:
     """A list of lists, each of whose places has its check."""
-    return lambda value: isinstance(value, list) and 0 < len(value) <= MAX_ITEMS and all(
-        isinstance(item, list) and len(item) == len(checks)
-        and all(check(each) for check, each in zip(checks, item, strict=True)) for item in value
-    )  # fmt: skip
+
+    def check(value: Any) -> bool:
+        if not isinstance(value, list) or not 0 < len(value) <= MAX_ITEMS:
+            return False
+        if not all(isinstance(item, list) and len(item) == len(checks) for item in value):
+            return False
+        return all(all(map(each, column)) for each, column in zip(checks, zip(*value, strict=True), strict=True))
+
+    return check
 
 
 def _counts(value: Any) -> bool:

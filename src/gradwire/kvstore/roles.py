@@ -11,12 +11,23 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
 from gradwire.errors import ConfigError
 from gradwire.kvstore.beside import servers_beside_rank_0
-from gradwire.kvstore.environment import INSECURE, SERVERS, Place, flag, number, own_keys, read_place, start_timeout
+from gradwire.kvstore.environment import (
+    INSECURE,
+    KEYS,
+    SERVERS,
+    Place,
+    flag,
+    number,
+    own_keys,
+    read_place,
+    start_timeout,
+)
 from gradwire.kvstore.scheduler import join, schedule
 
 __all__ = ["find_place", "take_role"]
@@ -59,13 +70,20 @@ def find_place() -> Place:
     if told.get(SERVERS):
         return read_place()
     if ROLE in told and "DMLC_PS_ROOT_URI" in told:
-        wanted = next((number(told, name) for name in RANKS if name in told), -1)
-        keys = own_keys(told, f"worker-{max(wanted, 0)}")
-        rank, servers = join(_scheduler(told), wanted, keys, start_timeout())
-        return Place(servers, rank, number(told, "DMLC_NUM_WORKER", 1), keys)
+        return _joined(told)
     if "MASTER_ADDR" in told and "RANK" in told:
         return servers_beside_rank_0(told)
     return read_place()
+
+
+def _joined(told: Mapping[str, str]) -> Place:
+    wanted = next((number(told, name) for name in RANKS if name in told), -1)
+    keys = own_keys(told, f"worker-{max(wanted, 0)}")
+    if wanted < 0 and keys is not None and not (Path(told[KEYS]) / "worker-0").is_dir():
+        # A key is that of one rank.
+        wanted = next((int(file.stem[7:]) for file in keys.glob("worker-*.key_secret")), -1)
+    rank, servers = join(_scheduler(told), wanted, keys, start_timeout(told))
+    return Place(servers, rank, number(told, "DMLC_NUM_WORKER", 1), own_keys(told, f"worker-{rank}"))
 
 
 def _scheduler(told: Mapping[str, str]) -> str:

@@ -18,7 +18,7 @@ from gradwire.errors import ConfigError, is_int, require
 from gradwire.kvstore.keys import StoreKey, key_list
 from gradwire.kvstore.optimizers import OptimizerConfig
 
-__all__ = ["by_server", "from_bytes", "load_states", "replace_file", "save_states", "to_bytes"]
+__all__ = ["by_server", "from_bytes", "load_states", "of_server", "replace_file", "save_states", "to_bytes"]
 
 FORMAT = "gradwire optimizer states 1"
 
@@ -87,13 +87,22 @@ def from_bytes(data: bytes, name: str = "the file") -> tuple[dict[StoreKey, dict
         raise ConfigError(f"{name} cannot be read as optimizer states: {error}") from error
 
 
+def of_server(server: int, states: Mapping[StoreKey, Mapping[str, Any]]) -> dict[StoreKey, dict[str, Any]]:
+    """One server's states, under names that say whose they are: parts of a key have the key's name on each server.
+
+    >>> of_server(1, {"w": {"step": 2}})
+    {'[1, "w"]': {'step': 2}}
+    """
+    return {json.dumps([server, key]): dict(state) for key, state in states.items()}
+
+
 def by_server(
-    states: Mapping[StoreKey, dict[str, Any]], servers: int, name: str
+    states: Mapping[StoreKey, dict[str, Any]], servers: int, name: str = "the file"
 ) -> list[dict[StoreKey, dict[str, Any]]]:
-    """The states of each server, of a file that has those of all: its keys are JSON, [server, key].
+    """The inverse of ``of_server``, for all servers.
 
     Raises:
-        ConfigError: keys of another store, or of more servers.
+        ConfigError: states of another store, or of a server that there is not.
     """
     split: list[dict[StoreKey, dict[str, Any]]] = [{} for _ in range(servers)]
     for label, state in states.items():

@@ -94,6 +94,18 @@ class Trainer:
         """Use another learning rate from the next step on; the optimizer's state stays."""
         self._use(self._config.replace(learning_rate=lr))
 
+    def start(self) -> None:
+        """Give the store the weights; all workers go on from those of worker 0. The first step does it, too."""
+        if self._started:
+            return
+        self._started = True
+        if self._store is None:
+            return
+        if self._on_store:
+            self._store.set_optimizer(self._config)
+        for key, copies in enumerate(self._params):
+            self._store.broadcast(key, copies[0].data, [each.data for each in copies])
+
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Sum the gradients over all workers, divide by ``batch_size`` and update.
 
@@ -105,7 +117,7 @@ class Trainer:
             ConfigError: a parameter has no gradient.
         """
         require(is_int(batch_size, 1), "batch_size", "an integer >= 1", batch_size)
-        self._start()
+        self.start()
         self._rescale_by(batch_size)
         if not self._on_store:
             self._allreduce(ignore_stale_grad)
@@ -123,7 +135,7 @@ class Trainer:
             ConfigError: the store updates the weights.
         """
         require(not self._on_store, "allreduce_grads()", "used with update_on_kvstore=False", True)
-        self._start()
+        self.start()
         self._allreduce(ignore_stale_grad=False)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -134,7 +146,7 @@ class Trainer:
         """
         require(not self._on_store, "update()", "used with update_on_kvstore=False", True)
         require(is_int(batch_size, 1), "batch_size", "an integer >= 1", batch_size)
-        self._start()
+        self.start()
         self._rescale_by(batch_size)
         self._update(ignore_stale_grad)
 
@@ -142,7 +154,7 @@ class Trainer:
         """Write the optimizer's state to a safetensors file."""
         if self._on_store:
             assert self._store is not None
-            self._start()
+            self.start()
             self._store.save_optimizer_states(fname, dump_optimizer=True)
         else:
             save_states(fname, self._updater.state_dict(), self._config)
@@ -154,7 +166,7 @@ class Trainer:
             fname: of the file.
             numbers: False: the optimizer's state alone, and not its numbers.
         """
-        self._start()
+        self.start()
         if self._on_store:
             assert self._store is not None
             self._store.load_optimizer_states(fname)
@@ -163,18 +175,6 @@ class Trainer:
         self._updater.load_state_dict(states)
         if config is not None and numbers:
             self._use(config)
-
-    def _start(self) -> None:
-        """Give the store the weights; all workers go on from those of worker 0."""
-        if self._started:
-            return
-        self._started = True
-        if self._store is None:
-            return
-        if self._on_store:
-            self._store.set_optimizer(self._config)
-        for key, copies in enumerate(self._params):
-            self._store.broadcast(key, copies[0].data, [each.data for each in copies])
 
     def _allreduce(self, ignore_stale_grad: bool) -> None:
         pairs = self._with_gradient(ignore_stale_grad)

@@ -1,0 +1,39 @@
+"""What workers do in the tests of the Module over servers."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from gradwire.kvstore import Module
+
+ADAM = {"learning_rate": 0.01}
+
+
+def network(seed=3):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def share(rank, world, size=4, count=5):
+    """A worker's part of each of ``count`` batches; all of it with world 1."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(count, 2 * size, 6, generator=generator)
+    y = (x[..., 0] > 0).long() + (x[..., 1] > 0).long()
+    part = slice(rank * 2 * size // world, (rank + 1) * 2 * size // world)
+    return [(each[part], label[part]) for each, label in zip(x, y, strict=True)]
+
+
+def epochs(rank, folder, begin, end):
+    """Train from one epoch to another, from and to a checkpoint; the parameters."""
+    prefix = str(Path(folder) / "m")
+    # Only worker 0's weights count, whatever the others begin with.
+    symbol = network(seed=3 + rank)
+    module = Module.load(prefix, begin, True, symbol=symbol) if begin else Module(symbol)
+    data = share(rank, 2)
+    module.fit(
+        data, begin_epoch=begin, num_epoch=end, kvstore="dist_sync", optimizer="adam", optimizer_params=ADAM
+    )  # fmt: skip
+    if rank == 0:
+        module.save_checkpoint(prefix, end, save_optimizer_states=True)
+    return list(module.get_params()[0].values())
