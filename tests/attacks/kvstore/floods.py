@@ -45,7 +45,7 @@ def hellos(endpoint):
 def a_message_without_end(endpoint):
     """Parts of one message, and never the last."""
     with zmtp(endpoint, b"endless") as connection:
-        send_while_taken(connection, part(bytes(CHUNK), more=True), 2**30)
+        send_while_taken(connection, part(bytes(CHUNK), more=True), 2**31)
 
 
 def answers_that_nobody_reads(endpoint):
