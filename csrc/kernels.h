@@ -10,6 +10,7 @@
 #include "args/common.h"
 #include "args/eightbit.h"
 #include "args/entries.h"
+#include "args/lowrank.h"
 #include "args/rounding.h"
 #include "args/signs.h"
 #include "args/sketch.h"
@@ -48,6 +49,9 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(inceptionn_tags, InceptionnTags)                 \
   X(largest, Largest)                                \
   X(largest_sum, LargestSum)                         \
+  X(lowrank_add_decoded, LowrankAddDecoded)            \
+  X(lowrank_left, LowrankLeft)                       \
+  X(lowrank_right, LowrankRight)                     \
   X(natural_add_decoded, NaturalAddDecoded)          \
   X(natural_encode, NaturalEncode)                   \
   X(natural_encode_feedback, NaturalEncodeFeedback)  \
@@ -73,6 +77,7 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(sketch_estimate, SketchEstimate)                 \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(spread_marked, SpreadMarked)                     \
+  X(sums_add_decoded, SumsAddDecoded)                \
   X(swap, Swap)                                      \
   X(tail_moments, TailMoments)                       \
   X(take_marked, TakeMarked)                         \

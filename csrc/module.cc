@@ -23,6 +23,7 @@ NB_MODULE(_kernels, m) {
   bind_eightbit(m);
   bind_entries(m);
   bind_entropy(m);
+  bind_lowrank(m);
   bind_rounding(m);
   bind_signs(m);
   bind_sketch(m);

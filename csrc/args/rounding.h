@@ -93,6 +93,14 @@ struct QsgdAddDecoded {
   bool powers;
 };
 
+// Levels of whole ranks, added up in bytes: `bias` stands for zero.
+struct SumsAddDecoded {
+  const std::uint8_t* sums;
+  float* out;
+  std::int32_t bias;
+  float step;
+};
+
 // One norm for the whole tensor, known before: norms[0].
 struct RoundEncode : Qsgd {
   const float* x;

@@ -49,6 +49,7 @@ void bind_basic(nb::module_& m);
 void bind_eightbit(nb::module_& m);
 void bind_entries(nb::module_& m);
 void bind_entropy(nb::module_& m);
+void bind_lowrank(nb::module_& m);
 void bind_rounding(nb::module_& m);
 void bind_signs(nb::module_& m);
 void bind_sketch(nb::module_& m);

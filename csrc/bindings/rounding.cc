@@ -66,6 +66,17 @@ void round_keep(Address residual, Address norm, Address codes, int bits, int lev
   run_backwards(&KernelTable::round_keep, args, n, kRoundRange, threads);
 }
 
+void sums_add_decoded(Address norm, Address sums, Address ranks, Address out, int levels, double scale, Size n,
+                      int threads) {
+  if (levels < 1) throw std::invalid_argument("levels must be at least 1");
+  const std::int32_t world = n > 0 ? *pointer<const std::int32_t>(ranks, n) : 1;
+  const bool fits = world > 0 && world <= 255 / (2 * levels);
+  const std::int32_t bias = fits ? levels * world : 0;
+  const float unit = fits ? (n > 0 ? *pointer<const float>(norm, n) : 0.0f) / float(bias) : __builtin_nanf("");
+  run(&KernelTable::sums_add_decoded,
+      {pointer<const std::uint8_t>(sums, n), pointer<float>(out, n), bias, float(scale) * unit}, n, 16, threads);
+}
+
 void moments(Address x, Address table, bool centred, Size n, int threads) {
   run(&KernelTable::moments, {pointer<const float>(x, n), pointer<float>(table, n), centred}, n, kMomentSegment,
       threads);
@@ -171,6 +182,7 @@ void bind_rounding(nb::module_& m) {
   kernel(m, "round_encode", &round_encode, "x"_a, "norm"_a, "codes"_a, "bits"_a, "levels"_a, "key"_a, "step"_a);
   kernel(m, "round_keep", &round_keep, "residual"_a, "norm"_a, "codes"_a, "bits"_a, "levels"_a, "shrink"_a, "key"_a,
          "step"_a);
+  kernel(m, "sums_add_decoded", &sums_add_decoded, "norm"_a, "sums"_a, "ranks"_a, "out"_a, "levels"_a, "scale"_a);
   kernel(m, "moments", &moments, "x"_a, "table"_a, "centred"_a);
   kernel(m, "moments_feedback", &moments_feedback, "grad"_a, "residual"_a, "table"_a, "centred"_a, "status"_a);
   kernel(m, "block_norms", &block_norms, "x"_a, "norms"_a, "block"_a);

@@ -103,4 +103,16 @@ GRADWIRE_INLINE F32 value_of(const std::uint8_t* codes, const Book& book, int co
   return dynamic_value(book, select(eq(sign, set_u32(0)), steps, set_u32(127) - code), sign);
 }
 
+// The values of 128 neighbouring codes: of "dynamic" those above zero, of others those without a sign.
+template <Codebook kind>
+GRADWIRE_INLINE void magnitudes(const float* values, float (&found)[128]) {
+  for (int i = 0; i < 128; i += kLanes) {
+    const U32 code = iota() + set_u32(std::uint32_t(i));
+    if constexpr (kind == Codebook::dynamic) store(found + i, load(values + 128 + i));
+    if constexpr (kind == Codebook::linear) store(found + i, from_i32(code));
+    if constexpr (kind == Codebook::e4m3) store(found + i, float8_value<3, 7>(code));
+    if constexpr (kind == Codebook::e5m2) store(found + i, float8_value<2, 15>(code));
+  }
+}
+
 }  // namespace gradwire::GRADWIRE_TARGET

@@ -9,7 +9,7 @@ GRADWIRE_INLINE float eightbit_measure(const float* x, std::int64_t count) {
   U32 worst = set_u32(0);
   std::int64_t i = 0;
 #pragma GCC unroll 4
-  for (; count - i >= kLanes; i += kLanes) watch(worst, load_ahead(x + i, kLanes));
+  for (; count - i >= kLanes; i += kLanes) watch(worst, load(x + i, kLanes));
   if (i < count) watch(worst, load(x + i, int(count - i)));
   return eightbit_norm(worst);
 }

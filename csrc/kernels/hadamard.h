@@ -16,28 +16,41 @@ GRADWIRE_INLINE F32 butterfly(F32 x) {
 
 GRADWIRE_INLINE F32 hadamard16(F32 x) { return butterfly<1>(butterfly<2>(butterfly<4>(butterfly<8>(x)))); }
 
-// Pairs at a distance of h, then of h / 2: two stages in one pass.
-GRADWIRE_INLINE void two_stages(float* x, int h) {
-  const int q = h / 2;
-  for (int i = 0; i < q; i += kLanes) {
-    const F32 a = load(x + i), b = load(x + i + q), c = load(x + i + h), d = load(x + i + h + q);
-    const F32 ac = a + c, bd = b + d, a_c = a - c, b_d = b - d;
-    store(x + i, ac + bd), store(x + i + q, ac - bd);
-    store(x + i + h, a_c + b_d), store(x + i + h + q, a_c - b_d);
-  }
+// Of 2^kStages vectors that lie `distance` apart: pairs of the most distant first. With kLast those within a vector too.
+template <int kStages, bool kLast>
+GRADWIRE_INLINE void stages(float* x, int distance) {
+  constexpr int kVectors = 1 << kStages;
+  F32 v[kVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kVectors; ++i) v[i] = load(x + i * distance);
+#pragma GCC unroll 3
+  for (int half = kVectors / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+    for (int i = 0; i < kVectors; ++i)
+      if (!(i & half)) {
+        const F32 a = v[i], b = v[i + half];
+        v[i] = a + b, v[i + half] = a - b;
+      }
+#pragma GCC unroll 8
+  for (int i = 0; i < kVectors; ++i) store(x + i * distance, kLast ? hadamard16(v[i]) : v[i]);
 }
 
-// `n` is a power of two, at least 16.
+// In registers from here on.
+template <int kStages>
+GRADWIRE_INLINE void last_stages(float* x, int n) {
+  for (int i = 0; i < n; i += kLanes << kStages) stages<kStages, true>(x + i, kLanes);
+}
+
+// `n` is a power of two, at least 16. Three stages in one pass.
 static inline void hadamard(float* x, int n) {
-  int h = n / 2;
-  for (; h >= 2 * kLanes; h /= 4)
-    for (int i = 0; i < n; i += 2 * h) two_stages(x + i, h);
-  if (h == kLanes)
-    for (int i = 0; i < n; i += 2 * kLanes) {
-      const F32 a = load(x + i), b = load(x + i + kLanes);
-      store(x + i, a + b), store(x + i + kLanes, a - b);
-    }
-  for (int i = 0; i < n; i += kLanes) store(x + i, hadamard16(load(x + i)));
+  int size = n;
+  for (; size > 8 * kLanes; size /= 8)
+    for (int i = 0; i < n; i += size)
+      for (int j = i; j < i + size / 8; j += kLanes) stages<3, false>(x + j, size / 8);
+  if (size == 8 * kLanes) return last_stages<3>(x, n);
+  if (size == 4 * kLanes) return last_stages<2>(x, n);
+  if (size == 2 * kLanes) return last_stages<1>(x, n);
+  last_stages<0>(x, n);
 }
 
 }  // namespace gradwire::GRADWIRE_TARGET

@@ -79,23 +79,28 @@ GRADWIRE_INLINE void store_levels(std::uint8_t* p, const U32 (&q)[4]) {
   }
 }
 
+// 16 levels in the lowest bits of their lanes; whatever lies above belongs to other levels.
 template <int kBits>
-GRADWIRE_INLINE U32 load_levels(const std::uint8_t* p) {
-  if constexpr (kBits == 8) {
-    return load_i8(p);
-  } else if constexpr (kBits == 4) {
+GRADWIRE_INLINE U32 load_fields(const std::uint8_t* p) {
+  if constexpr (kBits == 4) {
     std::uint32_t words[2];
     std::memcpy(words, p, sizeof words);
-    const U32 both = select(mask_of(0xff00), set_u32(words[1]), set_u32(words[0]));
-    return sar(shl(both, set_u32(28) - shl(iota() & set_u32(7), 2)), 28);
+    return shr(select(mask_of(0xff00), set_u32(words[1]), set_u32(words[0])), shl(iota() & set_u32(7), 2));
   } else if constexpr (kBits == 2) {
     std::uint32_t word;
     std::memcpy(&word, p, sizeof word);
-    return sar(shl(set_u32(word), set_u32(30) - shl(iota(), 1)), 30);
+    return shr(set_u32(word), shl(iota(), 1));
   } else {
-    const U32 raw = unsqueeze<kBits>(load_bytes<kBits>(p), load_bytes<kBits>(p + kBits));
-    return sar(shl(raw, 32 - kBits), 32 - kBits);
+    return unsqueeze<kBits>(load_bytes<kBits>(p), load_bytes<kBits>(p + kBits));
   }
+}
+
+template <int kBits>
+GRADWIRE_INLINE U32 load_levels(const std::uint8_t* p) {
+  if constexpr (kBits == 8)
+    return load_i8(p);
+  else
+    return sar(shl(load_fields<kBits>(p), 32 - kBits), 32 - kBits);
 }
 
 GRADWIRE_INLINE std::size_t level_bytes(std::int64_t count, int bits) { return std::size_t((count * bits + 7) / 8); }

@@ -83,7 +83,8 @@ GRADWIRE_INLINE Ternary ternary(float scale) { return {set(0.5f * scale), set(-0
 template <bool kKeep>
 GRADWIRE_INLINE void take_ternary(const Ternary& t, const float* x, float* residual, int count, std::uint16_t& plus,
                                   std::uint16_t& minus) {
-  const F32 value = load(x, count);
+  // Where there is a residual the step that added it has asked for the memory ahead; else the arithmetic here has time.
+  const F32 value = kKeep ? load(x, count) : load_ahead(x, count);
   const Mask above = gt(value, t.plus), below = lt(value, t.minus);
   if (kKeep) store(residual, select(above, value - t.scale, select(below, value + t.scale, value)), count);
   plus = bits(above), minus = bits(below);

@@ -11,7 +11,7 @@ static void three_lc_encode(const ThreeLcEncode& args, std::int64_t begin, std::
     const std::int64_t count = end - first < k.block ? end - first : k.block;
     U32 largest = set_u32(0);
     std::int64_t i = 0;
-    for (; count - i >= kLanes; i += kLanes) watch(largest, load_ahead(k.x + first + i, kLanes));
+    for (; count - i >= kLanes; i += kLanes) watch(largest, load(k.x + first + i, kLanes));
     if (i < count) watch(largest, load(k.x + first + i, int(count - i)));
     write_ternary_block<false>(k, k.x + first, nullptr, first, count, scale_of(largest, k.sparsity));
   }

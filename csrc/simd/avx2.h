@@ -180,6 +180,14 @@ GRADWIRE_INLINE F32 lookup(Table4 t, U32 index) {
   return {_mm256_permutevar_ps(t.v, index.lo), _mm256_permutevar_ps(t.v, index.hi)};
 }
 
+struct Table16 { __m256 lo, hi; };
+GRADWIRE_INLINE Table16 table16(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+GRADWIRE_INLINE __m256 lookup_(Table16 t, __m256i index) {
+  const __m256 upper = _mm256_castsi256_ps(_mm256_slli_epi32(index, 28));
+  return _mm256_blendv_ps(_mm256_permutevar8x32_ps(t.lo, index), _mm256_permutevar8x32_ps(t.hi, index), upper);
+}
+GRADWIRE_INLINE F32 lookup(Table16 t, U32 index) { return {lookup_(t, index.lo), lookup_(t, index.hi)}; }
+
 struct Table128 { const float* values; };
 GRADWIRE_INLINE Table128 table128(const float* p) { return {p}; }
 GRADWIRE_INLINE F32 lookup(const Table128& t, U32 index) {

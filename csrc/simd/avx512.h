@@ -120,6 +120,11 @@ struct Table4 { __m512 v; };
 GRADWIRE_INLINE Table4 table4(float a, float b, float c, float d) { return {_mm512_set4_ps(d, c, b, a)}; }
 GRADWIRE_INLINE F32 lookup(Table4 t, U32 index) { return {_mm512_permutexvar_ps(index.v, t.v)}; }
 
+// 16 values, looked up by the low four bits of each lane.
+struct Table16 { __m512 v; };
+GRADWIRE_INLINE Table16 table16(const float* p) { return {_mm512_loadu_ps(p)}; }
+GRADWIRE_INLINE F32 lookup(Table16 t, U32 index) { return {_mm512_permutexvar_ps(index.v, t.v)}; }
+
 // 128 values in registers, looked up by the low seven bits of each lane: a gather takes four times as long.
 struct Table128 { __m512 v[8]; };
 GRADWIRE_INLINE Table128 table128(const float* p) {
@@ -134,6 +139,49 @@ GRADWIRE_INLINE F32 lookup(const Table128& t, U32 index) {
   const __m512 low = _mm512_mask_blend_ps(odd, quarter[0], quarter[1]);
   const __m512 high = _mm512_mask_blend_ps(odd, quarter[2], quarter[3]);
   return {_mm512_mask_blend_ps(_mm512_test_epi32_mask(index.v, _mm512_set1_epi32(64)), low, high)};
+}
+
+// 128 values by their halves: half as many steps as looking up whole ones, 32 at a time.
+#define GRADWIRE_HALVES_TABLE
+struct HalvesTable { __m512i low[4], high[4]; };
+GRADWIRE_INLINE HalvesTable halves_table(const float* p) {
+  HalvesTable t;
+  for (int i = 0; i < 4; ++i) {
+    const __m512i a = _mm512_loadu_si512(p + 32 * i), b = _mm512_loadu_si512(p + 32 * i + 16);
+    t.low[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a)), _mm512_cvtepi32_epi16(b), 1);
+    t.high[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(a, 16))),
+                                   _mm512_cvtepi32_epi16(_mm512_srli_epi32(b, 16)), 1);
+  }
+  return t;
+}
+GRADWIRE_INLINE __m512i halves_(const __m512i (&t)[4], __m512i index, __mmask32 upper, __mmask32 any) {
+  return _mm512_mask_blend_epi16(upper, _mm512_maskz_permutex2var_epi16(any, t[0], index, t[1]),
+                                 _mm512_maskz_permutex2var_epi16(any, t[2], index, t[3]));
+}
+// 32 bytes as words, in the order in which halves_as_floats_ interleaves them.
+GRADWIRE_INLINE __m512i spread_bytes_(const std::uint8_t* p) {
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_cvtepu8_epi16(_mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+}
+GRADWIRE_INLINE void halves_as_floats_(__m512i low, __m512i high, __mmask32 minus, F32& first, F32& second) {
+  const __m512i with_sign = _mm512_mask_add_epi16(high, minus, high, _mm512_set1_epi16(std::int16_t(0x8000)));
+  first = {_mm512_castsi512_ps(_mm512_unpacklo_epi16(low, with_sign))};
+  second = {_mm512_castsi512_ps(_mm512_unpackhi_epi16(low, with_sign))};
+}
+// The values of 32 bytes, of which the low seven bits are an index and the highest is a sign.
+GRADWIRE_INLINE void lookup_signed(const HalvesTable& t, const std::uint8_t* p, F32& first, F32& second) {
+  const __m512i index = spread_bytes_(p);
+  const __mmask32 upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64)), all = ~__mmask32{0};
+  halves_as_floats_(halves_(t.low, index, upper, all), halves_(t.high, index, upper, all),
+                    _mm512_test_epi16_mask(index, _mm512_set1_epi16(128)), first, second);
+}
+// The values of 32 bytes that count from 127, which stands for zero, upwards, and downwards with a sign.
+GRADWIRE_INLINE void lookup_centred(const HalvesTable& t, const std::uint8_t* p, F32& first, F32& second) {
+  const __m512i code = spread_bytes_(p), zero = _mm512_set1_epi16(127);
+  const __mmask32 minus = _mm512_cmplt_epu16_mask(code, zero), any = _mm512_cmpneq_epu16_mask(code, zero);
+  const __m512i index = _mm512_mask_sub_epi16(code, minus, _mm512_set1_epi16(126), code);
+  const __mmask32 upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
+  halves_as_floats_(halves_(t.low, index, upper, any), halves_(t.high, index, upper, any), minus, first, second);
 }
 
 GRADWIRE_INLINE F32 load_f16(const void* p) {

@@ -168,6 +168,19 @@ GRADWIRE_INLINE float32x4_t lookup_(Table4 t, uint32x4_t index) {
 }
 GRADWIRE_INLINE F32 lookup(Table4 t, U32 index) { GRADWIRE_LANES_(F32, lookup_(t, index.v[i])) }
 
+struct Table16 { uint8x16x4_t v; };
+GRADWIRE_INLINE Table16 table16(const float* p) {
+  const auto* const q = reinterpret_cast<const std::uint8_t*>(p);
+  return {{{vld1q_u8(q), vld1q_u8(q + 16), vld1q_u8(q + 32), vld1q_u8(q + 48)}}};
+}
+GRADWIRE_INLINE float32x4_t lookup_(const Table16& t, uint32x4_t index) {
+  // The four bytes of a value.
+  const uint32x4_t first = vmulq_n_u32(vandq_u32(index, vdupq_n_u32(15)), 0x04040404);
+  const uint32x4_t places = vaddq_u32(first, vdupq_n_u32(0x03020100));
+  return vreinterpretq_f32_u8(vqtbl4q_u8(t.v, vreinterpretq_u8_u32(places)));
+}
+GRADWIRE_INLINE F32 lookup(const Table16& t, U32 index) { GRADWIRE_LANES_(F32, lookup_(t, index.v[i])) }
+
 struct Table128 { const float* values; };
 GRADWIRE_INLINE Table128 table128(const float* p) { return {p}; }
 GRADWIRE_INLINE F32 lookup(const Table128& t, U32 index) {

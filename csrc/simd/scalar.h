@@ -165,6 +165,12 @@ GRADWIRE_INLINE F32 lookup(Table4 t, U32 index) {
   return select(upper, select(odd, t.v[3], t.v[2]), select(odd, t.v[1], t.v[0]));
 }
 
+struct Table16 { const float* values; };
+GRADWIRE_INLINE Table16 table16(const float* p) { return {p}; }
+GRADWIRE_INLINE F32 lookup(const Table16& t, U32 index) {
+  GRADWIRE_LANES_(F32, float, t.values[index.v[i / 4][i % 4] & 15])
+}
+
 struct Table128 { const float* values; };
 GRADWIRE_INLINE Table128 table128(const float* p) { return {p}; }
 GRADWIRE_INLINE F32 lookup(const Table128& t, U32 index) {

@@ -1,90 +1,13 @@
 // Compares every kernel of every SIMD target with the scalar one on random data, bit for bit. For targets that the
 // Python tests cannot reach on the machine at hand: csrc/tests/neon.sh runs it for 64-bit Arm in an emulator.
-#include <cstdio>
-#include <cstring>
-#include <random>
-#include <string>
-#include <vector>
+#include "tests/selftest.h"
 
-#include "dispatch.h"
 #include "inceptionn.h"
+#include "lowrank.h"
 #include "threshold.h"
 #include "topk.h"
 
 namespace {
-
-using namespace gradwire;
-
-constexpr std::int64_t kRanks = 3;
-constexpr int kGuard = 64;
-
-std::mt19937 generator(1);
-
-// What a kernel may read and write: arrays of n elements, payloads for kRanks ranks, and room beyond that it must not
-// touch.
-struct Buffers {
-  std::vector<float> a, b, c;
-  std::vector<std::uint8_t> bytes;
-  std::vector<std::int32_t> status{0};
-
-  explicit Buffers(std::int64_t n)
-      : a(values(n)), b(values(n)), c(values(n)), bytes(std::size_t(kRanks * row_bytes(n) + kGuard)) {
-    for (std::uint8_t& byte : bytes) byte = std::uint8_t(generator());
-  }
-
-  static std::int64_t row_bytes(std::int64_t n) { return 4 * n + kGuard; }
-
-  Rows rows(std::int64_t n) const { return {bytes.data(), kRanks, row_bytes(n)}; }
-
-  // A third are arbitrary bits: NaN, infinity, subnormals, huge values.
-  static std::vector<float> values(std::int64_t n) {
-    std::vector<float> x(std::size_t(n + kGuard));
-    std::normal_distribution<float> normal;
-    for (float& value : x) {
-      const std::uint32_t word = std::uint32_t(generator());
-      value = normal(generator);
-      if (word % 3 == 0) std::memcpy(&value, &word, sizeof value);
-    }
-    return x;
-  }
-};
-
-bool same(const std::vector<float>& x, const std::vector<float>& y) {
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    const bool nan = x[i] != x[i] && y[i] != y[i];
-    if (!nan && std::memcmp(&x[i], &y[i], sizeof(float)) != 0) return false;
-  }
-  return true;
-}
-
-bool same(const Buffers& x, const Buffers& y) {
-  return same(x.a, y.a) && same(x.b, y.b) && same(x.c, y.c) && x.bytes == y.bytes && x.status == y.status;
-}
-
-int failures = 0;
-
-// Calls `function` on equal buffers with the scalar target and with `target`.
-template <class Function>
-void compare(const std::string& target, const char* name, const Function& function) {
-  for (const std::int64_t n : {0, 1, 2, 7, 15, 16, 17, 31, 33, 63, 64, 65, 255, 256, 257, 1000, 100003}) {
-    const Buffers start(n);
-    Buffers expected = start, actual = start;
-    set_target("scalar");
-    function(expected, n);
-    set_target(target);
-    function(actual, n);
-    if (same(expected, actual)) continue;
-    std::printf("%s %s differs from scalar at n = %lld\n", target.c_str(), name, static_cast<long long>(n));
-    ++failures;
-  }
-}
-
-// One kernel; `arguments` makes its Args from the buffers.
-template <class Args, class Make>
-void check(const std::string& target, const char* name,
-           void (*KernelTable::*kernel)(const Args&, std::int64_t, std::int64_t), const Make& arguments) {
-  compare(target, name, [&](Buffers& x, std::int64_t n) { (active().*kernel)(arguments(x, n), 0, n); });
-}
 
 void check_topk(const std::string& target, std::int64_t divisor) {
   const auto places = [](Buffers& x, std::int64_t n) {
@@ -232,11 +155,36 @@ void check_threshold(const std::string& target) {
     return reinterpret_cast<std::int32_t*>(x.bytes.data() + 2 * Buffers::row_bytes(n));
   };
   compare(target, "threshold_encode", [&](Buffers& x, std::int64_t n) {
-    threshold_encode({{nullptr, nullptr, nullptr}, x.a.data(), 1.5f, used(x, n), x.bytes.data()}, n, 1);
+    threshold_encode({{nullptr, nullptr, nullptr}, x.a.data(), 1.5f, 0.0f, used(x, n), x.bytes.data()}, n, 1);
   });
   compare(target, "threshold_encode with feedback", [&](Buffers& x, std::int64_t n) {
+    // What is sent of a NaN are its bits, and these may differ.
+    for (std::vector<float>* values : {&x.a, &x.b})
+      for (float& value : *values) value = value == value ? value : 1.0f;
     const Feedback feedback = {x.a.data(), x.b.data(), x.status.data()};
-    threshold_encode({feedback, x.b.data(), 1.5f, used(x, n), x.bytes.data()}, n, 1);
+    threshold_encode({feedback, x.b.data(), 1.5f, 0.0f, used(x, n), x.bytes.data()}, n, 1);
+  });
+}
+
+// A matrix of n elements and its factors, whose sums are compared with guards behind them.
+void check_lowrank(const std::string& target, std::int64_t columns, std::int64_t rank) {
+  const auto thin = [=](Buffers& x, std::int64_t n, bool sum) {
+    const Feedback feedback = {sum ? x.b.data() : nullptr, x.a.data(), sum ? x.status.data() : nullptr};
+    return Thin{x.a.data(), feedback, n / columns, columns, rank};
+  };
+  const std::vector<float> factor = Buffers::values(rank * 100003);
+  for (const bool sum : {false, true}) {
+    compare(target, "lowrank_left", [&](Buffers& x, std::int64_t n) {
+      x.c.resize(std::size_t(rank * n + kGuard));
+      lowrank_left({thin(x, n, sum), factor.data(), nullptr}, x.c.data(), 1);
+    });
+    compare(target, "lowrank_right", [&](Buffers& x, std::int64_t n) {
+      x.c.resize(std::size_t(rank * columns + kGuard));
+      lowrank_right({thin(x, n, sum), factor.data(), nullptr}, x.c.data(), 1);
+    });
+  }
+  compare(target, "lowrank_add_decoded", [&](Buffers& x, std::int64_t n) {
+    lowrank_add_decoded({factor.data(), factor.data() + 7, x.a.data(), n / columns, columns, rank, 0.3f, x.status.data()}, 1);
   });
 }
 
@@ -303,6 +251,9 @@ void check_all(const std::string& target) {
   });
   CHECK(sparse_add_decoded, SparseAddDecoded{x.rows(n), x.rows(n), x.rows(n), n, x.a.data(), n, 0.3f});
   for (const std::int64_t divisor : {1, 3, 100}) check_topk(target, divisor);
+  CHECK(sums_add_decoded, SumsAddDecoded{x.bytes.data(), x.a.data(), 100, 0.3f});
+  for (const std::int64_t columns : {1, 31, 1100})
+    for (const std::int64_t rank : {1, 2, 3, 4, 6}) check_lowrank(target, columns, rank);
   for (const std::int64_t block : {16, 64, 1024}) check_thc(target, block);
   for (const std::int64_t block : {16, 80, 4096}) check_three_lc(target, block);
   for (const int rows : {1, 3}) check_sketch(target, rows);

@@ -17,7 +17,7 @@ def test_the_learning_rate_warms_up_and_falls_twice() -> None:
 
 
 def test_the_optimizer_is_nesterov_sgd() -> None:
-    options = Recipe(lr=0.2).optimizer([torch.zeros(1, requires_grad=True)]).defaults
+    options = Recipe(lr=0.2).build([torch.zeros(1, requires_grad=True)]).defaults
     assert {name: options[name] for name in ("lr", "momentum", "weight_decay", "nesterov")} == {
         "lr": 0.2, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": True,
     }  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.bench.recipe import Recipe
-from gradwire.bench.tasks.digits import ClassifyDigits
+from gradwire.bench.tasks.classification import Classification
 from gradwire.bench.train import Method, digest, train
 from gradwire.compressors.none import Identity
 
@@ -22,7 +22,7 @@ def group() -> Iterator[None]:
 
 
 def test_a_run_learns_repeats_and_is_watched() -> None:
-    task, seen = ClassifyDigits(), list[tuple[int, float]]()
+    task, seen = Classification(), list[tuple[int, float]]()
     method = Method("none", Identity())
     run = train(task, method, 1, watch=lambda step, loss: seen.append((step, loss)))
     assert [step for step, _ in seen] == list(range(22))
@@ -37,7 +37,7 @@ def test_a_run_learns_repeats_and_is_watched() -> None:
 
 
 def test_scaling_the_loss_by_a_power_of_two_changes_nothing() -> None:
-    task = ClassifyDigits(Recipe(warmup=1))
+    task = Classification(recipe=Recipe(warmup=1))
     plain, scaled = (train(task, Method("none", Identity(), loss_scale=scale), 1) for scale in (1.0, 64.0))
     assert scaled.digest == plain.digest
 

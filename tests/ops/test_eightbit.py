@@ -72,6 +72,15 @@ def test_add_decoded(n, target, threads, offset, kind, ranks):
         check_against_reference(case, target, threads, offset)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@kinds
+def test_more_ranks_than_have_their_steps_at_once(target, kind):
+    n, ranks = 5000, 70
+    inputs = {"scales": gradient(ranks, 4).abs().view(ranks, 1), "codes": random_bytes((ranks, n), 5)}
+    arguments = {"kind": kind, "block": 0, "scale": -1 / 3}
+    check_against_reference(Case(eightbit_add_decoded, inputs, {"out": gradient(n, 6)}, arguments), target, 1, 1)
+
+
 @kinds
 def test_every_value_of_a_codebook_has_its_own_code(kind):
     values = codebook(kind, torch.device("cpu"))[:256]

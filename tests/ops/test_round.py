@@ -12,6 +12,7 @@ from gradwire.ops import (
     qsgd_encode_feedback,
     round_encode,
     round_keep,
+    sums_add_decoded,
 )
 from tests.ops.harness import TARGETS, Case, check_against_reference, gradient, random_bytes, sweep
 
@@ -90,6 +91,17 @@ def test_powers(n, target, threads, offset):
         )
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("grid", ["uniform", "powers"])
+def test_more_ranks_than_have_their_products_at_once(target, grid):
+    n, ranks, block = 3000, 35, 512
+    for bits in (2, 3, 4, 5):
+        norms = gradient(ranks * -(-n // block), 4).abs().clamp(max=1e30).view(ranks, -1)
+        inputs = {"norms": norms, "codes": random_bytes((ranks, -(-n * bits // 8)), 5)}
+        arguments = {"bits": bits, "block": block, "scale": -1 / 3, "grid": grid}
+        check_against_reference(Case(qsgd_add_decoded, inputs, {"out": gradient(n, 6)}, arguments), target, 1, 1)
+
+
 @sweep
 def test_fewer_levels_and_one_long_block(n, target, threads, offset):
     block = max(16, -(-n // 16) * 16)
@@ -124,3 +136,17 @@ def test_a_wrong_form_is_named(changed, message):
 def test_no_levels_are_no_grid():
     with pytest.raises(ConfigError, match=r"^round_encode.levels must be an integer from 1 to 7, got 0$"):
         round_encode(torch.ones(16), torch.ones(1), torch.empty(8, dtype=torch.uint8), 4, 0, 1, 0)
+
+
+@sweep
+def test_sums_of_levels(n, target, threads, offset):
+    some = min(n, 1)
+    for levels, world in ((7, 3), (127, 1), (7, 19), (1, 0), (3, -1)):
+        inputs = {
+            "norm": torch.full((some,), 2.5),
+            "sums": random_bytes((n,), 5),
+            "ranks": torch.full((some,), world, dtype=torch.int32),
+        }
+        arguments = {"levels": levels, "scale": -1 / 3}
+        case = Case(sums_add_decoded, inputs, {"out": gradient(n, 6)}, arguments)
+        check_against_reference(case, target, threads, offset)

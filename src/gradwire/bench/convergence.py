@@ -14,7 +14,7 @@ from typing import Any
 
 from gradwire.bench.launch import launch
 from gradwire.bench.recommended import recommended, setup_of
-from gradwire.bench.tasks.digits import ClassifyDigits
+from gradwire.bench.tasks.classification import Classification
 from gradwire.bench.train import Method, Run, train
 from gradwire.errors import GradwireError
 from gradwire.memory.base import default_memory
@@ -144,7 +144,7 @@ def _rounded(method: Method, dtype: str) -> Method:
 
 def run_seeds(method: Method, seeds: int, epochs: int) -> list[Run]:
     """On each worker: one run for each seed."""
-    return [train(ClassifyDigits(method.recipe), method, epochs, seed=seed) for seed in range(seeds)]
+    return [train(Classification().adjusted(method.recipe), method, epochs, seed=seed) for seed in range(seeds)]
 
 
 def _row(method: Method, world: int, seeds: int, epochs: int, baseline: float | None) -> Row:
@@ -169,8 +169,8 @@ def _settings(method: Method) -> dict[str, Any]:
     settings: dict[str, Any] = {"compressor": method.compressor.to_config(), "options": _plain(method.options)}
     if method.loss_scale != 1.0:
         settings["loss_scale"] = method.loss_scale
-    if method.recipe is not None:
-        settings["recipe"] = dataclasses.asdict(method.recipe)
+    if method.recipe:
+        settings["recipe"] = dict(method.recipe)
     return settings
 
 

@@ -1,4 +1,4 @@
-"""The demonstration: the same training run with each method, side by side, on workers of this machine."""
+"""The demonstration: a task trained with each method, side by side, on workers of this machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire import registry
 from gradwire.bench.launch import launch
 from gradwire.bench.progress import Bars
-from gradwire.bench.tasks.digits import ClassifyDigits
+from gradwire.bench.tasks.base import Task
 from gradwire.bench.train import Method, Run, train
 from gradwire.errors import GroupError, is_int, require
 from gradwire.version import __version__
@@ -47,31 +48,43 @@ class Report:
             raise GroupError(f"workers ended with different parameters after {', '.join(self.apart)}")
 
 
-def compare(methods: Sequence[Method], *, workers: int = 2, epochs: int = 10) -> Report:
+def compare(
+    methods: Sequence[Method], *, workers: int = 2, epochs: int | None = None, task: str = "classification"
+) -> Report:
     """Train with each method in turn and compare.
 
     Args:
         methods: their labels become the rows' names.
         workers: processes on this machine, 2 to 64.
-        epochs: at least 1.
+        epochs: at least 1; None: as the task's recipe says.
+        task: a file of ``gradwire.bench.tasks``.
 
     Raises:
-        ConfigError: a number out of range, no data.
+        ConfigError: no such task, a number out of range, no data.
         GroupError: a worker failed.
     """
     require(is_int(workers, 2, 64), "workers", "an integer in [2, 64]", workers)
-    require(is_int(epochs, 1), "epochs", "an integer >= 1", epochs)
-    task = ClassifyDigits()
-    results = launch(workers, run_all, methods, epochs)
+    require(epochs is None or is_int(epochs, 1), "epochs", "an integer >= 1", epochs)
+    made = task_of(task)
+    passes = epochs or made.recipe.epochs
+    results = launch(workers, run_all, methods, passes, task)
     rows = [row(method, runs) for method, runs in zip(methods, zip(*results, strict=True), strict=True)]
-    return Report(task.name, task.measure, workers, epochs, task.steps(epochs), rows)
+    for each in rows:
+        each["shown"] = made.shown(each["quality"])
+    return Report(made.data.name, made.measure, workers, passes, made.steps(passes), rows)
 
 
-def run_all(methods: Sequence[Method], epochs: int) -> list[Run]:
+def task_of(name: str) -> Task:
+    """A task with the data that is embedded."""
+    task: Task = registry.find("bench.tasks", name)()
+    return task
+
+
+def run_all(methods: Sequence[Method], epochs: int, task: str) -> list[Run]:
     """On each worker: the runs of all methods; worker 0 shows how far they are."""
-    steps = ClassifyDigits().steps(epochs)
+    steps = task_of(task).steps(epochs)
     with Bars(steps, shown=dist.get_rank() == 0) as bars:
-        return [train(ClassifyDigits(m.recipe), m, epochs, watch=bars.begin(m.label)) for m in methods]
+        return [train(task_of(task).adjusted(m.recipe), m, epochs, watch=bars.begin(m.label)) for m in methods]
 
 
 def row(method: Method, runs: Sequence[Run]) -> dict[str, Any]:

@@ -25,12 +25,19 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from gradwire.bench.netlab import Netlab
+from gradwire.bench.netlab.names import INTERFACE, PORT, Names
+from gradwire.bench.netlab.system import enter
 from gradwire.errors import GroupError, is_int, require
 
 __all__ = ["launch"]
 
+_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
-def launch(workers: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
+
+def launch(
+    workers: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0, lab: Netlab | None = None
+) -> list[Any]:
     """Call ``function(*args)`` in each of ``workers`` processes that form a Gloo group; one torch thread each.
 
     Args:
@@ -38,15 +45,20 @@ def launch(workers: int, function: Callable[..., Any], *args: Any, timeout: floa
         function: importable by its module; its result is sent back.
         args: sent to every worker.
         timeout: seconds that a collective may take before the workers give up.
+        lab: each worker moves into its namespace there, so that the group's traffic crosses the lab's links; None: it
+            stays on this machine's loopback.
 
     Returns:
         The results in rank order.
 
     Raises:
+        ConfigError: a wrong number of workers, or the lab is of another one.
         GroupError: a worker failed; the text is that of the first failure.
         KeyboardInterrupt: the user stopped it; the workers are gone.
     """
     require(is_int(workers, 1), "workers", "an integer >= 1", workers)
+    require(lab is None or lab.workers == workers, "workers", "as many as the lab has", workers)
+    names = None if lab is None else lab.names
     with quiet(), signals_restored(), tempfile.TemporaryDirectory() as folder:
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=workers, run_id=uuid.uuid4().hex, max_restarts=0,
@@ -54,7 +66,7 @@ def launch(workers: int, function: Callable[..., Any], *args: Any, timeout: floa
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )  # fmt: skip
         try:
-            results = elastic_launch(config, worker)(timeout, function, args)
+            results = elastic_launch(config, worker)(timeout, names, function, args)
         except ChildFailedError as error:
             raise GroupError(first_failure(error, Path(folder))) from None
         except SignalException as error:
@@ -64,7 +76,12 @@ def launch(workers: int, function: Callable[..., Any], *args: Any, timeout: floa
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drop the launcher's log: it repeats, with a stack trace for each process, what our error says in a line."""
+    """Drop the launcher's log: it repeats, with a stack trace for each process, what our error says in a line.
+
+    The workers' C++ log tells errors alone, too: addresses of a lab have no names, and a store warns of each.
+    """
+    level = os.environ.get(_LOG_LEVEL)
+    os.environ[_LOG_LEVEL] = level or "ERROR"
     loggers = [logging.getLogger(f"torch.{name}") for name in ("distributed.elastic", "multiprocessing.spawn")]
     nothing = logging.NullHandler()
     for logger in loggers:
@@ -76,6 +93,8 @@ def quiet() -> Iterator[None]:
         for logger in loggers:
             logger.propagate = True
             logger.removeHandler(nothing)
+        if level is None:
+            del os.environ[_LOG_LEVEL]
 
 
 @contextmanager
@@ -91,17 +110,35 @@ def signals_restored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def worker(timeout: float, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def worker(timeout: float, names: Names | None, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """What each process does: join the group, work, leave the group."""
     torch.set_num_threads(1)
-    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    if loopback:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    if names is None:
+        join(timedelta(seconds=timeout))
+    else:
+        join_in_lab(timedelta(seconds=timeout), names)
     result = function(*args)
     # Only now: after a failure the others would see the connection break before the cause is written down.
     dist.destroy_process_group()
     return result
+
+
+def join(timeout: timedelta) -> None:
+    """Over the loopback, where the launcher's store is."""
+    loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    if loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
+    dist.init_process_group("gloo", timeout=timeout)
+
+
+def join_in_lab(timeout: timedelta, names: Names) -> None:
+    """Over the lab's links, with a store of their own: the launcher's cannot be reached from inside."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    enter(names.worker(rank))
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
+    address = names.address(0)
+    store = dist.TCPStore(address, PORT, world, is_master=rank == 0, timeout=timeout)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
 
 
 def first_failure(error: ChildFailedError, folder: Path) -> str:

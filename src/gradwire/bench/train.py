@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from gradwire.bench.recipe import Recipe
 from gradwire.bench.tasks.base import Task
 from gradwire.compressors.base import Compressor
 from gradwire.integrations.ddp import GradwireState, compress_ddp
@@ -38,14 +37,14 @@ class Method:
         options: for ``compress_ddp``.
         loss_scale: the loss is multiplied by it before backward, and the averaged gradients are divided by it; for
             codes whose steps have a size of their own.
-        recipe: of the optimizer, where the method cannot do with the task's own.
+        recipe: what the method needs changed in the task's own recipe.
     """
 
     label: str
     compressor: Compressor
     options: Mapping[str, Any] = field(default_factory=dict)
     loss_scale: float = 1.0
-    recipe: Recipe | None = None
+    recipe: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,12 @@ class Run:
 
     ``compute`` is the training thread's CPU time; ``compress``, ``communicate`` and ``decompress`` are the wall time of
     the thread that talks to the network. They overlap, and ``communicate`` includes waiting for the slowest worker.
-    ``state_bytes`` are those of a checkpoint of the exchange: memories, and the methods' own states.
+    ``state_bytes`` are those of a checkpoint of the exchange: memories, and the methods' own states. ``measures`` has
+    everything that the task measures, the quality among it.
     """
 
     quality: float
+    measures: dict[str, float]
     loss: float
     bytes_per_step: float
     ratio: float
@@ -71,7 +72,7 @@ def train(task: Task, method: Method, epochs: int, *, seed: int = 0, watch: Watc
     """One run; every worker of the default process group must call it with the same arguments.
 
     Args:
-        task: what is trained.
+        task: what is trained, with the recipe that the method needs.
         method: how gradients are exchanged.
         epochs: at least 1.
         seed: of the initial parameters.
@@ -87,23 +88,24 @@ def train(task: Task, method: Method, epochs: int, *, seed: int = 0, watch: Watc
         loss, seconds = fit(task, method, epochs, model, state, watch or (lambda _step, _loss: None))
     finally:
         state.close()
-    metrics = state.metrics()
+    metrics, measures = state.metrics(), task.measures(model.module)
     return Run(
-        quality=task.quality(model.module), loss=loss, bytes_per_step=metrics["bytes_sent"] / metrics["steps"],
-        ratio=metrics["ratio"], state_bytes=tensor_bytes(state.exchange.state_dict()),
-        nonfinite_steps=metrics["nonfinite_steps"], seconds=seconds, digest=digest(model.module),
+        quality=measures[task.measure], measures=measures, loss=loss,
+        bytes_per_step=metrics["bytes_sent"] / metrics["steps"], ratio=metrics["ratio"],
+        state_bytes=tensor_bytes(state.exchange.state_dict()), nonfinite_steps=metrics["nonfinite_steps"],
+        seconds=seconds, digest=digest(model.module),
     )  # fmt: skip
 
 
 def fit(
-    task: Task, method: Method, epochs: int, model: nn.Module, state: GradwireState, watch: Watcher
+    task: Task, method: Method, epochs: int, model: DistributedDataParallel, state: GradwireState, watch: Watcher
 ) -> tuple[float, dict[str, float]]:
     """The loop; returns the last epoch's mean loss and the times of a step."""
-    optimizer, steps = task.recipe.optimizer(model.parameters()), task.steps(epochs)
+    optimizer, steps = task.recipe.build(model.parameters()), task.steps(epochs)
     schedule = LambdaLR(optimizer, lambda step: task.recipe.factor(step, steps))
     losses: list[float] = []
     clock = Clock(state)
-    for step, (x, y) in enumerate(shares(task, epochs)):
+    for step, (x, y) in enumerate(shares(task, epochs, model)):
         if step == min(UNTIMED, steps - 1):
             clock.reset()
         with clock:
@@ -113,8 +115,9 @@ def fit(
     return sum(losses[-task.steps(1) :]) / task.steps(1), clock.means()
 
 
-def shares(task: Task, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+def shares(task: Task, epochs: int, model: DistributedDataParallel) -> Iterator[tuple[Tensor, Tensor]]:
     for epoch in range(epochs):
+        task.begin_epoch(model.module)
         yield from task.shares(epoch, dist.get_rank(), dist.get_world_size())
 
 
@@ -124,6 +127,7 @@ def step_of(task: Task, method: Method, model: nn.Module, optimizer: Optimizer, 
     torch.autograd.backward(loss * method.loss_scale)
     if method.loss_scale != 1.0:
         torch._foreach_div_([p.grad for p in model.parameters() if p.grad is not None], method.loss_scale)
+    task.recipe.clip_(model.parameters())
     optimizer.step()
     return loss.item()
 

@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from gradwire import registry
 from gradwire.bench.demo import Report, compare
 from gradwire.bench.recommended import recommended
 from gradwire.bench.train import Method
@@ -36,15 +37,19 @@ _NOTE = (
     help="Compare this one too: a name, or NAME:PARAMETER=VALUE,...; may be repeated.",
 )  # fmt: skip
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(2, 64), help="Worker processes.")
-@click.option("--epochs", default=10, show_default=True, type=click.IntRange(1), help="Passes over the data.")
+@click.option("--epochs", type=click.IntRange(1), help="Passes over the data. Default: as the task's recipe says.")
+@click.option(
+    "--task", default="classification", show_default=True, type=click.Choice(registry.names("bench.tasks")),
+    help="What is trained, with the data that is embedded.",
+)  # fmt: skip
 @json_option
-def command(names: tuple[str, ...], workers: int, epochs: int, json_to: str | None) -> None:
-    """Train a small ResNet on scanned digits with several local workers, dense and compressed.
+def command(names: tuple[str, ...], workers: int, epochs: int | None, task: str, json_to: str | None) -> None:
+    """Train a small ResNet on scanned digits, or another task, with several local workers, dense and compressed.
 
-    Ends with a table of accuracy, bytes and times, and fails if the workers' models differ in a single bit.
+    Ends with a table of quality, bytes and times, and fails if the workers' models differ in a single bit.
     """
     methods = [named(text) for text in dict.fromkeys(("none", "twobit", *names))]
-    report = compare(methods, workers=workers, epochs=epochs)
+    report = compare(methods, workers=workers, epochs=epochs, task=task)
     emit(dataclasses.asdict(report), json_to, lambda: [table(report), Padding(_NOTE, (1, 0)), verdict(report)])
     report.check()
 
@@ -69,7 +74,7 @@ def table(report: Report) -> RenderableType:
 
 def cells(row: dict[str, Any]) -> list[str]:
     times = [f"{1e3 * row['seconds'][phase]:.2f}" for phase in _PHASES]
-    return [row["method"], f"{row['quality']:.1%}", f"{row['bytes_per_step']:,.0f}", f"{row['ratio']:.1f}x", *times]
+    return [row["method"], row["shown"], f"{row['bytes_per_step']:,.0f}", f"{row['ratio']:.1f}x", *times]
 
 
 def verdict(report: Report) -> RenderableType:

@@ -9,7 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.compressors._lowrank import add_product, grouped, keep_usable, matrix_of, multiply, normal
+from gradwire import ops
+from gradwire.compressors._lowrank import (
+    add_product,
+    grouped,
+    keep_usable,
+    matrix_of,
+    normal,
+    solve_left,
+    solve_right,
+    thin,
+)
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.types import Field, Key, Layout, Payload, State
 
@@ -68,13 +78,31 @@ class Alternating(MultiRound):
         for group in grouped(items, lambda item: item.x.shape):
             held_factors, left = self.prepare(torch.stack([item.warm[held] for item in group]))
             torch._foreach_copy_([item.sent[held] for item in group], list(held_factors.unbind()))
-            rights = [item.x if solved else item.x.mT for item in group]
-            multiply(list(left.unbind()), rights, [item.sent[solved] for item in group])
+            solve = solve_right if solved else solve_left
+            solve([item.x for item in group], left.unbind(), [item.sent[solved] for item in group])
             for item in group:
                 torch._foreach_copy_(list(item.own), list(item.sent))
         yield solved
         for item in items:
             keep_usable(item.sent[solved], item.warm[solved])
+
+    def encode_feedback(
+        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
+    ) -> None:
+        """As the base says it, in two passes over memory: the first product is made of the sum as it is formed."""
+        _, _, r = matrix_of(residual.shape, self.rank)
+        if not thin(residual, r):
+            super().encode_feedback(grad, residual, payload, state, key, status)
+            return
+        item, solved = self._item(residual, payload, state), key.step % 2
+        held_factors, factors = self.prepare(item.warm[1 - solved].unsqueeze(0))
+        item.sent[1 - solved].copy_(held_factors[0])
+        solve = ops.lowrank_right_feedback if solved else ops.lowrank_left_feedback
+        x, found = residual.view(-1), item.sent[solved]
+        solve(grad.view(-1), x, factors.reshape(-1), found.view(-1), r, status)
+        torch._foreach_copy_(list(item.own), list(item.sent))
+        keep_usable(found, item.warm[solved])
+        ops.lowrank_add_decoded(payload[0], payload[1], x, r, -1.0, status)
 
     @abstractmethod
     def prepare(self, held: Tensor) -> tuple[Tensor, Tensor]:

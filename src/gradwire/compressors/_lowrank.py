@@ -1,4 +1,8 @@
-"""Thin products for low-rank methods: batched where that copies nothing, factors in rows of (r, m)."""
+"""Thin products for low-rank methods, factors in rows of (r, m).
+
+On a CPU they are kernels of our own, which read the matrix once. On other devices, and from a rank on at which a BLAS
+is faster, they are matrix products, batched where that copies nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +16,64 @@ from torch import Tensor
 
 from gradwire import ops
 
-__all__ = ["add_product", "grouped", "keep_usable", "matrix_of", "multiply", "normal", "orthonormal"]
+__all__ = [
+    "add_product",
+    "grouped",
+    "keep_usable",
+    "matrix_of",
+    "normal",
+    "orthonormal",
+    "solve_left",
+    "solve_right",
+    "thin",
+]
 
 T = TypeVar("T")
 
-_OUTER = 4
-"""Up to this rank, r passes of an outer product beat one thin matrix product on a CPU."""
+_THIN = 16
+"""The highest rank of which the kernels are asked."""
+
+
+def thin(x: Tensor, rank: int) -> bool:
+    """Whether products of ``x`` with factors of this rank are kernels of our own."""
+    return x.is_cpu and 1 <= rank <= _THIN
 
 
 def add_product(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:
     """``out += scale * p^T q`` without a temporary; shapes (m, L), (r, m), (r, L)."""
-    if out.is_cpu and p.shape[0] <= _OUTER:
-        for left, right in zip(p, q, strict=True):
-            out.addcmul_(left.unsqueeze(1), right, value=scale)
+    rank = p.shape[0]
+    if thin(out, rank):
+        ops.lowrank_add_decoded(p.reshape(-1), q.reshape(-1), out.view(-1), rank, scale)
     else:
         out.addmm_(p.mT, q, alpha=scale)
 
 
-def multiply(lefts: list[Tensor], rights: list[Tensor], outs: list[Tensor]) -> None:
+def solve_left(xs: Sequence[Tensor], rights: Sequence[Tensor], lefts: Sequence[Tensor]) -> None:
+    """``lefts[i] = rights[i] @ xs[i]^T``; shapes (r, m), (r, L), (m, L)."""
+    if not thin(xs[0], lefts[0].shape[0]):
+        _multiply(rights, [x.mT for x in xs], lefts)
+        return
+    for x, right, left in zip(xs, rights, lefts, strict=True):
+        ops.lowrank_left(x.view(-1), right.reshape(-1), left.view(-1), left.shape[0])
+
+
+def solve_right(xs: Sequence[Tensor], lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> None:
+    """``rights[i] = lefts[i] @ xs[i]``; shapes (r, L), (r, m), (m, L)."""
+    if not thin(xs[0], rights[0].shape[0]):
+        _multiply(lefts, xs, rights)
+        return
+    for x, left, right in zip(xs, lefts, rights, strict=True):
+        ops.lowrank_right(x.view(-1), left.reshape(-1), right.view(-1), right.shape[0])
+
+
+def _multiply(lefts: Sequence[Tensor], rights: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
     """``outs[i] = lefts[i] @ rights[i]``, in one launch where the rights, the large ones, lie evenly in memory."""
     batch = _evenly_spaced(rights)
     if batch is None:
         for left, right, out in zip(lefts, rights, outs, strict=True):
             torch.mm(left, right, out=out)
     else:
-        torch._foreach_copy_(outs, torch.bmm(torch.stack(lefts), batch).unbind())
+        torch._foreach_copy_(list(outs), torch.bmm(torch.stack(list(lefts)), batch).unbind())
 
 
 def orthonormal(rows: Tensor) -> Tensor:
@@ -48,10 +85,17 @@ def orthonormal(rows: Tensor) -> Tensor:
     rows = rows / rows.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(rows.dtype).tiny)
     for j in range(rows.shape[1]):
         row, before = rows[:, j : j + 1], rows[:, :j]
-        once = row.sub_(row @ before.mT @ before).norm(dim=-1, keepdim=True)
-        twice = row.sub_(row @ before.mT @ before).norm(dim=-1, keepdim=True)
+        once, twice = _cleaned(row, before), _cleaned(row, before)
         row.div_(twice).masked_fill_(twice <= 0.5 * once, 0.0)
     return rows
+
+
+def _cleaned(row: Tensor, before: Tensor) -> Tensor:
+    """The length of a row without its share in the ones before, which is taken from it in place."""
+    if before.shape[1]:
+        row.sub_(row @ before.mT @ before)
+    length: Tensor = row.norm(dim=-1, keepdim=True)
+    return length
 
 
 def keep_usable(factor: Tensor, warm: Tensor) -> None:

@@ -183,17 +183,12 @@ class Compressor(ABC):
                 was before, and bit 0 is set when any element of x or of the new residual is not finite (a code may
                 overflow where x did not). It is never cleared here.
         """
-        if status is None:
-            residual.add_(grad)
-            self.encode(residual, payload, state, key)
-            self.add_decoded(payload, residual, -1.0)
-            return
-        grad.add_(residual)
-        self.encode(grad, payload, state, key)
-        self.add_decoded(payload, grad, -1.0)
-        # x - D(p) is not finite wherever x is not, and also where D(p) overflowed.
-        ops.nonfinite(grad.view(-1), status)
-        ops.swap(grad.view(-1), residual.view(-1))
+        ops.accumulate(grad.view(-1), residual.view(-1), status)
+        self.encode(residual, payload, state, key)
+        self.add_decoded(payload, residual, -1.0)
+        if status is not None:
+            # x - D(p) is not finite where D(p) overflowed, too.
+            ops.nonfinite(residual.view(-1), status)
 
     def encode_momentum(
         self, grad: Tensor, momentum: Tensor, beta: float, payload: Payload, state: State, key: Key,

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gradwire import ops
-from gradwire.compressors._entries import pieces
 from gradwire.compressors._rounding import Grid, Moments, clipped, linf_omega
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.errors import is_float32, is_int, require
@@ -112,7 +111,7 @@ class GlobalQSGD(MultiRound):
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
     ) -> Iterator[int | None]:
         items = [(x.view(-1), payload, key) for x, payload, key in zip(xs, payloads, keys, strict=True) if x.numel()]
-        grid = Grid(8, self.levels, self._scale, centred=self.clip > 0)
+        grid = self._grid()
         for x, (norm, _, _), _ in items:
             grid.measure(x, norm)
         yield 0
@@ -128,15 +127,13 @@ class GlobalQSGD(MultiRound):
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         norm, codes, _ = payload
-        world = codes[-1:]
-        fits = (world > 0) & (world <= 255 // (2 * self.levels))
-        step = (norm / (self.levels * world)).masked_fill_(~fits, math.nan)
-        for begin, piece in pieces(out.view(-1)):
-            sums = codes.view(torch.uint8)[begin : begin + piece.numel()]
-            piece.add_((sums.int() - self.levels * world) * step, alpha=scale)
+        sums, flat = codes.view(torch.uint8)[: out.numel()], out.view(-1)
+        ops.sums_add_decoded(norm, sums, codes[-1:], flat, self.levels, scale)
 
     def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         norm, _, own = payload
-        for begin, piece in pieces(out.view(-1)):
-            levels = own[begin : begin + piece.numel()].view(torch.int8)
-            piece.add_(levels * (norm / self.levels), alpha=scale)
+        if out.numel():
+            self._grid().add_decoded((norm.unsqueeze(0), own.unsqueeze(0)), out.view(-1), scale)
+
+    def _grid(self) -> Grid:
+        return Grid(8, self.levels, self._scale, centred=self.clip > 0)

@@ -9,7 +9,16 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.compressors._lowrank import add_product, grouped, keep_usable, matrix_of, multiply, normal, orthonormal
+from gradwire.compressors._lowrank import (
+    add_product,
+    grouped,
+    keep_usable,
+    matrix_of,
+    normal,
+    orthonormal,
+    solve_left,
+    solve_right,
+)
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
@@ -114,12 +123,12 @@ class PowerSGD(MultiRound):
         for iteration in range(self.iterations):
             for group in alike:
                 starts = [i.q if iteration else i.warm for i in group]
-                multiply(starts, [i.x.mT for i in group], [i.p for i in group])
+                solve_left([i.x for i in group], starts, [i.p for i in group])
             yield 0
             for thin in grouped(items, lambda item: item.p.shape):
                 torch._foreach_copy_([i.p for i in thin], list(orthonormal(torch.stack([i.p for i in thin])).unbind()))
             for group in alike:
-                multiply([i.p for i in group], [i.x for i in group], [i.q for i in group])
+                solve_right([i.x for i in group], [i.p for i in group], [i.q for i in group])
             for item in items:
                 if item.own is not None:
                     item.own.copy_(item.q)

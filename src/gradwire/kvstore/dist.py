@@ -7,7 +7,9 @@ push of the key to count.
 
 from __future__ import annotations
 
+import atexit
 import json
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -24,7 +26,7 @@ from gradwire.kvstore.bundles import Bundle, Bundles
 from gradwire.kvstore.compression import OFF, Compression
 from gradwire.kvstore.environment import Place, bigarray_bound
 from gradwire.kvstore.keys import StoreKey
-from gradwire.kvstore.links import Links, finish_at_exit
+from gradwire.kvstore.links import LASTING, Links, finish_at_exit
 from gradwire.kvstore.optimizers import OptimizerConfig
 from gradwire.kvstore.payloads import require_alone, sent
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
@@ -67,7 +69,10 @@ class DistStore(KVStore):
             self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
             keys=self.place.keys,
         )  # fmt: skip
-        self._stay = finish_at_exit(self)
+        # A process's own store lasts as long as the process, or its end would not be said: nobody must wait for that.
+        LASTING.extend([self] if where is None else [])
+        # After whatever ``find_place`` registered: what comes later is called earlier.
+        atexit.register(finish_at_exit, weakref.ref(self), weakref.ref(self._links))
         self.staleness = staleness
         if staleness is not None:
             self._ask_all("staleness", {"steps": staleness}, "a bound on staleness", declare=True)
@@ -102,7 +107,6 @@ class DistStore(KVStore):
 
     def close(self) -> None:
         """Let the connections go."""
-        self._stay()
         self._links.close()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
@@ -224,9 +228,8 @@ class DistStore(KVStore):
             total = shared.total(grads, copied=self.compression.push is None)
             payloads = [self._payload(key, shared, part, total) for part in shared.parts]
         shared.step += 1
-        config = self._named_config()
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
-            fields = {"key": key, "step": shared.step, "config": config, "rows": rows}
+            fields = {"key": key, "step": shared.step, "config": self._named_config(), "rows": rows}
             fields["optimizer"] = self._optimizers[part.server]
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
             shared.pushes.append(self._links.ask(part.server, request))
@@ -316,11 +319,8 @@ class DistStore(KVStore):
         self._ask_all("config", {"number": self._config, "config": compression.to_config()}, "a compression", True)
 
     def _set_optimizer(self, config: OptimizerConfig) -> None:
-        number, numbers = max(self._optimizers) + 1, dict(config.numbers)
-        requests = [
-            Request("optimizer", {"number": number, "name": config.name, "numbers": numbers}, declare=True)
-            for _ in self.place.servers
-        ]
+        fields = {"number": max(self._optimizers) + 1, "name": config.name, "numbers": dict(config.numbers)}
+        requests = [Request("optimizer", dict(fields), declare=True) for _ in self.place.servers]
         # Of a worker that came later a server says by which number it knows the setting.
         self._optimizers = self._wait(requests, "an optimizer")
         self._optimizer_name = config.name

@@ -101,7 +101,6 @@ class Link:
             self.socket.send(self.hello, zmq.NOBLOCK)
 
     def say(self, op: str) -> None:
-        """What needs no answer, if the socket takes it."""
         try:
             self.socket.send(pack(op), zmq.NOBLOCK)
         except zmq.Again:

@@ -5,7 +5,6 @@ Nothing waits without a deadline.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import os
@@ -13,9 +12,8 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +24,16 @@ from gradwire.kvstore.link import Link
 from gradwire.kvstore.protocol import VERSION, pack
 from gradwire.kvstore.request import Request
 
-__all__ = ["Links", "finish_at_exit"]
+__all__ = ["LASTING", "Links", "finish_at_exit"]
+
+LASTING: list[Any] = []
+"""Stores of this process."""
+
+FAREWELL = 10.0
+"""Seconds that the end of a process waits for the servers to take note of it."""
 
 PING = 1.0
 """Seconds between two signs of life."""
-
-PATIENCE = 10.0
-"""Seconds that the end of a process waits for the servers to take note of it."""
 
 
 class Links:
@@ -58,13 +59,16 @@ class Links:
         self._bell = self._context.socket(zmq.PAIR)
         self._bell.bind("inproc://bell")
         self._bell_lock = threading.Lock()
+        # Connected here: a bell that is rung before anybody can hear it would be rung in vain.
+        ear = self._context.socket(zmq.PAIR)
+        ear.connect("inproc://bell")
         token = os.urandom(16)
         hello = pack("hello", version=VERSION, rank=rank, world=world, sync=sync, session=token)
         self._links = [
             Link(self._context, endpoint, b"worker-%d-" % rank + token.hex().encode(), hello, keys)
             for endpoint in endpoints
         ]
-        arguments = (self._context, self._links, self._inbox, timeout)
+        arguments = (ear, self._links, self._inbox, timeout)
         thread = threading.Thread(target=_serve, args=arguments, name="gradwire-kvstore", daemon=True)
         thread.start()
         self._stop = weakref.finalize(self, _end, self._inbox, self._bell, self._bell_lock, thread, self._context)
@@ -75,8 +79,7 @@ class Links:
             raise ConfigError("the store was closed: it can no longer be used")
         request.seq = next(self._seq)
         self._inbox.put((server, request))
-        with self._bell_lock:
-            self._bell.send(b"")
+        _ring(self._bell, self._bell_lock)
         return request.future
 
     def wait(self, futures: Sequence[Future[int]], what: str) -> list[int]:
@@ -107,11 +110,15 @@ class Links:
         self._stop()
 
 
+def _ring(bell: zmq.Socket[Any], lock: threading.Lock) -> None:
+    """Wake the thread. If it cannot hear, it is awake with a thousand bells before it, or it has ended."""
+    with lock, contextlib.suppress(zmq.Again):
+        bell.send(b"", zmq.NOBLOCK)
+
+
 def _serve(
-    context: zmq.Context[Any], links: list[Link], inbox: queue.SimpleQueue[tuple[int, Request] | None], timeout: float
+    bell: zmq.Socket[Any], links: list[Link], inbox: queue.SimpleQueue[tuple[int, Request] | None], timeout: float
 ) -> None:
-    bell = context.socket(zmq.PAIR)
-    bell.connect("inproc://bell")
     pinged = 0.0
     try:
         while True:
@@ -166,8 +173,7 @@ def _end(
     context: zmq.Context[Any],
 ) -> None:  # fmt: skip
     inbox.put(None)
-    with lock:
-        bell.send(b"")
+    _ring(bell, lock)
     if thread is not threading.current_thread():
         thread.join(10.0)
     bell.close(0)
@@ -175,21 +181,13 @@ def _end(
         context.term()
 
 
-def finish_at_exit(store: Any) -> Callable[[], None]:
-    """Let a script that ends in peace say so, or the others would wait for its next push.
-
-    Returns:
-        What takes that back.
-    """
-    farewell = partial(_finish, store)
-    # What is registered later is called earlier: servers that this process started end after it.
-    atexit.register(farewell)
-    return partial(atexit.unregister, farewell)
-
-
-def _finish(store: Any) -> None:
+def finish_at_exit(store: weakref.ref[Any], links: weakref.ref[Links]) -> None:
+    """A script that ends in peace says so, or the others would wait for its next push."""
+    ending, connections = store(), links()
+    if ending is None or connections is None:
+        return
+    connections.timeout = min(connections.timeout, FAREWELL)
     # The process ends whatever happens, and the servers notice that in any case.
     with contextlib.suppress(Exception):
-        store._links.timeout = min(store._links.timeout, PATIENCE)
-        store.finish()
-    store.close()
+        ending.finish()
+    ending.close()

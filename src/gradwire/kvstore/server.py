@@ -9,7 +9,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import zmq
-import zmq.auth
 from zmq.auth.thread import ThreadAuthenticator
 
 from gradwire.errors import ConfigError, require
@@ -67,7 +66,8 @@ class Server:
             self._socket.setsockopt(option, value)
         try:
             if keys is not None:
-                self._lock(Path(keys))
+                self._authenticator = lock_server(self._context, self._socket, Path(keys))
+                self._ranks = ranks_of(Path(keys) / "workers")
             self._socket.bind(endpoint)
         except (zmq.ZMQError, ConfigError) as error:
             self.close()
@@ -138,10 +138,6 @@ class Server:
     def _owner(self, frame: zmq.Frame) -> int | None:
         """The rank whose key the sender of a message has."""
         return self._ranks.get(str(frame.get("User-Id"))) if self._ranks else None
-
-    def _lock(self, folder: Path) -> None:
-        self._authenticator = lock_server(self._context, self._socket, folder)
-        self._ranks = ranks_of(folder / "workers")
 
 
 def ranks_of(folder: Path) -> dict[str, int]:

@@ -36,7 +36,6 @@ class ServerSessions(ServerState):
 
     def __init__(self, rules: Rules, entries: Iterable[Entry] | None = None) -> None:
         super().__init__(rules, entries)
-        self._sessions: dict[bytes, Session] = {}
         self._lost: dict[int, Session] = {}
         self._seen: set[int] = set()
         self._barriers: dict[int, set[int]] = {}
@@ -45,11 +44,6 @@ class ServerSessions(ServerState):
     def knows(self, peer: bytes) -> bool:
         """Whether it has a session."""
         return peer in self._sessions
-
-    @property
-    def present(self) -> int:
-        """Workers that are connected."""
-        return len(self._sessions)
 
     def unreachable(self, peer: bytes) -> None:
         """What was to be sent to a worker could not be: its connection is gone, and its rank may be taken."""
@@ -135,18 +129,6 @@ class ServerSessions(ServerState):
         """End every wait that only the dead could end."""
         stuck = self._waits.take_stuck()
         return [(w.peer, [pack("error", seq=w.seq, kind="dead", text=f"{self._silence()}: {w.what}")]) for w in stuck]
-
-    def _leave(self, session: Session, rest: list[memoryview]) -> list[Outgoing]:
-        """Of who did not say ``finish`` before, the connection was closed and no more: it may come again."""
-        if session.rank in self.finished:
-            self.left.add(session.rank)
-            self._close(session.peer)
-        return []
-
-    def _close(self, peer: bytes) -> list[Outgoing]:
-        if self._sessions.pop(peer, None) is not None:
-            self._waits.drop(peer)
-        return []
 
     def _pong(self) -> bytes:
         return pack("pong", dead=sorted(self.dead))

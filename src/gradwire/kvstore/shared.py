@@ -90,8 +90,9 @@ class Shared:
         mine, (places,) = self.rows(part), grad.indices()
         lo, hi = inside(places, mine)
         return torch.sparse_coo_tensor(
-            places[None, lo:hi] - mine.start, grad.values()[lo:hi], self.part_shape(part), is_coalesced=True
-        )
+            places[None, lo:hi] - mine.start, grad.values()[lo:hi], self.part_shape(part), is_coalesced=True,
+            check_invariants=False,
+        )  # fmt: skip
 
 
 class Pulling:

@@ -45,6 +45,7 @@ class ServerState:
         self.dead: set[int] = set()
         self.finished: set[int] = set()
         self.left: set[int] = set()
+        self._sessions: dict[bytes, Session] = {}
         self._waits = Waits()
         self._touched: set[Topic] = set()
 
@@ -53,6 +54,11 @@ class ServerState:
         """Ranks whose pushes a step waits for."""
         gone = self.finished | (self.dead if self.rules.on_dead_worker == "continue" else set())
         return set(range(self.rules.workers)) - gone
+
+    @property
+    def present(self) -> int:
+        """Workers that are connected."""
+        return len(self._sessions)
 
     @property
     def queued(self) -> int:
@@ -76,6 +82,18 @@ class ServerState:
     def _silence(self) -> str:
         names = ", ".join(map(str, sorted(self.dead)))
         return f"worker {names} has not been heard of for {self.rules.dead_after:g} s"
+
+    def _leave(self, session: Session, rest: list[memoryview]) -> list[Outgoing]:
+        """Of who did not say ``finish`` before, the connection was closed and no more: it may come again."""
+        if session.rank in self.finished:
+            self.left.add(session.rank)
+            self._close(session.peer)
+        return []
+
+    def _close(self, peer: bytes) -> list[Outgoing]:
+        if self._sessions.pop(peer, None) is not None:
+            self._waits.drop(peer)
+        return []
 
     def _done(self, session: Session, seq: int, key: StoreKey | None = None, number: int = 0) -> list[Outgoing]:
         entry = None if key is None else self.entries[key]

@@ -17,6 +17,11 @@ from gradwire.ops.exponent_add_decoded import exponent_add_decoded
 from gradwire.ops.exponent_encode import exponent_encode
 from gradwire.ops.inceptionn_add_decoded import inceptionn_add_decoded
 from gradwire.ops.inceptionn_encode import inceptionn_encode
+from gradwire.ops.lowrank_add_decoded import lowrank_add_decoded
+from gradwire.ops.lowrank_left import lowrank_left
+from gradwire.ops.lowrank_left_feedback import lowrank_left_feedback
+from gradwire.ops.lowrank_right import lowrank_right
+from gradwire.ops.lowrank_right_feedback import lowrank_right_feedback
 from gradwire.ops.mark_beyond import mark_beyond
 from gradwire.ops.mark_drawn import mark_drawn
 from gradwire.ops.mean_magnitude import mean_magnitude
@@ -58,6 +63,7 @@ from gradwire.ops.sketch_estimate import sketch_estimate
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
 from gradwire.ops.strom_encode import strom_encode
 from gradwire.ops.strom_encode_feedback import strom_encode_feedback
+from gradwire.ops.sums_add_decoded import sums_add_decoded
 from gradwire.ops.swap import swap
 from gradwire.ops.tail_moments import tail_moments
 from gradwire.ops.take_marked import take_marked
@@ -101,6 +107,11 @@ __all__ = [
     "inceptionn_add_decoded",
     "inceptionn_encode",
     "kernel_info",
+    "lowrank_add_decoded",
+    "lowrank_left",
+    "lowrank_left_feedback",
+    "lowrank_right",
+    "lowrank_right_feedback",
     "mark_beyond",
     "mark_drawn",
     "mean_magnitude",
@@ -141,6 +152,7 @@ __all__ = [
     "sparse_add_decoded",
     "strom_encode",
     "strom_encode_feedback",
+    "sums_add_decoded",
     "swap",
     "tail_moments",
     "take_marked",

@@ -185,11 +185,25 @@ def test_a_process_is_known_by_its_number_and_its_birth(monkeypatch: pytest.Monk
     ended.wait()
 
 
-def test_a_lab_that_cannot_be_made_leaves_nothing(possible: None) -> None:
-    before = namespaces()
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of the next lab: others may be made meanwhile."""
+    monkeypatch.setattr("secrets.token_hex", lambda _size: "0ddba1")
+    return "0ddba1"
+
+
+def test_a_lab_that_cannot_be_made_leaves_nothing(possible: None, named: str) -> None:
     with pytest.raises(NetlabError, match=r"congestion must be one of .*, got 'slow'"):
         Netlab(2, "none", congestion="slow")
-    assert namespaces() == before
+    assert not any(named in name for name in [*namespaces(), *_warden.records()])
+
+
+def test_a_system_that_forbids_it_is_an_error(possible: None, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose /etc cannot be written."""
+    monkeypatch.setattr(_warden, "HOSTS", Path("/proc/nowhere"))
+    with pytest.raises(NetlabError, match=r"this system does not let a lab be made: .*/proc/nowhere"):
+        Netlab(2, "none")
+    assert not any(named in name for name in [*namespaces(), *_warden.records()])
 
 
 def test_wrong_values_are_refused(lab: Netlab) -> None:

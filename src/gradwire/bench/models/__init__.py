@@ -1,12 +1,13 @@
 """One model in each file, full size and as a small variant of the same family.
 
 The folder is the list: ``gradwire/bench/models/<name>.py`` defines ``<name>()`` and ``<name>_small()``, each of which
-makes the model, initialised from torch's global generator, and ``DATA``, what the full size is trained on. Files that
-start with an underscore hold what several share.
+makes the model, initialised from torch's global generator; ``DATA``, what the full size is trained on; and how,
+``RECIPE`` and ``RECIPE_SMALL``. Files that start with an underscore hold what several share.
 """
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -68,20 +69,23 @@ def find(name: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{known[_bare(name)]}")
 
 
-def build(name: str, *, small: bool = False, device: torch.device | str = "cpu") -> nn.Module:
+def build(
+    name: str, *, small: bool = False, device: torch.device | str = "cpu", sizes: Mapping[str, int] | None = None
+) -> nn.Module:
     """A fresh model.
 
     Args:
         name: as ``find`` has it.
         small: the small variant.
         device: where it is made; on ``meta`` it has shapes and no memory.
+        sizes: that follow from the data, for a model that has any: a vocabulary, users, items.
 
     Raises:
         ConfigError: no such model.
     """
     module = find(name)
     with torch.device(device):
-        model: nn.Module = getattr(module, _function(module, small=small))()
+        model: nn.Module = getattr(module, _function(module, small=small))(**(sizes or {}))
     return model
 
 

@@ -8,9 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from gradwire.bench.recipe import Recipe
+
 __all__ = ["DenseNet", "densenet40_k12", "densenet40_k12_small"]
 
 DATA = "CIFAR-10"
+
+RECIPE = Recipe(drops=(163 / 328, 245 / 328), epochs=328)
+RECIPE_SMALL = Recipe()
 
 
 class Layer(nn.Module):

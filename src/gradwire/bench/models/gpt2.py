@@ -7,10 +7,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from gradwire.bench.models._attention import Block, initialise
+from gradwire.bench.recipe import Recipe
 
 __all__ = ["GPT2", "gpt2", "gpt2_small"]
 
 DATA = "text"
+
+RECIPE = Recipe(
+    batch=512, lr=6e-4, weight_decay=0.1, warmup=2000, linear=True, clip=1.0, optimizer="adamw", betas=(0.9, 0.95)
+)
+RECIPE_SMALL = Recipe(
+    batch=20, lr=3e-3, weight_decay=0.1, warmup=50, linear=True, clip=1.0, optimizer="adamw", betas=(0.9, 0.95),
+    epochs=4,
+)  # fmt: skip
 
 
 class GPT2(nn.Module):
@@ -39,14 +48,14 @@ class GPT2(nn.Module):
         return F.linear(h, self.words.weight)
 
 
-def gpt2() -> GPT2:
+def gpt2(vocabulary: int = 50_257) -> GPT2:
     """124,439,808 parameters in 148 tensors.
 
     Source:
         A. Radford, J. Wu, R. Child, D. Luan, D. Amodei, I. Sutskever, "Language Models are Unsupervised Multitask
         Learners", OpenAI 2019.
     """
-    return GPT2(50_257, 1024, width=768, depth=12, heads=12)
+    return GPT2(vocabulary, 1024, width=768, depth=12, heads=12)
 
 
 def gpt2_small(vocabulary: int = 1000) -> GPT2:

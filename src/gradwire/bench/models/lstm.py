@@ -6,9 +6,20 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from gradwire.bench.recipe import Recipe
+
 __all__ = ["LSTMLanguageModel", "lstm", "lstm_small"]
 
 DATA = "Penn Treebank"
+
+# The original's loss is the sum over a window: here it is the mean, and rate and clipping make up for it.
+RECIPE = Recipe(
+    batch=20, lr=35.0, momentum=0.0, weight_decay=0.0, warmup=1, drops=tuple(epoch / 25 for epoch in range(6, 25)),
+    fall=0.8, clip=5 / 35, epochs=25,
+)  # fmt: skip
+RECIPE_SMALL = Recipe(
+    batch=20, lr=20.0, momentum=0.0, weight_decay=0.0, warmup=1, drops=(0.5, 0.75), fall=0.6, clip=5 / 20, epochs=4
+)
 
 State = list[tuple[Tensor, Tensor]]
 

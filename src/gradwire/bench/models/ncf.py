@@ -8,9 +8,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from gradwire.bench.recipe import Recipe
+
 __all__ = ["NeuMF", "ncf", "ncf_small"]
 
 DATA = "MovieLens-20M"
+
+RECIPE = Recipe(
+    batch=1 << 20, lr=0.0045, weight_decay=0.0, warmup=1, drops=(), optimizer="adam", betas=(0.25, 0.5), epochs=30
+)
+RECIPE_SMALL = Recipe(batch=2048, lr=0.01, weight_decay=0.0, warmup=1, drops=(), optimizer="adam", betas=(0.25, 0.5))
 
 
 class NeuMF(nn.Module):

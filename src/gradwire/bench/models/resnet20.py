@@ -8,9 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the name that every torch user knows)
 
+from gradwire.bench.recipe import Recipe
+
 __all__ = ["ResNetV2", "resnet20", "resnet20_small"]
 
 DATA = "CIFAR-10"
+
+RECIPE = Recipe(batch=256, drops=(163 / 328, 245 / 328), epochs=328)
+RECIPE_SMALL = Recipe()
 
 
 class BatchNormBeta(nn.BatchNorm2d):

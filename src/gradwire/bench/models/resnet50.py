@@ -7,9 +7,17 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from gradwire.bench.recipe import Recipe
+
 __all__ = ["ResNetV1", "resnet50", "resnet50_small"]
 
 DATA = "ImageNet"
+
+FIRST_CLASS = 1
+"""Logit 0 is the background."""
+
+RECIPE = Recipe(batch=256, lr=0.128, weight_decay=4e-5, warmup=25_000, drops=(1 / 3, 2 / 3, 8 / 9), epochs=90)
+RECIPE_SMALL = Recipe()
 
 
 class Bottleneck(nn.Module):

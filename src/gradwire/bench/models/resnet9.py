@@ -5,9 +5,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from gradwire.bench.recipe import Recipe
+
 __all__ = ["ResNet9", "resnet9", "resnet9_small"]
 
 DATA = "CIFAR-10"
+
+RECIPE = Recipe(batch=512, lr=0.4, weight_decay=5e-4, warmup=485, linear=True, epochs=24)
+RECIPE_SMALL = Recipe(lr=0.05)
 
 _LOGIT_SCALE = 0.125
 

@@ -9,9 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from gradwire.bench.recipe import Recipe
+
 __all__ = ["UNet", "unet", "unet_small"]
 
 DATA = "DAGM2007"
+
+RECIPE = Recipe(
+    batch=16, lr=1e-4, momentum=0.8, weight_decay=1e-5, warmup=1, drops=(0.2, 0.4, 0.6, 0.8), fall=0.8,
+    optimizer="rmsprop", epochs=500,
+)  # fmt: skip
+RECIPE_SMALL = Recipe(
+    batch=8, lr=7e-4, momentum=0.8, weight_decay=1e-5, warmup=1, drops=(0.2, 0.4, 0.6, 0.8), fall=0.8,
+    optimizer="rmsprop", epochs=20,
+)  # fmt: skip
 
 
 class Pair(nn.Sequential):

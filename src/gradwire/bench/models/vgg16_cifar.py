@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from gradwire.bench.models._vgg import convolutions, he_normal
+from gradwire.bench.recipe import Recipe
 
 __all__ = ["CifarVGG", "vgg16_cifar", "vgg16_cifar_small"]
 
 DATA = "CIFAR-10"
+
+RECIPE = Recipe(batch=256, drops=(163 / 328, 245 / 328), epochs=328)
+RECIPE_SMALL = Recipe(lr=0.02)
 
 
 class CifarVGG(nn.Module):

@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from gradwire.bench.models._vgg import convolutions, he_normal
+from gradwire.bench.recipe import Recipe
 
 __all__ = ["VGG", "vgg19", "vgg19_small"]
 
 DATA = "ImageNet"
+
+FIRST_CLASS = 1
+"""Logit 0 is the background."""
+
+RECIPE = Recipe(batch=256, lr=0.005, weight_decay=4e-5, warmup=1, drops=(1 / 3, 2 / 3, 8 / 9), epochs=90)
+RECIPE_SMALL = Recipe(lr=0.02)
 
 
 class VGG(nn.Module):

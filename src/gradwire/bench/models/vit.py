@@ -6,10 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.bench.models._attention import Block, initialise
+from gradwire.bench.recipe import Recipe
 
 __all__ = ["ViT", "vit", "vit_small"]
 
 DATA = "ImageNet"
+
+RECIPE = Recipe(
+    batch=4096, lr=3e-3, weight_decay=0.3, warmup=10_000, linear=True, clip=1.0, optimizer="adamw", epochs=300
+)
+RECIPE_SMALL = Recipe(lr=6e-3, weight_decay=0.05, linear=True, clip=1.0, optimizer="adamw", epochs=20)
 
 
 class ViT(nn.Module):

@@ -62,17 +62,20 @@ class Netlab:
         self.congestion = congestion
         self._warden: subprocess.Popen[bytes] | None = None
         self._owner: int | None = os.getpid()
-        self._record()
         try:
+            self._record()
             self._warden = watch_over(self.names.id)
             self._make()
             self._owner = None if keep else self._owner
             self._record()
-            if keep:
-                self._dismiss()
+        except OSError as error:
+            self.close()
+            raise NetlabError(f"this system does not let a lab be made: {error}") from None
         except BaseException:
             self.close()
             raise
+        if keep:
+            self._dismiss()
 
     @property
     def workers(self) -> int:

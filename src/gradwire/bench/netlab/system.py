@@ -14,7 +14,7 @@ from pathlib import Path
 from gradwire.bench.netlab._warden import NAMESPACES
 from gradwire.errors import ConfigError, GradwireError
 
-__all__ = ["NetlabError", "counters", "enter", "inside", "require_system", "run", "settle", "tune"]
+__all__ = ["NetlabError", "counters", "enter", "inside", "own_counters", "require_system", "run", "settle", "tune"]
 
 _DEADLINE = 30.0
 _CLONE_NEWNET = 0x40000000
@@ -131,6 +131,11 @@ def tune(key: str, value: str) -> None:
 def counters(namespace: str) -> dict[str, tuple[int, int]]:
     """Bytes received and sent so far by each interface of a namespace, as the kernel counts them."""
     with inside(namespace):
-        lines = Path("/proc/thread-self/net/dev").read_text(encoding="utf-8").splitlines()[2:]
+        return own_counters()
+
+
+def own_counters() -> dict[str, tuple[int, int]]:
+    """The same of the namespace that this thread is in."""
+    lines = Path("/proc/thread-self/net/dev").read_text(encoding="utf-8").splitlines()[2:]
     rows = ((name.strip(), figures.split()) for name, _, figures in (line.partition(":") for line in lines))
     return {name: (int(figures[0]), int(figures[8])) for name, figures in rows}

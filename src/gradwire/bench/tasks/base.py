@@ -6,29 +6,95 @@ same batches in the same order and takes its own share of each, so that a run de
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 
+from gradwire.bench import data, models
+from gradwire.bench.data.base import Examples
 from gradwire.bench.recipe import Recipe
+from gradwire.errors import ConfigError, nearest
 
-__all__ = ["Task"]
+__all__ = ["Task", "pieces", "shuffled"]
 
 
 class Task(ABC):
-    """Base of every task: one in each file, named like the file."""
+    """Base of every task: one in each file, named like the file.
+
+    Args:
+        model: of those in ``MODELS``; None: the first of them.
+        folder: of real data; None: the data that is embedded, and the small variant of the model.
+        recipe: None: the model's own.
+
+    Raises:
+        ConfigError: a model of another task, or a folder that does not hold the data.
+    """
 
     name: ClassVar[str]
     measure: ClassVar[str]
     """What ``quality`` returns, in words for a table's head."""
 
-    recipe: Recipe
+    data: Any
+    """With a ``name``."""
 
-    @abstractmethod
+    higher_is_better: ClassVar[bool] = True
+    MODELS: ClassVar[tuple[str, ...]]
+    DATA: ClassVar[tuple[str, ...]]
+    """The files of ``gradwire.bench.data`` that read a folder for this task."""
+
+    def __init__(self, model: str | None = None, folder: Path | None = None, recipe: Recipe | None = None) -> None:
+        self.small = folder is None
+        self.module = self._chosen(model)
+        self.data = self.embedded() if folder is None else data.load(folder, self.DATA)
+        self.recipe = recipe or (self.module.RECIPE_SMALL if self.small else self.module.RECIPE)
+
+    @property
+    def model_name(self) -> str:
+        """As ``gradwire models`` has it; a small variant says so."""
+        name = self.module.__name__.rpartition(".")[2]
+        return f"{name}_small" if self.small else name
+
+    def adjusted(self, changes: Mapping[str, Any]) -> Self:
+        """The same task with another recipe: what a method needs changed."""
+        if changes:
+            self.recipe = dataclasses.replace(self.recipe, **changes)
+        return self
+
     def model(self) -> nn.Module:
         """A fresh model, initialised from torch's global generator."""
+        return models.build(self.module.__name__.rpartition(".")[2], small=self.small, sizes=self.sizes())
+
+    def sizes(self) -> dict[str, int]:
+        """What the model must know of the data."""
+        return {}
+
+    def begin_epoch(self, model: nn.Module) -> None:
+        """Let a model forget what it carries from batch to batch, if it does."""
+        forget = getattr(model, "reset", None)
+        if forget is not None:
+            forget()
+
+    def shown(self, quality: float) -> str:
+        """A quality for a table."""
+        return f"{quality:.1%}"
+
+    def quality(self, model: nn.Module) -> float:
+        """The measure over the test set."""
+        return self.measures(model)[self.measure]
+
+    @abstractmethod
+    def embedded(self) -> Any:
+        """The data that comes with the package or is generated."""
+
+    @abstractmethod
+    def baselines(self) -> dict[str, float]:
+        """What the measure is without any learning, by what is done instead."""
 
     @abstractmethod
     def steps(self, epochs: int) -> int:
@@ -43,5 +109,29 @@ class Task(ABC):
         """The mean loss over a share."""
 
     @abstractmethod
-    def quality(self, model: nn.Module) -> float:
-        """The measure over the test set."""
+    def measures(self, model: nn.Module) -> dict[str, float]:
+        """Everything that is measured over the test set, ``measure`` among it; the model is left in evaluation mode."""
+
+    def _chosen(self, model: str | None) -> ModuleType:
+        module = models.find(model or self.MODELS[0])
+        if module.__name__.rpartition(".")[2] not in self.MODELS:
+            raise ConfigError(f"model {model!r} is of another task than {self.name}: {nearest(model, self.MODELS)}")
+        return module
+
+
+def shuffled(
+    examples: Examples, batch: int, epoch: int, rank: int, world: int, *, augment: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """A worker's shares of batches in an order that depends on the epoch alone."""
+    generator = torch.Generator().manual_seed(epoch)
+    order = torch.randperm(len(examples), generator=generator)
+    for step in range(len(order) // batch):
+        draws = torch.rand(batch, 3, generator=generator) if augment else None
+        mine = slice(rank, None, world)
+        yield examples.batch(order[step * batch :][:batch][mine], None if draws is None else draws[mine])
+
+
+def pieces(examples: Examples, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
+    """All examples in order, as many at a time as memory bears."""
+    for indices in torch.split(torch.arange(len(examples)), size):
+        yield examples.batch(indices)

@@ -1,0 +1,159 @@
+"""The forms that data comes in, whatever folder or generator it is from, and the form of a complaint about a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigError
+
+__all__ = [
+    "Examples", "Grey", "Images", "Interactions", "Surfaces", "Tensors", "Text", "file_of", "numbers", "refuse",
+    "standardised", "vocabulary",
+]  # fmt: skip
+
+
+Grey = npt.NDArray[np.uint8]
+"""Images or masks of shape ``(n, h, w)``."""
+
+
+class Examples(Protocol):
+    """Inputs with their targets, taken by number."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets.
+
+        Args:
+            indices: int64, shape ``(b,)``.
+            draws: uniform in [0, 1), shape ``(b, 3)``: what augmentation needs of chance; None: no augmentation.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Examples that are in memory, and are not augmented."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return self.inputs[indices], self.targets[indices]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images float32 ``(b, channels, height, width)``, labels int64 from 0 on."""
+
+    name: str
+    train: Examples
+    test: Examples
+    classes: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """Three texts as int64 numbers of words; ``words[0]`` stands for all that are not in the vocabulary, if any are.
+
+    ``digest`` is of what was read: a perplexity means something beside one of the same text only.
+    """
+
+    name: str
+    train: Tensor
+    valid: Tensor
+    test: Tensor
+    words: tuple[str, ...]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """Which user chose which item.
+
+    Args:
+        name: of the data.
+        users: their number.
+        items: their number.
+        train: int64 pairs, shape ``(n, 2)``.
+        held_out: int64, shape ``(users,)``: each user's last item, which is not in ``train``.
+    """
+
+    name: str
+    users: int
+    items: int
+    train: Tensor
+    held_out: Tensor
+
+
+@dataclass(frozen=True)
+class Surfaces:
+    """Grey images ``(n, 1, h, w)``, float32 and standardised, with masks of that shape: 1 where a defect is."""
+
+    name: str
+    train: Tensors
+    test: Tensors
+
+
+def standardised(name: str, train: tuple[Grey, Grey], test: tuple[Grey, Grey]) -> Surfaces:
+    """Images with the training set's mean taken off, in units of its deviation; masks are above 127.
+
+    Otherwise a network stays at "no defect" for hundreds of steps.
+    """
+    mean, std = float(train[0].mean()), float(train[0].std())
+
+    def examples(images: Grey, masks: Grey) -> Tensors:
+        inputs = (torch.from_numpy(images).float()[:, None] - mean) / max(std, 1.0)
+        return Tensors(inputs, (torch.from_numpy(masks)[:, None] > 127).float())
+
+    return Surfaces(name, examples(*train), examples(*test))
+
+
+def vocabulary(tokens: Sequence[str], size: int, first: Sequence[str] = ()) -> tuple[str, ...]:
+    """``first``, and the most frequent tokens, ``size`` in all; equally frequent ones by spelling.
+
+    >>> vocabulary("b a b c a b".split(), 3, ["<unk>"])
+    ('<unk>', 'b', 'a')
+    """
+    counts = Counter(tokens)
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return (*first, *[word for word in ranked if word not in first][: size - len(first)])
+
+
+def numbers(tokens: Sequence[str], words: Sequence[str]) -> Tensor:
+    """The tokens' places in the vocabulary; 0 for what is not in it."""
+    places = {word: place for place, word in enumerate(words)}
+    return torch.tensor([places.get(token, 0) for token in tokens])
+
+
+def file_of(folder: Path, name: str, expected: str) -> Path:
+    """The path of a file that must be there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    path = folder / name
+    if not path.is_file():
+        refuse(path, "no such file", expected)
+    return path
+
+
+def refuse(path: Path, found: str, expected: str) -> NoReturn:
+    """Raise the error that a file deserves.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise ConfigError(f"{path} must be {expected}, found {found}")

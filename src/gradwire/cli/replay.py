@@ -1,0 +1,109 @@
+"""``gradwire replay``: the gradients of a full-size model over a real link, without training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gradwire.bench.netlab import Link
+from gradwire.bench.replay import HOOKS, Contestant, Plan, replay
+from gradwire.cli._options import parse_method
+
+__all__ = ["command"]
+
+Row = dict[str, Any]
+
+
+@click.command("replay")
+@click.argument("model")
+@click.option("--small", is_flag=True, help="The small variant of the model.")
+@click.option("--workers", default=4, show_default=True, type=click.IntRange(2, 64), help="Worker processes.")
+@click.option(
+    "--link", "links", multiple=True, metavar="RATE",
+    help="As 100mbit, or none: the loopback. Needs root; may be repeated. Default: none.",
+)  # fmt: skip
+@click.option("--delay", default="0ms", show_default=True, metavar="TIME", help="Of the links; needs netem.")
+@click.option(
+    "--method", "methods", multiple=True, metavar="METHOD", help="NAME or NAME:PARAMETER=VALUE,...; may be repeated."
+)
+@click.option("--strategy", metavar="NAME", help="Of all methods. Default: each one's own.")
+@click.option("--baseline", is_flag=True, help="Plain DDP too, and the speed-up over it.")
+@click.option(
+    "--hook", "hooks", multiple=True, type=click.Choice(HOOKS[1:]), help="A hook that torch brings; may be repeated."
+)
+@click.option("--steps", default=10, show_default=True, type=click.IntRange(3), help="That count, after two others.")
+@click.option(
+    "--budget", default=60.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    help="Make fewer steps, but at least 3, where they would take longer.",
+)  # fmt: skip
+@click.option(
+    "--compute", default=0.0, show_default=True, type=click.FloatRange(0), metavar="SECONDS",
+    help="Of a pretended backward pass, beside which gradients travel.",
+)  # fmt: skip
+@click.option("--samples", is_flag=True, help="Keep the time of every step in the rows of --json.")
+@click.option(
+    "--json", "json_to", type=click.Path(dir_okay=False, writable=True, allow_dash=True), metavar="FILE",
+    help="Append a JSON line for each row to FILE; '-' writes them to standard output, and nothing else.",
+)  # fmt: skip
+@click.pass_context
+def command(
+    ctx: click.Context,
+    model: str,
+    small: bool,
+    workers: int,
+    links: tuple[str, ...],
+    delay: str,
+    methods: tuple[str, ...],
+    strategy: str | None,
+    baseline: bool,
+    hooks: tuple[str, ...],
+    steps: int,
+    budget: float,
+    compute: float,
+    samples: bool,
+    json_to: str | None,
+) -> None:
+    """Exchange the gradients of MODEL between local workers, and time a step of each method on each link.
+
+    The gradients have the shapes of the real model, go through DDP and the exchange that training uses, and are random.
+    A row that failed says why, and ends the command with exit code 1.
+    """
+    options = {} if strategy is None else {"strategy": strategy}
+    chosen = [Contestant("ddp")] if baseline else []
+    chosen += [Contestant(name) for name in hooks]
+    chosen += [Contestant(text, parse_method(text), options) for text in methods]
+    if not chosen:
+        raise click.UsageError("nothing to replay: give --method, --hook or --baseline")
+    wanted = [Link.parse(link, delay) for link in links or ("none",)]
+    plans = [Plan(model, small, workers, link, steps, budget, compute) for link in wanted]
+    failed = False
+    for plan in plans:
+        for row in replay(plan, chosen):
+            failed = failed or "error" in row
+            kept = row if samples else {key: value for key, value in row.items() if key != "samples"}
+            _show(kept, json_to)
+    if failed:
+        ctx.exit(1)
+
+
+def _show(row: Row, json_to: str | None) -> None:
+    text = json.dumps(row)
+    if json_to == "-":
+        click.echo(text)
+        return
+    if json_to is not None:
+        with Path(json_to).open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+    click.echo(_line(row))
+
+
+def _line(row: Row) -> str:
+    begin = f"{row['model']}, {row['workers']} workers, {row['link']}: {row['method']:<24}"
+    if "error" in row:
+        return f"{begin} {row['error']}"
+    sent = row["bytes_sent"] if row["interface_bytes"] is None else row["interface_bytes"]
+    bytes_sent = "" if sent is None else f"{sent / 1e6:12,.3f} MB"
+    return f"{begin} {1e3 * row['seconds']:10,.1f} ms {row['speedup']:7.2f}x {bytes_sent}"

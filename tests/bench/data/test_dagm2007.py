@@ -1,0 +1,75 @@
+"""DAGM2007's folders, with surfaces of the generator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradwire.bench.data import dagm2007, load, surfaces
+from gradwire.bench.tasks.segmentation import Segmentation
+from gradwire.errors import ConfigError
+
+Image = pytest.importorskip("PIL.Image")
+
+
+def write(root: Path, side: int = 32) -> Path:
+    for part, seed in (("Train", 1), ("Test", 2)):
+        folder = root / "Class1" / part
+        (folder / "Label").mkdir(parents=True)
+        images, masks = surfaces.pictures(4, side, seed)
+        for number, (image, mask) in enumerate(zip(images, masks, strict=True)):
+            Image.fromarray(image).save(folder / f"{number:04}.PNG")
+            if number != 2:
+                Image.fromarray(mask).save(folder / "Label" / f"{number:04}_label.{'PNG' if number else 'png'}", "PNG")
+    (root / "Class1" / "Train" / "Label" / "Labels.txt").write_text("1\n")
+    return root
+
+
+def test_defective_images_train_and_all_images_test(tmp_path: Path) -> None:
+    data = load(write(tmp_path), ("dagm2007",))
+    assert (data.name, len(data.train), len(data.test)) == ("dagm2007", 3, 4)
+    _, masks = surfaces.pictures(4, 32, 1)
+    assert np.array_equal(data.train.targets[:, 0].numpy(), masks[[0, 1, 3]] / 255)
+    assert data.test.targets.amax((1, 2, 3)).tolist() == [1, 1, 0, 1]
+    assert float(data.train.inputs.mean()) == pytest.approx(0, abs=1e-3)
+    assert load(tmp_path / "Class1", ("dagm2007",)).name == "dagm2007"
+    assert Segmentation(folder=tmp_path).model_name == "unet"
+
+
+def test_what_is_wrong_is_named(tmp_path: Path) -> None:
+    root = write(tmp_path)
+    train = root / "Class1" / "Train"
+    Image.new("RGB", (32, 32)).save(train / "0001.PNG")
+    with pytest.raises(ConfigError, match=r"0001\.PNG must be 8-bit grey, found an image of mode RGB"):
+        dagm2007.load(root)
+    Image.new("L", (48, 32)).save(train / "0001.PNG")
+    with pytest.raises(
+        ConfigError, match=r"0001\.PNG must be of the others' size, 32x32 pixels, .* found 48x32 pixels"
+    ):
+        dagm2007.load(root)
+    Image.new("L", (32, 32)).save(train / "0001.PNG")
+    Image.new("L", (16, 16)).save(train / "Label" / "0001_label.PNG")
+    with pytest.raises(
+        ConfigError, match=r"0001_label\.PNG must be a mask of 32x32 pixels, as 0001\.PNG, found 16x16 pixels"
+    ):
+        dagm2007.load(root)
+    whole = (train / "0000.PNG").read_bytes()
+    (train / "0000.PNG").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"0000\.PNG must be a PNG image, found"):
+        dagm2007.load(root)
+
+
+def test_a_part_without_defects_or_of_an_odd_size_is_refused(tmp_path: Path) -> None:
+    root = write(tmp_path / "odd", side=40)
+    with pytest.raises(
+        ConfigError, match=r"0000\.PNG must be of .* sides that are multiples of 16, found 40x40 pixels"
+    ):
+        dagm2007.load(root)
+    for mask in (root / "Class1" / "Train" / "Label").iterdir():
+        mask.unlink()
+    with pytest.raises(
+        ConfigError, match="Train must be a folder of PNG files with masks in Label, found 4 images and no mask"
+    ):
+        dagm2007.load(root)

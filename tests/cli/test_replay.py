@@ -1,0 +1,28 @@
+import json
+
+
+def test_lines_are_json_and_a_failure_ends_with_exit_code_1(gradwire, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    arguments = ["replay", "lstm", "--small", "--workers", "2", "--steps", "3", "--json", str(file)]
+    done = gradwire(*arguments, "--method", "topk:ratio=0.01", "--strategy", "oktopk")
+    assert done.exit_code == 1
+    assert "lstm_small, 2 workers, none: topk:ratio=0.01" in done.stdout
+    (row,) = [json.loads(line) for line in file.read_text().splitlines()]
+    assert "oktopk" in row["error"]
+    assert row["parameters"] == 341_224
+    assert gradwire(*arguments, "--baseline").exit_code == 0
+    row = json.loads(file.read_text().splitlines()[1])
+    assert (row["method"], row["steps"], row["speedup"]) == ("ddp", 3, 1.0)
+    assert "samples" not in row
+
+
+def test_mistakes_are_told_before_anything_starts(gradwire):
+    for arguments, said in (
+        (["vgg20", "--baseline"], "unknown model 'vgg20': did you mean 'vgg19'?"),
+        (["vgg19"], "nothing to replay: give --method, --hook or --baseline"),
+        (["vgg19", "--method", "twobits"], "unknown compressor 'twobits'"),
+        (["vgg19", "--baseline", "--link", "fast"], "rate must be written as 100mbit, 2.5gbit or none, got 'fast'"),
+    ):
+        done = gradwire("replay", *arguments)
+        assert done.exit_code == 2
+        assert said in done.stderr
