@@ -44,8 +44,7 @@ def command(
     Every worker finds its rank and the servers in its environment. Ends with the exit code of the first process that
     failed, 128 + n after signal n; the others are ended then, and at Ctrl-C.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     machines: list[Machine] | None = None
     if host_file is not None:
         where = folder or os.getcwd()
@@ -61,6 +60,9 @@ def command(
                 click.echo(f"{group.failure()[0]} ended with exit code {code}", err=True)
     except KeyboardInterrupt:
         code = 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     sys.exit(code)
 
 

@@ -25,7 +25,7 @@ from gradwire.kvstore.bundles import Bundle, Bundles
 from gradwire.kvstore.compression import OFF, Compression
 from gradwire.kvstore.environment import Place, bigarray_bound
 from gradwire.kvstore.keys import StoreKey
-from gradwire.kvstore.links import Links, finish_at_exit
+from gradwire.kvstore.links import LASTING, Links, finish_at_exit
 from gradwire.kvstore.optimizers import OptimizerConfig
 from gradwire.kvstore.payloads import require_alone, sent
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
@@ -68,6 +68,8 @@ class DistStore(KVStore):
             self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
             keys=self.place.keys,
         )  # fmt: skip
+        # A process's own store lasts as long as the process, or its end would not be said: nobody must wait for that.
+        LASTING.extend([self] if where is None else [])
         # After whatever ``find_place`` registered: what comes later is called earlier.
         atexit.register(finish_at_exit, weakref.ref(self), weakref.ref(self._links))
         self.staleness = staleness
@@ -104,6 +106,7 @@ class DistStore(KVStore):
 
     def close(self) -> None:
         """Let the connections go."""
+        LASTING[:] = [store for store in LASTING if store is not self]
         self._links.close()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:

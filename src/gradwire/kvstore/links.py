@@ -24,7 +24,10 @@ from gradwire.kvstore.link import Link
 from gradwire.kvstore.protocol import VERSION, pack
 from gradwire.kvstore.request import Request
 
-__all__ = ["Links", "finish_at_exit"]
+__all__ = ["LASTING", "Links", "finish_at_exit"]
+
+LASTING: list[Any] = []
+"""Stores of this process."""
 
 FAREWELL = 10.0
 """Seconds that the end of a process waits for the servers to take note of it."""

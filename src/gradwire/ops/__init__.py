@@ -19,12 +19,12 @@ from gradwire.ops.exponent_add_decoded import exponent_add_decoded
 from gradwire.ops.exponent_encode import exponent_encode
 from gradwire.ops.inceptionn_add_decoded import inceptionn_add_decoded
 from gradwire.ops.inceptionn_encode import inceptionn_encode
+from gradwire.ops.inceptionn_encode_feedback import inceptionn_encode_feedback
 from gradwire.ops.lowrank_add_decoded import lowrank_add_decoded
 from gradwire.ops.lowrank_left import lowrank_left
 from gradwire.ops.lowrank_left_feedback import lowrank_left_feedback
 from gradwire.ops.lowrank_right import lowrank_right
 from gradwire.ops.lowrank_right_feedback import lowrank_right_feedback
-from gradwire.ops.inceptionn_encode_feedback import inceptionn_encode_feedback
 from gradwire.ops.mark_beyond import mark_beyond
 from gradwire.ops.mark_drawn import mark_drawn
 from gradwire.ops.mean_magnitude import mean_magnitude
