@@ -41,7 +41,8 @@ void lowrank_left(LowrankLeft args, float* left, int threads) {
   const std::int64_t across = tiles(args.columns, kTileColumns);
   sum_parts(left, args.rank * args.rows, across, threads, [&](float* parts) {
     args.parts = parts;
-    run_tiles(&KernelTable::lowrank_left, args, across * tiles(args.rows, kLeftRows), args.rows * args.columns, threads);
+    const std::int64_t count = across * tiles(args.rows, kLeftRows);
+    run_tiles(&KernelTable::lowrank_left, args, count, args.rows * args.columns, threads);
   });
 }
 

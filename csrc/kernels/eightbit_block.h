@@ -29,7 +29,7 @@ template <Codebook kind, bool kKeep>
 GRADWIRE_INLINE void eightbit_step(const EightbitRun& run, std::int64_t i, F32 inverse, F32 backwards,
                                    const Book& book, int count) {
   // Where there is a residual the step that added it has asked for the memory ahead; else the arithmetic here has time.
-  const F32 x = kKeep ? load(run.x + i, count) : load_ahead(run.x + i, count);
+  const F32 x = kKeep ? load(run.x + i, count) : load_ahead(run.x + i, count, block_ahead(run.count));
   const Chosen chosen = choose<kind>(x * inverse, book);
   store_u8(run.codes + i, chosen.code, count);
   if (kKeep) store(run.residual + i, x + backwards * chosen.value, count);

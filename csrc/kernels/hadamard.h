@@ -16,7 +16,7 @@ GRADWIRE_INLINE F32 butterfly(F32 x) {
 
 GRADWIRE_INLINE F32 hadamard16(F32 x) { return butterfly<1>(butterfly<2>(butterfly<4>(butterfly<8>(x)))); }
 
-// Of 2^kStages vectors that lie `distance` apart: pairs of the most distant first. With kLast those within a vector too.
+// Of 2^kStages vectors that lie `distance` apart: pairs of the most distant first. With kLast those within each too.
 template <int kStages, bool kLast>
 GRADWIRE_INLINE void stages(float* x, int distance) {
   constexpr int kVectors = 1 << kStages;

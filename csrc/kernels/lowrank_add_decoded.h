@@ -46,7 +46,8 @@ static void lowrank_add_decoded(const LowrankAddDecoded& args, std::int64_t begi
   for (std::int64_t i = begin; i < end; ++i) {
     const MatrixTile tile = matrix_tile(i, kLeftRows, a.rows, a.columns);
     std::int64_t row = 0;
-    for (; tile.rows - row >= kRowsAtOnce; row += kRowsAtOnce) product_rows<kRowsAtOnce>(a, tile, tile.row + row, worst);
+    for (; tile.rows - row >= kRowsAtOnce; row += kRowsAtOnce)
+      product_rows<kRowsAtOnce>(a, tile, tile.row + row, worst);
     for (; row < tile.rows; ++row) product_rows<1>(a, tile, tile.row + row, worst);
   }
   if (a.status) flag_nonfinite(a.status, worst);

@@ -56,7 +56,8 @@ static void lowrank_right(const LowrankRight& args, std::int64_t begin, std::int
     for (std::int64_t k = 0; k < a.rank; ++k)
       std::memset(part + k * a.columns, 0, sizeof(float) * std::size_t(tile.columns));
     std::int64_t row = 0;
-    for (; tile.rows - row >= kRowsAdded; row += kRowsAdded) right_rows<kRowsAdded>(a, tile, tile.row + row, part, worst);
+    for (; tile.rows - row >= kRowsAdded; row += kRowsAdded)
+      right_rows<kRowsAdded>(a, tile, tile.row + row, part, worst);
     for (; row < tile.rows; ++row) right_rows<1>(a, tile, tile.row + row, part, worst);
   }
   if (a.feedback.status) flag_nonfinite(a.feedback.status, worst);

@@ -28,12 +28,13 @@ struct NaturalRun {
   const float* x;
   float* residual;
   std::uint8_t* codes;
+  std::int64_t ahead;
 };
 
 template <bool kKeep>
 GRADWIRE_INLINE void natural_step(const NaturalRun& run, std::int64_t i, U32 base, U32 carry, int count) {
   // Where there is a residual the step that added it has asked for the memory ahead; else the arithmetic here has time.
-  const F32 x = kKeep ? load(run.x + i, count) : load_ahead(run.x + i, count);
+  const F32 x = kKeep ? load(run.x + i, count) : load_ahead(run.x + i, count, run.ahead);
   const U32 sign = as_u32(x) & set_u32(0x80000000), exponent = natural_exponent(abs_bits(x), carry);
   const U32 place = natural_place(exponent, base);
   store_u8(run.codes + i, place | shr(sign, 24), count);

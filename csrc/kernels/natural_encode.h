@@ -20,7 +20,7 @@ static void natural_encode(const NaturalEncode& args, std::int64_t begin, std::i
   for (std::int64_t i = begin; i < end; i += k.block) {
     const std::int64_t count = end - i < k.block ? end - i : k.block;
     const std::uint32_t base = natural_measure(k.x + i, count);
-    natural_block<false>(k, stream, {k.x + i, nullptr, k.codes + i}, i, count, base);
+    natural_block<false>(k, stream, {k.x + i, nullptr, k.codes + i, block_ahead(count)}, i, count, base);
   }
 }
 

@@ -29,7 +29,7 @@ static void natural_encode_feedback(const NaturalEncodeFeedback& args, std::int6
     natural_compensate(k, i, i + count, worst);
     if (k.status) flag_nonfinite(k.status, worst);
     float* const x = k.residual + i;
-    natural_block<true>(k, stream, {x, x, k.codes + i}, i, count, natural_base(worst));
+    natural_block<true>(k, stream, {x, x, k.codes + i, 0}, i, count, natural_base(worst));
   }
 }
 

@@ -76,15 +76,18 @@ GRADWIRE_INLINE void write_groups(GroupWriter& w, const TernaryTile& tile, std::
 // What the elements of a block are compared with, and what is taken from those that exceed it.
 struct Ternary {
   F32 plus, minus, scale;
+  std::int64_t ahead;
 };
 
-GRADWIRE_INLINE Ternary ternary(float scale) { return {set(0.5f * scale), set(-0.5f * scale), set(scale)}; }
+GRADWIRE_INLINE Ternary ternary(float scale, std::int64_t block) {
+  return {set(0.5f * scale), set(-0.5f * scale), set(scale), block_ahead(block)};
+}
 
 template <bool kKeep>
 GRADWIRE_INLINE void take_ternary(const Ternary& t, const float* x, float* residual, int count, std::uint16_t& plus,
                                   std::uint16_t& minus) {
   // Where there is a residual the step that added it has asked for the memory ahead; else the arithmetic here has time.
-  const F32 value = kKeep ? load(x, count) : load_ahead(x, count);
+  const F32 value = kKeep ? load(x, count) : load_ahead(x, count, t.ahead);
   const Mask above = gt(value, t.plus), below = lt(value, t.minus);
   if (kKeep) store(residual, select(above, value - t.scale, select(below, value + t.scale, value)), count);
   plus = bits(above), minus = bits(below);
@@ -123,7 +126,7 @@ GRADWIRE_INLINE void write_ternary_block(const ThreeLc& k, const float* x, float
   GroupWriter w = {out, 0};
   k.scales[block] = scale;
   if (scale > 0.0f && scale <= 0x1.fffffep127f) {
-    const Ternary t = ternary(scale);
+    const Ternary t = ternary(scale, k.block);
     std::int64_t i = 0;
     for (; count - i >= kGroupTile; i += kGroupTile)
       write_group_tile<kKeep>(w, t, x + i, residual + i, kGroupTile, i / 5);

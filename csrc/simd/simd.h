@@ -38,10 +38,15 @@ GRADWIRE_INLINE F32 load(const float* p, int count) {
 
 // The same, asking for what a loop over an array will need 4 KB later: the CPU's own prefetcher stops at the end of a
 // page. Measured on DRAM and in L3: 1.1 to 1.3 times as fast.
-GRADWIRE_INLINE F32 load_ahead(const float* p, int count) {
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(p) + 4096));
+constexpr std::int64_t kAhead = 1024;
+
+GRADWIRE_INLINE F32 load_ahead(const float* p, int count, std::int64_t ahead = kAhead) {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(p) + 4 * std::uintptr_t(ahead)));
   return load(p, count);
 }
+
+// For a loop that goes over each block a second time: the next one.
+GRADWIRE_INLINE std::int64_t block_ahead(std::int64_t block) { return block < kAhead ? kAhead : block; }
 
 // Asks for memory that is read next, a little at a time: a CPU does not foresee where each of many streams goes on.
 GRADWIRE_INLINE void prefetch_run(const std::uint8_t* p, std::int64_t bytes) {
