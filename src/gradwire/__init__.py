@@ -16,6 +16,7 @@ from gradwire.exchange import Exchange
 from gradwire.integrations.checkpoint import read_checkpoint
 from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
 from gradwire.integrations.fsdp import compress_fsdp
+from gradwire.integrations.fsdp1 import compress_fsdp1
 from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.saved import merge_states
 from gradwire.settings import compressor
@@ -35,6 +36,7 @@ __all__ = [
     "compose",
     "compress_ddp",
     "compress_fsdp",
+    "compress_fsdp1",
     "compress_optimizer",
     "compressor",
     "from_params",

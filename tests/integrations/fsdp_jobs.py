@@ -8,11 +8,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 
 from gradwire.errors import ConfigError
 from gradwire.integrations.fsdp import FSDPState, compress_fsdp
+from gradwire.integrations.fsdp1 import compress_fsdp1
 from tests.integrations.checkpoint_jobs import through_a_file
 from tests.integrations.jobs import answers, batch, loss_of, model_of
 
@@ -176,6 +183,36 @@ def accumulated(rank: int, mesh: DeviceMesh) -> int:
         x, y = batch(step, rank)
         nn.functional.cross_entropy(model(x), y).backward()
     return int(state.metrics()["steps"])
+
+
+def first_form(rank: int) -> dict[str, Any]:
+    """FSDP1 with and without gradwire: the flat parameters of three modules, whose sizes do not divide."""
+    told: dict[str, Any] = {}
+    for name, options in {"plain": {}, "none": {}, "qsgd": {"bits": 4, "memory": "residual"}}.items():
+        model = model_of()
+        model[2] = FullyShardedDataParallel(model[2], device_id=torch.device("cpu"))
+        model[4] = FullyShardedDataParallel(model[4], device_id=torch.device("cpu"))
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+        state = compress_fsdp1(model, name, min_numel=0, **options) if name != "plain" else None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        for step in range(STEPS):
+            x, y = batch(step, rank)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        with FullyShardedDataParallel.summon_full_params(model):
+            weights = torch.cat([param.detach().flatten() for param in model.parameters()]).clone()
+        copy = model_of()
+        nn.utils.vector_to_parameters(weights, copy.parameters())
+        loss = loss_of(copy)
+        told[name] = {"weights": weights, "loss": loss, "metrics": state.metrics() if state else {}}
+        told[name]["residuals"] = sorted(state.exchange.keeper.worker.get("residual", {})) if state else []
+    flat = FullyShardedDataParallel(
+        model_of(), device_id=torch.device("cpu"), sharding_strategy=ShardingStrategy.NO_SHARD
+    )
+    return told | answers({
+        "not wrapped": lambda: compress_fsdp1(model_of(), "qsgd"), "no shard": lambda: compress_fsdp1(flat, "qsgd"),
+    })  # fmt: skip
 
 
 def refused(mesh: DeviceMesh) -> dict[str, str]:

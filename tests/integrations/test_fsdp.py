@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.fsdp_jobs import FLAT, HYBRID, STEPS, flat, hybrid
+from tests.integrations.fsdp_jobs import FLAT, HYBRID, STEPS, first_form, flat, hybrid
 from tests.integrations.jobs import loss_of, model_of
 
 
@@ -80,6 +80,22 @@ def test_reductions_of_16_bits(dtype: str) -> None:
 
 def test_accumulated_gradients_are_exchanged_once() -> None:
     assert {result["accumulated"] for result in told("flat", 2)} == {1}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_first_form_of_fsdp(world: int) -> None:
+    results, start = run_ranks(world, first_form, timeout=100), loss_of(model_of())
+    plain = results[0]["plain"]
+    for result in results:
+        torch.testing.assert_close(result["none"]["weights"], plain["weights"], rtol=1e-5, atol=1e-6)
+        ours = result["qsgd"]
+        assert torch.equal(ours["weights"], results[0]["qsgd"]["weights"])
+        assert start - ours["loss"] > 0.8 * (start - plain["loss"]) > 0.5
+        assert ours["residuals"] == ["_fsdp_wrapped_module.2", "_fsdp_wrapped_module.4", "root"]
+        assert ours["metrics"]["steps"] == STEPS
+        assert ours["metrics"]["ratio"] > 5
+        assert "model must be a FullyShardedDataParallel module, got 'Sequential'" in result["not wrapped"]
+        assert "sharding_strategy must be FULL_SHARD or SHARD_GRAD_OP; without shards use DDP" in result["no shard"]
 
 
 def test_the_example_learns() -> None:

@@ -1,0 +1,181 @@
+"""What both forms of FSDP share: one module's gradients, cut by rows, each part to its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.comm._part import Piece, Unit, nonfinite
+from gradwire.comm._scatter import ScatterSession
+from gradwire.comm.base import Site
+from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors.none import Identity
+from gradwire.errors import ConfigError, require
+from gradwire.exchange import Exchange
+from gradwire.integrations._state import ExchangeState, as_float32
+from gradwire.memory.base import Memory
+from gradwire.memory.none import NoMemory
+from gradwire.saved import OnResize
+from gradwire.types import Key
+
+__all__ = ["ReduceScatter", "Sharded", "ShardedState", "check_scatter", "check_size"]
+
+
+class Sharded:
+    """A parameter as FSDP cuts it.
+
+    Args:
+        name: in the model.
+        shape: of the whole parameter, which is cut by rows.
+        world: number of shards.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, ...], world: int) -> None:
+        rows = -(-shape[0] // world) if shape else 1
+        self.name, self.shape = name, (rows, *shape[1:])
+        self.padded = world * torch.Size(self.shape).numel()
+
+    @property
+    def chunk(self) -> int:
+        """Elements of one shard."""
+        return torch.Size(self.shape).numel()
+
+
+class ShardedState(ExchangeState):
+    """Base of the states of sharded models; they set what ``ExchangeState`` wants."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._scratch: dict[int, Tensor] = {}
+        self.sizes: dict[str, int] = {}
+
+    def begin(self, index: int) -> None:
+        """A module's turn; one that had its turn in this step begins the next."""
+        if index in self._seen or not self._seen:
+            self._seen.clear()
+            self.exchange.begin_step()
+            self.units.follow(self.exchange, *self.units.read())
+        self._seen.add(index)
+
+    def float32(self, tensor: Tensor, index: int) -> Tensor:
+        """The tensor, or a float32 copy of it."""
+        return as_float32(tensor, self._scratch, index)
+
+    def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
+        """As for DDP, but a state of another number of ranks cannot be split anew: its shards were cut elsewhere.
+
+        Raises:
+            ConfigError
+        """
+        require(on_resize != "reshard", "on_resize", "'error' or 'reset' with sharded parameters", on_resize)
+        super().load_state_dict(state, on_resize)
+
+
+class ReduceScatter:
+    """What FSDP calls in place of ``reduce_scatter_tensor``, for one module."""
+
+    def __init__(self, state: ShardedState, shards: Sequence[Sharded], index: int) -> None:
+        self.state, self.shards, self.index = state, shards, index
+        self.session: ScatterSession | None = None
+        self.main: Compressor | None = None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for FSDP's gradients."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    @torch.no_grad()
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        """The mean of the own part, or the sum where FSDP divides."""
+        state, exchange = self.state, self.state.exchange
+        known = op in (dist.ReduceOp.AVG, dist.ReduceOp.SUM)
+        require(known, "gradient_divide_factor", "left as it is: the operation must be a mean or a sum", str(op))
+        check_size(input_tensor, sum(each.padded for each in self.shards))
+        state.begin(self.index)
+        world, out = exchange.channel.world, output_tensor
+        flat = state.float32(input_tensor, self.index)
+        if out.dtype != torch.float32:
+            out = torch.empty_like(out, dtype=torch.float32)
+        key = Key(seed=exchange.seed, step=exchange.step, rank=exchange.channel.rank)
+        exchange.counters.dense_bytes += (world - 1) * input_tensor.nbytes // world
+        session = self._current()
+        exchange.remember([each.name for each in self.shards])
+        scale = 1.0 / world if op == dist.ReduceOp.AVG else 1.0
+        exchange.note(session.run(flat, out, key, scale))
+        if out is not output_tensor:
+            exchange.note(nonfinite(output_tensor.copy_(out)))
+
+    def _current(self) -> ScatterSession:
+        """The session for the compressor of this step."""
+        exchange = self.state.exchange
+        main = exchange.policy.at(exchange.step - 1, exchange.compressor)
+        if self.session is None or main != self.main:
+            warm = exchange.step <= exchange.policy.start_after
+            self.main = None if warm else main
+            self.session = ScatterSession(self._pieces(Identity() if warm else main), site_of(exchange))
+        return self.session
+
+    def _pieces(self, main: Compressor) -> list[list[Piece]]:
+        """For each owner a piece of every parameter, as they lie in FSDP's buffer."""
+        exchange, lo = self.state.exchange, 0
+        site, shards = site_of(exchange), []
+        chosen = [self._chosen(each, main) for each in self.shards]
+        kept = [site.keep(Unit(((each.name, each.padded),), (each.padded,), 0, code, memory))
+                for each, (code, memory) in zip(self.shards, chosen, strict=True)]  # fmt: skip
+        for owner in range(exchange.channel.world):
+            pieces = []
+            for each, (code, memory), flats in zip(self.shards, chosen, kept, strict=True):
+                unit = Unit(((f"{each.name}#{owner}", each.chunk),), each.shape, lo, code, memory)
+                part = slice(owner * each.chunk, (owner + 1) * each.chunk)
+                views = {name: flat[part].view(each.shape) for name, flat in flats.items()}
+                pieces.append(Piece(unit, memory, each.shape, lo, state=site.remember(unit), kept=views))
+                lo += each.chunk
+            shards.append(pieces)
+        return shards
+
+    def _chosen(self, each: Sharded, main: Compressor) -> tuple[Compressor, Memory]:
+        exchange = self.state.exchange
+        code = exchange.policy.choose(each.name, each.shape, main)
+        if code is None or code.name == "none":
+            return Identity(), NoMemory()
+        return code, exchange.memory_for(code)
+
+
+def site_of(exchange: Exchange) -> Site:
+    keeper = exchange.keeper
+    return Site(exchange.channel, exchange.device, keeper.keep, keeper.remember, keeper.recall, keeper.server)
+
+
+def check_scatter(exchange: Exchange, compressor: Compressor) -> None:
+    """Refuse what one message to each owner cannot carry.
+
+    Raises:
+        ConfigError
+    """
+    if isinstance(compressor, MultiRound) or not compressor.fixed_size:
+        why = "is averaged in rounds" if isinstance(compressor, MultiRound) else "has a variable size"
+        raise ConfigError(
+            f"compressor must be of one message and fixed size for a reduce-scatter, got {compressor.name!r}, which "
+            f"{why}; with hybrid sharding and replicate= every method can be used"
+        )
+    memory = exchange.memory_for(compressor)
+    plain = type(memory).begin is Memory.begin and type(memory).finish is Memory.finish
+    require(plain, "memory", "one that keeps nothing of the mean for a reduce-scatter", memory.name)
+
+
+def check_size(tensor: Tensor, numel: int) -> None:
+    """Refuse the gradients of some of a module's parameters: nobody could say of which.
+
+    Raises:
+        ConfigError
+    """
+    if tensor.numel() != numel:
+        raise ConfigError(
+            f"gradients of a module must have {numel} elements, got {tensor.numel()}: parameters were unused, frozen "
+            "or unfrozen; call model.set_reduce_scatter_unused_params(True), or compress_fsdp again after freezing"
+        )
