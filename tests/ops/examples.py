@@ -38,14 +38,8 @@ def _decoding() -> dict[str, Tensor]:
 
 def _ternary() -> dict[str, Any]:
     used, lengths = torch.empty(1, dtype=torch.int32), torch.empty(2, dtype=torch.int16)
-    return {
-        "used": used,
-        "scales": torch.empty(2),
-        "lengths": lengths,
-        "stream": _codes(8),
-        "block": 16,
-        "sparsity": 1.0,
-    }
+    out = {"used": used, "scales": torch.empty(2), "lengths": lengths, "stream": _codes(8)}
+    return {**out, "block": 16, "sparsity": 1.0}
 
 
 def _places() -> dict[str, Any]:
