@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-RANK = int(os.environ["GRADWIRE_RANK"])
+RANK = int(os.environ.get("GRADWIRE_RANK", "0"))
 
 
 def say(line):

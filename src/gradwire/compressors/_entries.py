@@ -20,13 +20,14 @@ from gradwire.ops import _topk
 from gradwire.types import Payload
 
 __all__ = [
-    "Entries", "add_ranks", "check_places", "few", "fill", "find", "in_use", "pack_bits", "part", "pieces", "room_for",
-    "sample", "segments", "take_beyond", "unpack_bits",
+    "Entries", "add_ranks", "check_places", "few", "fill", "find", "first_guess", "in_use", "pack_bits", "part",
+    "pieces", "room_for", "sample", "segments", "take_beyond", "unpack_bits",
 ]  # fmt: skip
 
 segments = _topk.segments
 
 _PIECE = 1 << 15
+_LEAST_ROOM = 1024
 _GOLDEN = (math.sqrt(5) - 1) / 2
 Keep: TypeAlias = Callable[[int, Tensor], Tensor]
 Reader: TypeAlias = "Callable[[Payload, int], list[Entries] | None]"
@@ -45,8 +46,15 @@ def pieces(x: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def room_for(count: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and the low 16 bits of their indices; of what is never written no page is fetched."""
+    """Values and the low 16 bits of their indices."""
     return torch.empty(count, device=x.device), torch.empty(count, dtype=torch.int16, device=x.device)
+
+
+def first_guess(x: Tensor) -> int:
+    """For how many entries to make room before they are counted: a 16th of the elements, as sparse methods take fewer.
+    Where there are more, a second pass takes them into room that is large enough.
+    """
+    return max(_LEAST_ROOM, x.numel() // 16)
 
 
 def take_beyond(x: Tensor, counts: Tensor, high: float, low: float, limit: int) -> tuple[Tensor, Tensor] | None:
@@ -56,9 +64,12 @@ def take_beyond(x: Tensor, counts: Tensor, high: float, low: float, limit: int) 
     >>> take_beyond(torch.tensor([5.0, 6.0, -7.0]), torch.empty(1, dtype=torch.int32), 6.0, 7.0, limit=2)
     (tensor([ 6., -7.]), tensor([1, 2], dtype=torch.int16))
     """
-    values, indices = room_for(max(0, limit), x)
+    values, indices = room_for(min(first_guess(x), max(0, limit)), x)
     ops.take_beyond(x, counts, values, indices, high, low)
     k = int(counts.sum())
+    if values.numel() < k <= limit:
+        values, indices = room_for(k, x)
+        ops.take_beyond(x, counts, values, indices, high, low)
     return None if k > limit else (values[:k], indices[:k])
 
 

@@ -192,9 +192,13 @@ class _Drawn(NamedTuple):
 def _draw(flat: Tensor, s: float, counts: Tensor, key: Key) -> _Drawn:
     """Draw, and write the counts of both kinds."""
     n, half = flat.numel(), counts.numel() // 2
-    whole, signs = _entries.room_for(4 * n // 6, flat), _entries.room_for(n, flat)
+    guess, most = min(_entries.first_guess(flat), n), 4 * n // 6
+    whole, signs = _entries.room_for(guess, flat), _entries.room_for(guess, flat)
     ops.take_drawn(flat, counts[:half], *whole, counts[half:], *signs, s, key.stream(), key.step)
     above, below = counts.view(2, half).sum(1).tolist()
+    if max(above, below) > guess and above <= most:
+        whole, signs = _entries.room_for(above, flat), _entries.room_for(below, flat)
+        ops.take_drawn(flat, counts[:half], *whole, counts[half:], *signs, s, key.stream(), key.step)
     return _Drawn(above, *(each[:above] for each in whole), *(each[:below] for each in signs))
 
 

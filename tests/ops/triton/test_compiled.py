@@ -44,12 +44,16 @@ VARIANTS = {
 }
 
 
+# Made of other kernels, which have their own rows.
+COMPOSED = {"take_beyond", "take_drawn"}
+
+
 def _compile(compiler, name, changes):
     calls = [EXAMPLES[name]() | change for change in changes]
     return compiler.submit(worker.compile_only, name, calls).result()
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", sorted(set(KERNELS) - COMPOSED))
 def test_every_operation_is_rounded_as_written(compiler, name):
     changes = [{}, *VARIANTS.get(name, [])]
     compiled = _compile(compiler, name, changes)
