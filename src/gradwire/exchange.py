@@ -84,7 +84,7 @@ class Exchange:
         self.skips_steps = False
         self.keeper = Keeper(self.channel.world, self.device, seed)
         self.residual_dtype = residual_dtype
-        self.step, self._patience = 0, 0
+        self.step, self._patience, self.epoch = 0, 0, 0  # Epochs end when all plans are dropped.
         self._plans: dict[tuple[str, ...], Plan] = {}
         self._bad: list[Tensor] = []
         self._nonfinite = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -251,7 +251,7 @@ class Exchange:
 
         agree(self.channel, describe, self.device)
         self.end_step()
-        self._plans.clear()
+        self._plans, self.epoch = {}, self.epoch + 1
         self.keeper.load_state_dict(kept[0])
         self.step, self._patience = state["step"], PATIENCE
 
@@ -275,6 +275,7 @@ class Exchange:
             ConfigError: the factor is outside its range.
         """
         require(is_float32(factor) and factor > 0, "factor", "a finite number > 0", factor)
+        self.end_step()
         self.keeper.scale(factor, names)
 
     @torch.no_grad()
@@ -288,6 +289,7 @@ class Exchange:
             ConfigError: the factor is outside its range.
         """
         require(is_float32(factor) and factor > 0, "factor", "a finite number > 0", factor)
+        self.end_step()
         self.keeper.rescale(factor)
 
     def note(self, bad: Tensor) -> None:
@@ -322,6 +324,7 @@ class Exchange:
 
     def forget_plans(self) -> None:
         """Make new plans in the next step; what is kept stays."""
+        self.epoch += 1
         for names in list(self._plans):
             self._forget(names)
 

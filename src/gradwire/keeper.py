@@ -99,7 +99,9 @@ class Keeper:
         worker = {buffer: dict(tensors) for buffer, tensors in self.worker.items() if buffer not in self._transient}
         owned: dict[str, dict[str, dict[str, Tensor]]] = {}
         for (name, buffer, lo, _), view in self._shards().items():
-            owned.setdefault(name, {}).setdefault(buffer, {})[str(lo)] = view
+            views = owned.setdefault(name, {}).setdefault(buffer, {})
+            # One that waits for its cut and one of the cut of now may begin at the same element.
+            views[str(lo)] = added(views[str(lo)], view) if str(lo) in views else view
         states = {name: dict(state) for name, state in self.states.items()}
         return {"worker": worker, "states": states, "sessions": dict(self.sessions), "owned": owned}
 
@@ -169,6 +171,14 @@ class Keeper:
                 view.copy_(kept[name])
             kept[name], lo = view, lo + numel
         return flat
+
+
+def added(one: Tensor, other: Tensor) -> Tensor:
+    """The sum of two flat tensors that begin together."""
+    longer, shorter = (one, other) if one.numel() > other.numel() else (other, one)
+    total = longer.clone()
+    total[: shorter.numel()].add_(shorter)
+    return total
 
 
 def covered(piece: Piece, flat: Tensor) -> Iterator[tuple[str, int, Tensor]]:

@@ -224,3 +224,17 @@ def test_old_gradients_are_applied_with_the_rate_they_were_meant_for() -> None:
 def test_a_bad_factor_of_residuals(bad: float) -> None:
     with pytest.raises(ConfigError, match=r"factor must be a finite number > 0, got"):
         Exchange(TopK()).scale_residuals(bad)
+
+
+def test_a_factor_after_a_skipped_step_is_not_taken_back_with_it() -> None:
+    exchange, waits = Exchange(TopK(ratio=0.05), policy=Policy(min_numel=0)), []
+    exchange.skips_steps = True
+    for last in (2.0, float("nan")):
+        exchange.begin_step()
+        for name, value in (("a", 1.0), ("b", last)):
+            exchange.run(torch.tensor([3.0, value] + 18 * [0.0]), [(name, (20,))])
+        waits.append(exchange.keeper.worker["residual"]["a"].tolist())
+    exchange.scale_residuals(2.0)
+    exchange.end_step()
+    assert exchange.keeper.worker["residual"]["a"].tolist() == [2.0 * value for value in waits[0]]
+    assert waits[0] != waits[1]

@@ -93,3 +93,10 @@ def test_the_norm_is_over_all_residuals() -> None:
     keeper.keep(unit(("a", 1)))["residual"].fill_(3.0)
     keeper.keep(unit(("b", 1)))["residual"].fill_(4.0)
     assert keeper.norm() == 5.0
+
+
+def test_a_shard_that_waits_is_saved_beside_one_that_begins_at_the_same_element() -> None:
+    keeper, whole = Keeper(2, CPU, 0), unit(("a", 32))
+    keeper.load_state_dict({"worker": {}, "owned": {"a": {"residual": {"0": torch.ones(32)}}}})
+    keeper.server(Piece(whole, whole.memory, (16,), lo=0), ("residual",))["residual"].fill_(2.0)
+    assert keeper.state_dict()["owned"]["a"]["residual"]["0"].tolist() == [3.0] * 16 + [1.0] * 16

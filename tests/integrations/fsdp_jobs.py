@@ -17,6 +17,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.integrations.fsdp import FSDPState, compress_fsdp
 from gradwire.integrations.fsdp1 import compress_fsdp1
@@ -81,7 +82,8 @@ def flat(rank: int) -> dict[str, Any]:
     return {
         "compared": compare(rank, mesh, None, FLAT), "conserved": conserved(rank, mesh),
         "overflow": overflow(rank, mesh), "resumed": resumed(rank, mesh), "refused": refused(mesh),
-        "mixed": mixed(rank, mesh), "accumulated": accumulated(rank, mesh),
+        "mixed": mixed(rank, mesh), "accumulated": accumulated(rank, mesh), "again": again(rank, mesh),
+        "warm": warm(rank, mesh),
     }  # fmt: skip
 
 
@@ -163,6 +165,42 @@ def resumed(rank: int, mesh: DeviceMesh) -> bool:
     return all(torch.equal(*pair) for pair in zip(unbroken, train(again, range(3, 6), rank), strict=True))
 
 
+def again(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
+    """A state is loaded, and the memory changed, after steps were made: the next step is of what is kept then."""
+
+    def gradient(step: int) -> list[Tensor]:
+        x, y = batch(step, rank)
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        return list(gradients(model).values())
+
+    model = sharded(mesh)
+    state = compress_fsdp(model, "qsgd", bits=4, memory="residual", min_numel=0)
+    gradient(0)
+    saved = through_a_file(state.state_dict())
+    unbroken = [gradient(1), gradient(2)]
+    state.load_state_dict(saved)
+    same = [torch.equal(*pair) for each, step in zip(unbroken, (1, 2), strict=True)
+            for pair in zip(each, gradient(step), strict=True)]  # fmt: skip
+    state.change("qsgd", bits=4, memory="none", drop=True)
+    gradient(3)
+    none = state.metrics()["residual_norm"]
+    state.change("qsgd", bits=4, memory="residual")
+    gradient(4)
+    return {"same": all(same), "none": none, "some": state.metrics()["residual_norm"]}
+
+
+def warm(rank: int, mesh: DeviceMesh) -> list[float]:
+    """Dense steps are dense for overridden parameters, too: bytes over dense bytes after each step."""
+    model = sharded(mesh)
+    overrides = {"*.weight": TwoBit(threshold=1e-3)}
+    state, ratios = compress_fsdp(model, "none", overrides=overrides, start_after=2, min_numel=0), []
+    for step in range(3):
+        train(model, range(step, step + 1), rank)
+        ratios.append(state.metrics()["ratio"])
+    return ratios
+
+
 def mixed(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     told = {}
     for dtype in (torch.bfloat16, torch.float16):
@@ -226,6 +264,7 @@ def refused(mesh: DeviceMesh) -> dict[str, str]:
         "size": lambda: compress_fsdp(sharded(mesh), "strom"),
         "memory": lambda: compress_fsdp(sharded(mesh), "ef21"),
         "frozen": lambda: frozen(batch(0, 0)[0]).sum().backward(),
+        "change": lambda: state.change("strom", threshold=1e-3),
         "reshard": lambda: state.load_state_dict(state.state_dict(), "reshard"),
     }
     return answers(calls)

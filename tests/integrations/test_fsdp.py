@@ -78,6 +78,19 @@ def test_reductions_of_16_bits(dtype: str) -> None:
         assert result["mixed"][dtype]["ratio"] > 2.5
 
 
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_running_state_takes_what_is_loaded_and_another_memory(world: int) -> None:
+    for result in told("flat", world):
+        assert result["again"]["same"]
+        assert result["again"]["none"] == 0 < result["again"]["some"]
+
+
+def test_dense_steps_are_dense_for_all_parameters() -> None:
+    for result in told("flat", 2):
+        assert result["warm"][1] == result["warm"][0] == pytest.approx(1.0, abs=0.01)
+        assert result["warm"][2] > 1.2
+
+
 def test_accumulated_gradients_are_exchanged_once() -> None:
     assert {result["accumulated"] for result in told("flat", 2)} == {1}
 
@@ -118,6 +131,7 @@ REFUSED = {
     "size": "got 'strom', which has a variable size",
     "memory": "memory must be one that keeps nothing of the mean for a reduce-scatter, got 'ef21'",
     "frozen": r"gradients of a module must have \d+ elements, got \d+: .*set_reduce_scatter_unused_params",
+    "change": "got 'strom', which has a variable size",
     "reshard": "on_resize must be 'error' or 'reset' with sharded parameters, got 'reshard'",
 }
 

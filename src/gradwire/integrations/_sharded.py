@@ -81,7 +81,7 @@ class ReduceScatter:
     def __init__(self, state: ShardedState, shards: Sequence[Sharded], index: int) -> None:
         self.state, self.shards, self.index = state, shards, index
         self.session: ScatterSession | None = None
-        self.main: Compressor | None = None
+        self.made_for: tuple[int, Compressor | None] = (0, None)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for FSDP's gradients."""
@@ -111,16 +111,16 @@ class ReduceScatter:
             exchange.note(nonfinite(output_tensor.copy_(out)))
 
     def _current(self) -> ScatterSession:
-        """The session for the compressor of this step."""
+        """The session for the compressor of this step, over what is kept now; None is the dense warm-up."""
         exchange = self.state.exchange
-        main = exchange.policy.at(exchange.step - 1, exchange.compressor)
-        if self.session is None or main != self.main:
-            warm = exchange.step <= exchange.policy.start_after
-            self.main = None if warm else main
-            self.session = ScatterSession(self._pieces(Identity() if warm else main), site_of(exchange))
+        warm = exchange.step <= exchange.policy.start_after
+        main = None if warm else exchange.policy.at(exchange.step - 1, exchange.compressor)
+        if self.session is None or (exchange.epoch, main) != self.made_for:
+            self.made_for = exchange.epoch, main
+            self.session = ScatterSession(self._pieces(main), site_of(exchange))
         return self.session
 
-    def _pieces(self, main: Compressor) -> list[list[Piece]]:
+    def _pieces(self, main: Compressor | None) -> list[list[Piece]]:
         """For each owner a piece of every parameter, as they lie in FSDP's buffer."""
         exchange, lo = self.state.exchange, 0
         site, shards = site_of(exchange), []
@@ -138,9 +138,9 @@ class ReduceScatter:
             shards.append(pieces)
         return shards
 
-    def _chosen(self, each: Sharded, main: Compressor) -> tuple[Compressor, Memory]:
+    def _chosen(self, each: Sharded, main: Compressor | None) -> tuple[Compressor, Memory]:
         exchange = self.state.exchange
-        code = exchange.policy.choose(each.name, each.shape, main)
+        code = exchange.policy.choose(each.name, each.shape, main) if main is not None else None
         if code is None or code.name == "none":
             return Identity(), NoMemory()
         return code, exchange.memory_for(code)
@@ -151,12 +151,17 @@ def site_of(exchange: Exchange) -> Site:
     return Site(exchange.channel, exchange.device, keeper.keep, keeper.remember, keeper.recall, keeper.server)
 
 
-def check_scatter(exchange: Exchange, compressor: Compressor) -> None:
-    """Refuse what one message to each owner cannot carry.
+def check_scatter(exchange: Exchange) -> None:
+    """Refuse methods that one message to each owner cannot carry.
 
     Raises:
         ConfigError
     """
+    for each in (exchange.compressor, *exchange.policy.overrides.values()):
+        check_method(exchange, each)
+
+
+def check_method(exchange: Exchange, compressor: Compressor) -> None:
     if isinstance(compressor, MultiRound) or not compressor.fixed_size:
         why = "is averaged in rounds" if isinstance(compressor, MultiRound) else "has a variable size"
         raise ConfigError(

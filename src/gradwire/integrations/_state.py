@@ -7,7 +7,7 @@ learning rate of the step in which it is sent. Whoever gives the scaler, or the 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -140,20 +140,29 @@ class ExchangeState:
             ConfigError: a combination that cannot work, or one that would lose what waits.
             GroupError: ranks were given different arguments.
         """
-        change(self.exchange, compressor, params, memory, strategy, drop, list(self.sizes))
+        change(self.exchange, compressor, params, memory, strategy, drop, list(self.sizes), self.check)
+
+    def check(self, exchange: Exchange) -> None:
+        """Refuse a choice of methods that this integration cannot carry.
+
+        Raises:
+            ConfigError
+        """
 
 
 def change(
     exchange: Exchange, compressor: Any, params: Mapping[str, Any], memory: Memory | str | None,
-    strategy: Strategy | str | None, drop: bool, names: Sequence[str],
+    strategy: Strategy | str | None, drop: bool, names: Sequence[str], check: Callable[[Exchange], None],
 ) -> None:  # fmt: skip
     """Give an exchange another compressor. All ranks must call it, between steps."""
     made: list[Exchange] = []
+    exchange.end_step()
 
     def describe() -> str:
         after = copy.copy(exchange)
         after.choose(build_compressor(compressor, params), memory, strategy)
         after.policy.check(after.compressor, names)
+        check(after)
         refuse_loss(exchange, after, drop)
         made.append(after)
         return after.describe([])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gradwire.comm._part import nonfinite
 from gradwire.errors import require
+from gradwire.exchange import Exchange
 from gradwire.integrations._setup import Prepared, prepare, share_start
 from gradwire.integrations._sharded import ReduceScatter, Sharded, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
@@ -37,6 +38,7 @@ class FSDPState(ShardedState):
         from torch.distributed.fsdp import FSDPModule
 
         super().__init__()
+        self._scatters = replicate is None
         self.exchange, params = self._prepare(model, compressor, replicate, scaler, lr_correction, options)
         self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})
         self.exchange.skips_steps = self.units.scaler is not None
@@ -60,9 +62,13 @@ class FSDPState(ShardedState):
         check = partial(Units.check, scaler, lr_correction)
         prepared = prepare(model, compressor, options, group, check=check, sharded=mesh.size())
         if replicate is None:
-            for each in (prepared.exchange.compressor, *prepared.exchange.policy.overrides.values()):
-                check_scatter(prepared.exchange, each)
+            check_scatter(prepared.exchange)
         return prepared
+
+    def check(self, exchange: Exchange) -> None:
+        """As at set-up."""
+        if self._scatters:
+            check_scatter(exchange)
 
     def _attach(self, module: FSDPModule, shards: Sequence[Sharded], *, whole: bool) -> None:
         self.sizes |= {each.name: each.padded if whole else each.chunk for each in shards}

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.errors import require
+from gradwire.exchange import Exchange
 from gradwire.integrations._setup import check_dtypes, prepare_named
 from gradwire.integrations._sharded import ReduceScatter, Sharded, ShardedState, check_scatter
 from gradwire.integrations._state import Units
@@ -40,14 +41,17 @@ class FSDP1State(ShardedState):
             return flats
 
         self.exchange, _ = prepare_named(select, device, compressor, options, group, fsdp=1)
-        for each in (self.exchange.compressor, *self.exchange.policy.overrides.values()):
-            check_scatter(self.exchange, each)
+        check_scatter(self.exchange)
         self.units = Units(scaler, None, {})
         self.exchange.skips_steps = self.units.scaler is not None
         world = self.exchange.channel.world
         self.parts = {name: ReduceScatter(self, [Sharded(name, (world * flat.numel(),), world)], index)
                       for index, (name, flat) in enumerate(flats.items())}  # fmt: skip
         self.sizes = {name: world * flat.numel() for name, flat in flats.items()}
+
+    def check(self, exchange: Exchange) -> None:
+        """As at set-up."""
+        check_scatter(exchange)
 
 
 def fsdp1_hook(part: ReduceScatter, grad: Tensor, output: Tensor) -> None:
