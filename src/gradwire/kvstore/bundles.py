@@ -109,7 +109,7 @@ class Bundles:
 
 def bundled(key: StoreKey, nbytes: int) -> bool:
     """Whether a key's value is small enough to travel with others, and its name short enough."""
-    return nbytes <= SMALL and (isinstance(key, int) or len(key) <= LONGEST)
+    return nbytes <= SMALL and (isinstance(key, int) or len(key.encode()) <= LONGEST)
 
 
 class ServerBundles(ServerSessions):
@@ -223,4 +223,4 @@ class ServerBundles(ServerSessions):
         return self._frames[keys][1]
 
     def _all_durable(self, session: Session, steps: Sequence[tuple[Entry, int]]) -> list[int]:
-        return [self._durable(entry, self._version(entry, session.rank)) for entry, _ in steps]
+        return [self._durable(entry, session.rank, self._version(entry, session.rank)) for entry, _ in steps]

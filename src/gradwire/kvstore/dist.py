@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, GroupError, is_float32, is_int, require
+from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.kvstore.base import KVStore, UpdaterFunction
 from gradwire.kvstore.bundles import Bundle, Bundles
 from gradwire.kvstore.compression import OFF, Compression
@@ -270,7 +270,8 @@ class DistStore(KVStore):
         what = f"the pull of {', '.join(map(repr, keys[:5]))}{bound}"
         try:
             self._wait(pulling.requests, what, pulling.servers, pushes)
-        except GroupError:
+        except BaseException:
+            # Also at Ctrl-C, and where another key was refused.
             # What comes too late is not written into tensors that the caller has taken back.
             for request in pulling.requests:
                 request.future.cancel()

@@ -71,6 +71,8 @@ class Entry:
     sparse: bool
     version: int = 0
     durable: int = 0
+    durable_of: dict[int, int] = field(default_factory=dict)
+    """``last`` of what is on the disk; async workers count their own steps."""
     pending: dict[int, dict[int, Contribution]] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
     """The last step of each worker that is in the value."""
@@ -233,12 +235,36 @@ class Entry:
         return raw(self.value)
 
     def apply_one(self, rank: int, step: int, push: Contribution, updaters: Mapping[int, Updater]) -> bool:
-        """In async: apply a push at once; False: it was applied before."""
-        if step <= self.last.get(rank, 0):
+        """In async: apply a push as soon as the worker's pushes before it are in; False: it was here before.
+
+        A short push, or a more urgent one, may overtake the pieces of a long one of the same key.
+
+        Raises:
+            ConfigError: it is ``AHEAD`` steps further than the newest of the worker's that could be applied.
+        """
+        newest = self.last.get(rank, 0)
+        if step <= newest or rank in self.pending.get(step, {}):
             return False
-        self.last[rank] = step
-        self._update([push], updaters)
+        if step > newest + AHEAD:
+            raise ConfigError(
+                f"key {self.key!r} has step {newest} of worker {rank}, a push is for step {step}: pull, or wait at a "
+                f"barrier, before {AHEAD} steps are on their way"
+            )
+        self.pending.setdefault(step, {})[rank] = push
+        while (following := self.pending.get(newest + 1, {}).pop(rank, None)) is not None:
+            newest += 1
+            if not self.pending[newest]:
+                del self.pending[newest]
+            self.last[rank] = newest
+            self._update([following], updaters)
         return True
+
+    def forget_early(self, rank: int) -> None:
+        """In async: another process of a rank numbers its pushes from the last that was applied."""
+        for step in list(self.pending):
+            self.pending[step].pop(rank, None)
+            if not self.pending[step]:
+                del self.pending[step]
 
     def _sum(self, pushes: Sequence[Contribution]) -> Tensor:
         first = pushes[0].compression

@@ -23,6 +23,7 @@ from gradwire.errors import ConfigError, GroupError, WireError
 from gradwire.kvstore.keygen import lock_worker
 from gradwire.kvstore.protocol import CHUNK, REPLIES, pack, unpack
 from gradwire.kvstore.request import Request
+from gradwire.kvstore.session import MAX_OPEN
 
 __all__ = ["Link"]
 
@@ -58,6 +59,7 @@ class Link:
         self.declared: list[Request] = []
         self.log: dict[Any, dict[int, Request]] = {}
         self._heap: list[tuple[tuple[int, bool], int, Request, int]] = []
+        self._begun = 0
         self._order = itertools.count()
 
     def add(self, request: Request) -> None:
@@ -76,20 +78,36 @@ class Link:
     def write(self) -> None:
         """Send until the socket is full."""
         while self.up and self._heap:
-            _, _, request, piece = self._heap[0]
+            at = self._next()
+            rank, order, request, piece = self._heap[at]
             try:
                 self.socket.send_multipart(request.frames(piece), zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            heapq.heappop(self._heap)
             if piece + 1 < request.pieces():
-                heapq.heappush(self._heap, (request.rank, next(self._order), request, piece + 1))
+                self._begun += not piece
+                # In the same place: what was begun first is complete first, and few are under way at a time.
+                self._heap[at] = (rank, order, request, piece + 1)
+                continue
+            self._begun -= piece > 0
+            if at:
+                del self._heap[at]
+                heapq.heapify(self._heap)
+            else:
+                heapq.heappop(self._heap)
+
+    def _next(self) -> int:
+        """Where in the heap the next piece is: a server has room for so many messages in pieces, and no more."""
+        _, _, request, piece = self._heap[0]
+        if piece or request.pieces() == 1 or self._begun < MAX_OPEN:
+            return 0
+        return min((i for i, each in enumerate(self._heap) if each[3]), key=lambda i: self._heap[i][:2])
 
     def events(self) -> None:
         """Connected: introduce this worker; disconnected: whatever was on its way may be lost."""
         while self.monitor.poll(0):
             event = parse_monitor_message(self.monitor.recv_multipart())["event"]
-            self.up, self._heap = False, []
+            self.up, self._heap, self._begun = False, [], 0
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._introduce()
 
@@ -105,7 +123,7 @@ class Link:
             self._introduce()
 
     def _introduce(self) -> None:
-        self.up, self._heap, self._owed = False, [], True
+        self.up, self._heap, self._begun, self._owed = False, [], 0, True
         with contextlib.suppress(zmq.Again):
             self.socket.send(self.hello, zmq.NOBLOCK)
             self._owed = False
@@ -148,7 +166,7 @@ class Link:
         if another and not restored:
             text = f"the server at {self.endpoint} was restarted without a snapshot: its values are lost"
             self.fail(GroupError(text))
-        self.up, self._heap, self._refused = True, [], None
+        self.up, self._heap, self._begun, self._refused = True, [], 0, None
         again = {request.seq: request for request in self.declared} if another else {}
         if another:
             again |= {request.seq: request for steps in self.log.values() for request in steps.values()}

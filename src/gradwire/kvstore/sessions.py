@@ -111,6 +111,8 @@ class ServerSessions(ServerState):
         session.joined = session.rank in self._seen
         self.finished.discard(session.rank)
         session.barriers = self._passed
+        for entry in () if self.sync else self.entries.values():
+            entry.forget_early(session.rank)
         for arrived in self._barriers.values():
             arrived.discard(session.rank)
 

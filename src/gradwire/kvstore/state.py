@@ -73,7 +73,7 @@ class ServerState:
     def mark_durable(self) -> None:
         """All that was applied is on the disk."""
         for entry in self.entries.values():
-            entry.durable = entry.version
+            entry.durable, entry.durable_of = entry.version, dict(entry.last)
 
     def _error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
         self.counters.refused += 1
@@ -98,7 +98,12 @@ class ServerState:
     def _done(self, session: Session, seq: int, key: StoreKey | None = None, number: int = 0) -> list[Outgoing]:
         entry = None if key is None else self.entries[key]
         version = number if entry is None else self._version(entry, session.rank)
-        return [(session.peer, [pack("done", seq=seq, version=version, durable=self._durable(entry, version))])]
+        return [
+            (
+                session.peer,
+                [pack("done", seq=seq, version=version, durable=self._durable(entry, session.rank, version))],
+            )
+        ]
 
     def _version(self, entry: Entry, rank: int) -> int:
         """The step up to which a worker's pushes are in the value."""
@@ -123,9 +128,11 @@ class ServerState:
             f"{self.staleness} steps behind"
         )
 
-    def _durable(self, entry: Entry | None, version: int) -> int:
+    def _durable(self, entry: Entry | None, rank: int, version: int) -> int:
         """The step up to which a worker need not keep its pushes."""
-        return version if entry is None or not self.rules.snapshots else entry.durable
+        if entry is None or not self.rules.snapshots:
+            return version
+        return entry.durable if self.sync else entry.durable_of.get(rank, 0)
 
     def _value(self, session: Session, seq: int, entry: Entry) -> list[Outgoing]:
         self.counters.pulls += 1
@@ -148,7 +155,7 @@ class ServerState:
         count, view = chunk_count(data.numel()), data.numpy().data
         self.counters.bytes_out[method] = self.counters.bytes_out.get(method, 0) + data.numel()
         version = 0 if entry is None else self._version(entry, session.rank)
-        told = {"version": version, "durable": self._durable(entry, version)}
+        told = {"version": version, "durable": self._durable(entry, session.rank, version)}
         return [
             (session.peer, [
                 pack("value", seq=seq, chunk=i, chunks=count, nbytes=data.numel(), **told),

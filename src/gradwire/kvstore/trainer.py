@@ -170,6 +170,10 @@ class Trainer:
         if self._on_store:
             assert self._store is not None
             self._store.load_optimizer_states(fname)
+            _, config = load_states(fname)
+            if config is not None:
+                # The store has the file's numbers: say the same from now on, or tell it ours again.
+                self._use(config if numbers else self._config)
             return
         states, config = load_states(fname)
         self._updater.load_state_dict(states)

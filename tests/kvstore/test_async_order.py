@@ -1,0 +1,56 @@
+"""In async: pushes of one worker that overtake each other all count, and are kept until they are on the disk."""
+
+import torch
+
+from gradwire.kvstore.bundles import LONGEST, bundled
+from gradwire.kvstore.core import ServerCore
+from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.snapshot import save_core
+from gradwire.kvstore.trainer import Trainer
+from tests.kvstore.talk import ask, hello, init, messages, pull, push
+
+
+def started(rules):
+    core = ServerCore(rules)
+    peers = [hello(core, rank, sync=False) for rank in (0, 1)]
+    init(core, peers[0], 1, "w")
+    ask(core, peers[0], "optimizer", 2, number=1, name="test", numbers={})
+    return core, peers
+
+
+def test_a_push_that_overtakes_another_loses_nothing():
+    core, (peer, _) = started(Rules(workers=2))
+    push(core, peer, 4, "w", 2, torch.full((4,), 10.0), optimizer=1)
+    assert pull(core, peer, 5, "w", 2) == []
+    push(core, peer, 3, "w", 1, torch.ones(4), optimizer=1)
+    push(core, peer, 4, "w", 2, torch.full((4,), 10.0), optimizer=1)
+    assert core.entries["w"].value.tolist() == [11.0] * 4
+
+
+def test_a_worker_keeps_its_own_steps_until_they_are_on_the_disk(tmp_path):
+    core, (one, other) = started(Rules(workers=2, snapshots=True))
+    push(core, one, 3, "w", 1, torch.ones(4), optimizer=1)
+    for step in (1, 2, 3):
+        push(core, other, 2 + step, "w", step, torch.ones(4), optimizer=1)
+    save_core(core, tmp_path / "file")
+    told = messages(push(core, one, 4, "w", 2, torch.ones(4), optimizer=1))
+    assert [fields["durable"] for *_, fields in [each[:3] for each in told]] == [1]
+
+
+def test_long_names_are_counted_in_bytes():
+    assert bundled("w" * LONGEST, 4)
+    assert not bundled("\u91cd" * LONGEST, 4)
+
+
+def test_a_store_that_updates_takes_the_numbers_of_a_file(tmp_path):
+    def trainer():
+        return Trainer(
+            [torch.nn.Parameter(torch.zeros(2))], "sgd", {"learning_rate": 0.1}, "local", update_on_kvstore=True
+        )
+
+    first, second = trainer(), trainer()
+    first.start()
+    first.set_learning_rate(0.001)
+    first.save_states(tmp_path / "file")
+    second.load_states(tmp_path / "file")
+    assert second.learning_rate == 0.001
