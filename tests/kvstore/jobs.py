@@ -89,6 +89,22 @@ def slow_steps(rank, steps, folder, compression, pause):
     return "", done, out
 
 
+def raises(rank):
+    """Worker 1 fails after its first step; what the other one hears."""
+    kv, out = kvstore.create("dist_sync", timeout=50), torch.zeros(3)
+    kv.init("w", torch.zeros(3))
+    for _ in range(10**6):
+        kv.push("w", torch.ones(3))
+        try:
+            kv.pull("w", out)
+        except GroupError as error:
+            kv.close()
+            return str(error)
+        if rank == 1:
+            raise ValueError("a worker's own mistake")
+    return ""
+
+
 def until_killed(rank, endpoint, folder):
     """As the worker after the given one of three: steps without end."""
     kv, out = DistStore("dist_sync", Place((endpoint,), rank + 1, 3), timeout=60), torch.empty(50, 50)

@@ -16,7 +16,7 @@ from gradwire.kvstore.dist import DistStore
 from gradwire.kvstore.environment import Place
 from gradwire.kvstore.launch import start_server
 from tests.kvstore.group import kill, result, start_workers
-from tests.kvstore.jobs import alone_then_killed, slow_steps, until_killed
+from tests.kvstore.jobs import alone_then_killed, raises, slow_steps, until_killed
 from tests.kvstore.proxy import Cable
 from tests.kvstore.threads import SHAPE, Worker, undisturbed
 
@@ -98,6 +98,13 @@ def test_a_killed_worker_comes_again_and_is_named_when_it_does_not(tmp_path, ser
         assert worker.step >= 10
         # Of the step that was not made nothing is in the value.
         assert torch.equal(worker.out, undisturbed(worker.step, ranks=range(3)))
+
+
+def test_a_worker_that_an_exception_ended_is_missing_and_has_not_finished(tmp_path):
+    with start_workers(raises, 2, 1, folder=tmp_path, options=["--dead-after", "2"]) as group:
+        assert group.workers[1].wait(60) == 1
+        assert group.workers[0].wait(60) == 0
+    assert "worker 1 has not been heard of for 2 s" in result(tmp_path, 0)
 
 
 def test_the_others_go_on_without_a_worker_that_was_killed_in_a_push(tmp_path, servers):

@@ -12,6 +12,7 @@ import contextlib
 import heapq
 import itertools
 import time
+from concurrent.futures import InvalidStateError
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +270,9 @@ class Link:
         self.unanswered.pop(request.seq, None)
         if request.future.done():
             return
-        if error is None:
-            request.future.set_result(version)
-        else:
-            request.future.set_exception(error)
+        # Who waited may cancel it at this moment.
+        with contextlib.suppress(InvalidStateError):
+            if error is None:
+                request.future.set_result(version)
+            else:
+                request.future.set_exception(error)

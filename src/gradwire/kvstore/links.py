@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import os
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -186,9 +187,12 @@ def _end(
 
 
 def finish_at_exit(store: weakref.ref[Any], links: weakref.ref[Links]) -> None:
-    """A script that ends in peace says so, or the others would wait for its next push."""
+    """A script that ends in peace says so, or the others would wait for its next push.
+
+    One that an exception ended does not: its part of the steps to come is missing, as that of one that was killed.
+    """
     ending, connections = store(), links()
-    if ending is None or connections is None:
+    if ending is None or connections is None or hasattr(sys, "last_value"):
         return
     connections.timeout = min(connections.timeout, FAREWELL)
     # The process ends whatever happens, and the servers notice that in any case.
