@@ -3,18 +3,14 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 from gradwire.cli._folder import app
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _one_thread(one_thread):
+    return one_thread
 
 
 @pytest.fixture

@@ -122,15 +122,21 @@ def test_the_table_has_nanoseconds_and_is_as_wide_in_a_pipe(gradwire):
     assert len(columns) == len(STEPS)
 
 
-def test_goals_are_told_and_change_nothing(gradwire):
-    done = gradwire(*QUICK, "--size", "64", "--size", "1000", "--goals")
+def test_goals_are_told_and_change_nothing(gradwire, tmp_path):
+    figures = tmp_path / "rows.json"
+    done = gradwire(*QUICK, "--size", "64", "--size", "1000", "--goals", "--json", str(figures))
     assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
-    # So small a tensor never gets near the speed of memory.
-    missed = [text for text in lines if text.startswith("missed: ")]
-    assert len(missed) == len(STEPS)
-    assert all("twobit" in text and "1000 elements" in text and "of the triad, goal 0.60" in text for text in missed)
-    assert lines[-1] == f"goals: 0 of {len(STEPS)} operations reach them"
+    rows = [row for row in json.loads(figures.read_text()) if row["size"] == 1000]
+    # How fast so small a tensor is depends on the machine; what is said of it must not.
+    far = [row for row in rows if row["triad_ratio"] < 0.6]
+    slow = [row for row in rows if row["seconds"] / row["size"] > 1e-8 * (8 if row["op"] == "decode8" else 1)]
+    missed = [text for text in lines if text.startswith("missed: twobit ") and "1000 elements: " in text]
+    assert [text.split()[2] for text in missed] == [f"{row['op']}," for row in rows if row in far or row in slow]
+    assert sum(" of the triad, goal 0.60" in text for text in missed) == len(far)
+    assert sum(" ns an element, goal 10" in text for text in missed) == len(slow)
+    assert len(missed) == sum(text.startswith("missed: ") for text in lines)
+    assert lines[-1] == f"goals: {len(rows) - len(missed)} of {len(STEPS)} operations reach them"
 
 
 def _started(*more):

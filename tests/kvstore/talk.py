@@ -3,7 +3,9 @@
 import torch
 
 from gradwire.kvstore.compression import parse
+from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.protocol import CHUNK, REPLIES, VERSION, chunk_count, pack, unpack
+from gradwire.kvstore.rules import Rules
 
 SESSION = b"0123456789abcdef"
 
@@ -73,3 +75,12 @@ def values(replies, dtype=torch.float32):
         for peer, op, _, raw in messages(replies)
         if op == "value"
     }
+
+
+def pair(**rules):
+    """A server, its two workers, and a key "w" of four zeros."""
+    core = ServerCore(Rules(workers=2, **rules))
+    peers = [hello(core, rank) for rank in range(2)]
+    for peer in peers:
+        init(core, peer, 1, "w")
+    return core, *peers

@@ -9,18 +9,9 @@ from gradwire.kvstore.compression import OFF, parse
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.protocol import pack
 from gradwire.kvstore.rules import Rules
-from tests.kvstore.talk import ask, compressed, hello, init, messages, ops, pull, push, values
+from tests.kvstore.talk import ask, compressed, hello, init, messages, ops, pair, pull, push, values
 
 ONES = torch.ones(4)
-
-
-def pair(**rules):
-    """A server, its two workers, and a key "w" of four zeros."""
-    core = ServerCore(Rules(workers=2, **rules))
-    peers = [hello(core, rank) for rank in range(2)]
-    for peer in peers:
-        init(core, peer, 1, "w")
-    return core, *peers
 
 
 def test_init_waits_for_rank_0_and_takes_its_value():

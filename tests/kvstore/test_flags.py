@@ -9,13 +9,7 @@ from torch import nn
 
 from gradwire import ConfigError, kvstore
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def batches(count=4, size=8):

@@ -17,12 +17,7 @@ from tests.kvstore.simulate import Simulated
 NUMBERS = {"learning_rate": 0.1, "momentum": 0.9}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def net(seed=3, *extra):

@@ -9,18 +9,10 @@ from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.optimizers import OptimizerConfig
 from gradwire.kvstore.protocol import VERSION, pack
 from gradwire.kvstore.rules import Rules
-from tests.kvstore.talk import ask, hello, init, messages, ops, pull, push, values
+from tests.kvstore.talk import ask, hello, init, messages, ops, pair, pull, push, values
 
 ONES = torch.ones(4)
 OTHER = b"another process."
-
-
-def pair(**rules):
-    core = ServerCore(Rules(workers=2, **rules))
-    peers = [hello(core, rank) for rank in range(2)]
-    for peer in peers:
-        init(core, peer, 1, "w")
-    return core, *peers
 
 
 def claim(core, peer, rank, session=OTHER, now=0.0, owner=None):

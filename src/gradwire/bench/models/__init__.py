@@ -5,8 +5,6 @@ makes the model, initialised from torch's global generator; ``DATA``, what the f
 ``RECIPE`` and ``RECIPE_SMALL``. Files that start with an underscore hold what several share.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -14,7 +12,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from gradwire.errors import ConfigError, nearest
+from gradwire.bench.folder import load, names_in
 
 __all__ = ["Facts", "build", "facts", "find", "names", "trained"]
 
@@ -50,7 +48,7 @@ def names() -> tuple[str, ...]:
     >>> "resnet20" in names()
     True
     """
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
+    return names_in(__path__)
 
 
 def find(name: str) -> ModuleType:
@@ -64,9 +62,7 @@ def find(name: str) -> ModuleType:
         'gradwire.bench.models.vgg16_cifar'
     """
     known = {_bare(each): each for each in names()}
-    if _bare(name) not in known:
-        raise ConfigError(f"unknown model {name!r}: {nearest(name, names())}")
-    return importlib.import_module(f"{__name__}.{known[_bare(name)]}")
+    return load(__name__, "model", known.get(_bare(name), name), names())
 
 
 def build(

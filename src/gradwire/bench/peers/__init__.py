@@ -4,11 +4,9 @@ The folder is the list: ``gradwire/bench/peers/<name>.py`` defines ``rows(sizes,
 that both give the same bits and yields the rows of a benchmark, and ``row_count(sizes)``.
 """
 
-import importlib
-import pkgutil
 from types import ModuleType
 
-from gradwire.errors import ConfigError, nearest
+from gradwire.bench.folder import load, names_in
 
 __all__ = ["find", "names"]
 
@@ -19,7 +17,7 @@ def names() -> tuple[str, ...]:
     >>> "mxnet" in names()
     True
     """
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")))
+    return names_in(__path__)
 
 
 def find(name: str) -> ModuleType:
@@ -28,6 +26,4 @@ def find(name: str) -> ModuleType:
     Raises:
         ConfigError: no such file.
     """
-    if name not in names():
-        raise ConfigError(f"unknown peer {name!r}: {nearest(name, names())}")
-    return importlib.import_module(f"{__name__}.{name}")
+    return load(__name__, "peer", name, names())
