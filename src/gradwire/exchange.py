@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -225,8 +225,9 @@ class Exchange:
 
     @torch.no_grad()
     def load_state_dict(
-        self, state: Mapping[str, Any], *, on_resize: saved.OnResize = "error", sizes: Mapping[str, int] | None = None
-    ) -> None:
+        self, state: Mapping[str, Any], *, on_resize: saved.OnResize = "error",
+        sizes: Mapping[str, int] | None = None, fit: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
         """Continue from what ``state_dict`` gave, and forget everything else. All ranks must call it.
 
         Args:
@@ -234,6 +235,7 @@ class Exchange:
             on_resize: for a state of another number of ranks. "reshard": the sum of the residuals is kept and split
                 anew, for which the states of all ranks are needed; "reset": only the step is taken.
             sizes: elements of each parameter, to be compared with the state's.
+            fit: makes of the state the one that is loaded; what it raises, all ranks hear of.
 
         Raises:
             ConfigError: the state is of another number of ranks and ``on_resize`` is "error", is not complete, or has
@@ -243,10 +245,11 @@ class Exchange:
         kept: list[Mapping[str, Any]] = []
 
         def describe() -> str:
-            saved.check(state, self.channel.world, on_resize)
+            whole = state if fit is None else fit(state)
+            saved.check(whole, self.channel.world, on_resize)
             here = (self.channel.rank, self.channel.world)
-            kept.append(saved.of_rank(state, *here, on_resize, self.buffers("squared")))
-            saved.check_names(state, self.buffers("buffers"), sizes)
+            kept.append(saved.of_rank(whole, *here, on_resize, self.buffers("squared")))
+            saved.check_names(whole, self.buffers("buffers"), sizes)
             return json.dumps({"on_resize": on_resize, "state": {key: state[key] for key in ("world", "step")}})
 
         agree(self.channel, describe, self.device)

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError, nearest, require
 
-__all__ = ["VERSION", "OnResize", "check", "check_names", "merge_states", "of_rank", "resized", "state_of"]
+__all__ = ["VERSION", "OnResize", "check", "check_names", "counted", "folded", "merge_states", "of_rank", "resized",
+           "state_of"]  # fmt: skip
 
 VERSION = 1
 
@@ -29,8 +30,12 @@ OnResize = Literal["error", "reshard", "reset"]
 
 def state_of(world: int, rank: int, step: int, kept: Mapping[str, Any]) -> dict[str, Any]:
     """A rank's own state."""
-    mine = {**kept, "tensors": sum(1 for _ in tensors_in(kept))}
-    return {"version": VERSION, "world": world, "step": step, "ranks": {str(rank): mine}}
+    return {"version": VERSION, "world": world, "step": step, "ranks": {str(rank): counted(kept)}}
+
+
+def counted(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry with the number of its tensors, by which it is known to be whole."""
+    return {**kept, "tensors": sum(1 for _ in tensors_in(kept))}
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -49,13 +54,21 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     for state in states:
-        if not merged:
-            merged = {**state, "ranks": {}}
-        for key in ("version", "world", "step"):
-            require(state[key] == merged[key], f"{key} of the states", f"the same, {merged[key]}", state[key])
-        merged["ranks"] |= state["ranks"]
+        merged = merged or dict(state)
+        for key in ("version", "world", "step", "shards"):
+            expected = merged.get(key)
+            require(state.get(key) == expected, f"{key} of the states", f"the same, {expected}", state.get(key))
+        for key, depth in (("ranks", 1), ("parts", 3)):
+            if key in state:
+                merged[key] = united(merged[key], state[key], depth)
     require(bool(merged), "states", "at least one", "none")
     return merged
+
+
+def united(one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """The entries of both; those that both have are united in turn, down to ``depth``."""
+    both = one.keys() & other.keys() if depth > 1 else ()
+    return {**one, **other, **{key: united(one[key], other[key], depth - 1) for key in both}}
 
 
 def check(state: Mapping[str, Any], world: int, on_resize: str) -> None:
@@ -156,6 +169,18 @@ def resized(state: Mapping[str, Any], rank: int, world: int, squared: Collection
         worker.setdefault(buffer, {})[name] = share.to(found[0].dtype)
     take_from_estimates(worker, ranks)
     return {"worker": worker, "states": ranks[rank % before].get("states", {})}
+
+
+def folded(entry: Mapping[str, Any], world: int) -> dict[str, Any]:
+    """An entry in which what the rank keeps as an owner is in its own buffers, as ``Keeper.retire`` puts it there."""
+    worker = {buffer: dict(tensors) for buffer, tensors in entry.get("worker", {}).items()}
+    for name, buffers in entry.get("owned", {}).items():
+        for buffer, views in buffers.items():
+            kind, sign = (buffer, world) if name in worker.get(buffer, {}) else ("local", -world)
+            for lo, view in views.items() if name in worker.get(kind, {}) else ():
+                own = worker[kind][name] = worker[kind][name].clone()
+                own[int(lo) : int(lo) + view.numel()].add_(view, alpha=sign)
+    return counted({"worker": worker})
 
 
 def add_shards(total: Tensor, ranks: Iterable[Mapping[str, Any]], name: str, world: int) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -17,6 +19,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
+import gradwire
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.integrations.fsdp import FSDPState, compress_fsdp
@@ -265,6 +268,58 @@ def refused(mesh: DeviceMesh) -> dict[str, str]:
         "memory": lambda: compress_fsdp(sharded(mesh), "ef21"),
         "frozen": lambda: frozen(batch(0, 0)[0]).sum().backward(),
         "change": lambda: state.change("strom", threshold=1e-3),
-        "reshard": lambda: state.load_state_dict(state.state_dict(), "reshard"),
+        "replicas": lambda: state.load_state_dict({"version": 1, "world": 2, "step": 0, "shards": 1, "parts": {}}),
     }
     return answers(calls)
+
+
+RECUT: dict[str, dict[str, Any]] = {"topk": {"ratio": 0.1}, "qsgd": {"bits": 4, "memory": "residual"}}
+BETWEEN: dict[str, dict[str, Any]] = {"powersgd": {"rank": 4}, "qsgd": {"strategy": "two_phase", "memory": "residual"}}
+
+
+def first(rank: int, way: str, method: str, world: int) -> tuple[nn.Module, Any]:
+    """A model of one of the three ways to shard, and its state."""
+    if way == "fsdp1":
+        model = FullyShardedDataParallel(model_of(), device_id=torch.device("cpu"))
+        return model, compress_fsdp1(model, method, min_numel=0, **RECUT[method])
+    if way == "flat":
+        model = sharded(init_device_mesh("cpu", (world,)))
+        return model, compress_fsdp(model, method, min_numel=0, **RECUT[method])
+    shards = int(way)
+    mesh = init_device_mesh("cpu", (world // shards, shards), mesh_dim_names=("r", "s"))
+    model = sharded(mesh["s"])
+    return model, compress_fsdp(model, method, replicate=mesh["r"], min_numel=64, **BETWEEN[method])
+
+
+def steps_of(model: nn.Module, steps: range, rank: int) -> None:
+    for step in steps:
+        x, y = batch(step, rank)
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+
+
+def save_cut(rank: int, ways: list[tuple[str, str]], folder: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Steps, a distributed checkpoint, and this rank's state."""
+    told = {}
+    for way, method in ways:
+        model, state = first(rank, way, method, dist.get_world_size())
+        steps_of(model, range(3), rank)
+        dcp.save({"gradwire": state}, checkpoint_id=f"{folder}/{way}-{method}")
+        told[way, method] = state.state_dict()
+    return told
+
+
+def load_cut(rank: int, ways: list[tuple[str, str, str]], folder: str) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Each checkpoint on these ranks: the error, what there is after resharding, that it goes on, and after a reset."""
+    told: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for saved, way, method in ways:
+        model, state = first(rank, way, method, dist.get_world_size())
+        read = gradwire.read_checkpoint(f"{folder}/{saved}-{method}")
+        told[saved, way, method] = mine = answers({"error": partial(state.load_state_dict, read)})
+        state.load_state_dict(read, on_resize="reshard")
+        mine["state"] = through_a_file(state.state_dict())
+        steps_of(model, range(3, 4), rank)
+        mine["steps"] = state.metrics()["steps"]
+        state.load_state_dict(read, on_resize="reset")
+        mine["reset"] = state.metrics()["residual_norm"]
+    return told

@@ -7,14 +7,16 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import gradwire
 from gradwire.testing.processes import run_ranks
-from tests.integrations.fsdp_jobs import FLAT, HYBRID, STEPS, first_form, flat, hybrid
+from tests.integrations.fsdp_jobs import FLAT, HYBRID, STEPS, first_form, flat, hybrid, load_cut, save_cut
 from tests.integrations.jobs import loss_of, model_of
 
 
@@ -132,7 +134,7 @@ REFUSED = {
     "memory": "memory must be one that keeps nothing of the mean for a reduce-scatter, got 'ef21'",
     "frozen": r"gradients of a module must have \d+ elements, got \d+: .*set_reduce_scatter_unused_params",
     "change": "got 'strom', which has a variable size",
-    "reshard": "on_resize must be 'error' or 'reset' with sharded parameters, got 'reshard'",
+    "replicas": r"state must be of a model without replicate=, got \['parts', 'shards', 'step', 'version', 'world'\]",
 }
 
 
@@ -140,3 +142,53 @@ REFUSED = {
 def test_what_cannot_work_is_refused(case: str) -> None:
     for result in told("flat", 2):
         assert re.search(REFUSED[case], result["refused"][case]), result["refused"][case]
+
+
+SAVED = [("flat", "topk"), ("flat", "qsgd"), ("fsdp1", "qsgd"), ("2", "powersgd"), ("2", "qsgd"), ("4", "qsgd")]
+LOADED = [("flat", "flat", "topk"), ("flat", "flat", "qsgd"), ("fsdp1", "fsdp1", "qsgd"), ("2", "1", "powersgd"),
+          ("2", "2", "qsgd"), ("4", "2", "qsgd"), ("2", "1", "qsgd")]  # fmt: skip
+
+
+@functools.cache
+def carried() -> tuple[dict[tuple[str, str], list[Any]], dict[tuple[str, str, str], list[Any]]]:
+    """What four ranks saved, by way and method, and what two made of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        saved = run_ranks(4, save_cut, SAVED, folder, timeout=110)
+        loaded = run_ranks(2, load_cut, LOADED, folder, timeout=110)
+    return ({case: [told[case] for told in saved] for case in SAVED},
+            {case: [told[case] for told in loaded] for case in LOADED})  # fmt: skip
+
+
+def waiting(states: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """The sum over the ranks of each parameter's residual, its shards one after the other, without the padding."""
+    merged, sums = gradwire.merge_states(states), {}
+    parts = [merged["parts"][str(shard)] for shard in range(merged["shards"])] if "parts" in merged else [merged]
+    for part in parts:
+        totals: dict[str, torch.Tensor] = {}
+        for rank in part["ranks"].values():
+            for name, tensor in rank["worker"]["residual"].items():
+                totals[name] = totals.get(name, 0) + tensor.double()
+            for name, buffers in rank.get("owned", {}).items():
+                for lo, view in buffers.get("residual", {}).items():
+                    totals[name][int(lo) : int(lo) + view.numel()] += merged["world"] * view
+        for name, total in totals.items():
+            sums[name] = torch.cat([sums[name], total]) if name in sums else total
+    sizes = {name: param.numel() for name, param in model_of().named_parameters()}
+    return {name: total[: sizes.get(name)] for name, total in sums.items()}
+
+
+@pytest.mark.parametrize(("before", "after", "method"), LOADED)
+def test_the_sum_of_what_waits_is_the_same_on_other_shards(before: str, after: str, method: str) -> None:
+    saved, loaded = carried()[0][before, method], carried()[1][before, after, method]
+    wrong = "world" if before == after else "shards"
+    assert all(f"{wrong} of the state must be" in told["error"] for told in loaded)
+    old, new = waiting(saved), waiting([told["state"] for told in loaded])
+    assert set(old) == set(new)
+    for name, total in old.items():
+        shorter = min(len(total), len(new[name]))
+        assert float(total.abs().sum()) > 0
+        torch.testing.assert_close(new[name][:shorter], total[:shorter], rtol=1e-6, atol=1e-9)
+        assert not total[shorter:].any()
+    for told in loaded:
+        assert told["steps"] == 4
+        assert told["reset"] == 0.0

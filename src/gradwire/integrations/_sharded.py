@@ -16,39 +16,26 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.none import Identity
 from gradwire.errors import ConfigError, require
 from gradwire.exchange import Exchange
+from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
 from gradwire.integrations._state import ExchangeState, as_float32
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.saved import OnResize
 from gradwire.types import Key
 
-__all__ = ["ReduceScatter", "Sharded", "ShardedState", "check_scatter", "check_size"]
-
-
-class Sharded:
-    """A parameter as FSDP cuts it.
-
-    Args:
-        name: in the model.
-        shape: of the whole parameter, which is cut by rows.
-        world: number of shards.
-    """
-
-    def __init__(self, name: str, shape: tuple[int, ...], world: int) -> None:
-        rows = -(-shape[0] // world) if shape else 1
-        self.name, self.shape = name, (rows, *shape[1:])
-        self.padded = world * torch.Size(self.shape).numel()
-
-    @property
-    def chunk(self) -> int:
-        """Elements of one shard."""
-        return torch.Size(self.shape).numel()
+__all__ = ["ReduceScatter", "ShardedState", "check_scatter", "check_size"]
 
 
 class ShardedState(ExchangeState):
-    """Base of the states of sharded models; they set what ``ExchangeState`` wants."""
+    """Base of the states of sharded models; they set what ``ExchangeState`` wants.
+
+    Where shards are averaged over replicas, they set ``shard``, this rank's, and ``shards``, how many there are; else
+    that is 0, and every rank keeps residuals of whole parameters.
+    """
 
     def __init__(self) -> None:
+        self.shard, self.shards = 0, 0
+        self.cuts: dict[str, Sharded] = {}
         self._seen: set[int] = set()
         self._scratch: dict[int, Tensor] = {}
         self.sizes: dict[str, int] = {}
@@ -65,14 +52,18 @@ class ShardedState(ExchangeState):
         """The tensor, or a float32 copy of it."""
         return as_float32(tensor, self._scratch, index)
 
-    def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """As for DDP, but a state of another number of ranks cannot be split anew: its shards were cut elsewhere.
+    def state_dict(self) -> dict[str, Any]:
+        """As for DDP; between replicas each rank's is that of its own shard."""
+        state = super().state_dict()
+        return of_shard(state, self.shard, self.shards) if self.shards else state
 
-        Raises:
-            ConfigError
-        """
-        require(on_resize != "reshard", "on_resize", "'error' or 'reset' with sharded parameters", on_resize)
-        super().load_state_dict(state, on_resize)
+    def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
+        """Of a state of other shards, what concerns this rank's."""
+        if self.shards:
+            return recut(state, self.shard, self.shards, self.cuts, on_resize)
+        require("parts" not in state, "state", "of a model without replicate=", sorted(map(str, state)))
+        elsewhere = on_resize != "error" and state.get("world") != self.exchange.channel.world
+        return repadded(state, self.cuts) if elsewhere and "ranks" in state else state
 
 
 class ReduceScatter:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -121,8 +122,13 @@ class ExchangeState:
                 not complete.
             GroupError: ranks were given states of different steps.
         """
-        self.exchange.load_state_dict(state, on_resize=on_resize, sizes=self.sizes)
+        fit = partial(self.fitted, on_resize=on_resize)
+        self.exchange.load_state_dict(state, on_resize=on_resize, sizes=self.sizes, fit=fit)
         self.units.load_state_dict(state.get("units", {}))
+
+    def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
+        """The state as this rank's exchange takes it."""
+        return state
 
     def change(self, compressor: Any, *, memory: Memory | str | None = None, strategy: Strategy | str | None = None,
                drop: bool = False, **params: Any) -> None:  # fmt: skip

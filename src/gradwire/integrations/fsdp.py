@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from gradwire.comm._part import nonfinite
 from gradwire.errors import require
 from gradwire.exchange import Exchange
+from gradwire.integrations._cut import Sharded
 from gradwire.integrations._setup import Prepared, prepare, share_start
-from gradwire.integrations._sharded import ReduceScatter, Sharded, ShardedState, check_scatter, check_size
+from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
 from gradwire.plan import Named
 
@@ -43,7 +44,10 @@ class FSDPState(ShardedState):
         self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})
         self.exchange.skips_steps = self.units.scaler is not None
         names = {id(param): name for name, param in params.items()}
-        world = mesh_of(params).size()
+        mesh = mesh_of(params)
+        world = mesh.size()
+        if replicate is not None:
+            self.shard, self.shards = mesh.get_local_rank(), world
         for module in model.modules():
             if isinstance(module, FSDPModule) and (owned := managed(module, names)):
                 shards = [Sharded(names[id(param)], tuple(param.shape), world) for param in owned]
@@ -71,6 +75,7 @@ class FSDPState(ShardedState):
             check_scatter(exchange)
 
     def _attach(self, module: FSDPModule, shards: Sequence[Sharded], *, whole: bool) -> None:
+        self.cuts |= {each.name: each for each in shards}
         self.sizes |= {each.name: each.padded if whole else each.chunk for each in shards}
         index = len(self._scratch)
         self._scratch[index] = torch.zeros(0)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from gradwire.errors import require
 from gradwire.exchange import Exchange
+from gradwire.integrations._cut import Sharded
 from gradwire.integrations._setup import check_dtypes, prepare_named
-from gradwire.integrations._sharded import ReduceScatter, Sharded, ShardedState, check_scatter
+from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter
 from gradwire.integrations._state import Units
 
 __all__ = ["FSDP1State", "compress_fsdp1", "fsdp1_hook"]
@@ -45,9 +46,9 @@ class FSDP1State(ShardedState):
         self.units = Units(scaler, None, {})
         self.exchange.skips_steps = self.units.scaler is not None
         world = self.exchange.channel.world
-        self.parts = {name: ReduceScatter(self, [Sharded(name, (world * flat.numel(),), world)], index)
-                      for index, (name, flat) in enumerate(flats.items())}  # fmt: skip
-        self.sizes = {name: world * flat.numel() for name, flat in flats.items()}
+        self.cuts = {name: Sharded(name, (numel_of(flat),), world) for name, flat in flats.items()}
+        self.parts = {name: ReduceScatter(self, [cut], index) for index, (name, cut) in enumerate(self.cuts.items())}
+        self.sizes = {name: cut.padded for name, cut in self.cuts.items()}
 
     def check(self, exchange: Exchange) -> None:
         """As at set-up."""
@@ -63,6 +64,11 @@ def flat_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """This rank's shard of each module's flat parameter, by the module's name."""
     handles = ((name or "root", getattr(module, "_handle", None)) for name, module in model.named_modules())
     return {name: handle.flat_param for name, handle in handles if handle is not None}
+
+
+def numel_of(flat: nn.Parameter) -> int:
+    """Of a flat parameter, before it was padded to be cut."""
+    return cast(Any, flat)._unpadded_unsharded_size.numel()  # type: ignore[no-any-return]
 
 
 def compress_fsdp1(model: nn.Module, compressor: Any = "qsgd", *, scaler: Any = None, **options: Any) -> FSDP1State:

@@ -1,0 +1,116 @@
+"""How parameters are cut by rows, and the states of models that are: of one shard each, and cut anew for others.
+
+    {"version", "world": R, "step", "shards": S, "parts": {"0": {"ranks": {"0": ..., ...}}, ...}}
+
+Law: a rank of a replica group keeps what belongs to its shard, so a state says which one, or the checkpoint of one
+shard would take the place of another's. The rows lie one shard after the other and the padding at the end, so the
+elements are the same flat vector however many shards there are. What is cut anew are the buffers kept for each element;
+states of methods have the shape of a shard, and begin anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigError, require
+from gradwire.saved import OnResize, counted, folded
+
+__all__ = ["Sharded", "of_shard", "recut", "repadded"]
+
+Entry = Mapping[str, Any]
+"""What one rank keeps."""
+
+
+class Sharded:
+    """A parameter as FSDP cuts it.
+
+    Args:
+        name: in the model.
+        shape: of the whole parameter, which is cut by rows.
+        world: number of shards.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, ...], world: int) -> None:
+        rows = -(-shape[0] // world) if shape else 1
+        self.name, self.shape, self.numel = name, (rows, *shape[1:]), torch.Size(shape).numel()
+        self.padded = world * self.chunk
+
+    @property
+    def chunk(self) -> int:
+        """Elements of one shard."""
+        return torch.Size(self.shape).numel()
+
+    def pad(self, flat: Tensor) -> Tensor:
+        """The elements of ``flat`` that are no padding, and the padding for these shards."""
+        room = flat.new_zeros(self.padded)
+        room[: self.numel] = flat[: self.numel]
+        return room
+
+
+def of_shard(state: Mapping[str, Any], shard: int, shards: int) -> dict[str, Any]:
+    """The state of a rank of one shard's replica group, as one of a checkpoint of all shards."""
+    rest = {key: value for key, value in state.items() if key != "ranks"}
+    return {**rest, "shards": shards, "parts": {str(shard): {"ranks": state["ranks"]}}}
+
+
+def repadded(state: Mapping[str, Any], cuts: Mapping[str, Sharded]) -> dict[str, Any]:
+    """A state whose ranks keep whole parameters, with the padding of these cuts; names it does not know stay."""
+
+    def fit(name: str, tensors: Sequence[Tensor]) -> Tensor:
+        return cuts[name].pad(tensors[0]) if name in cuts else tensors[0]
+
+    return {**state, "ranks": {rank: joined([entry], fit) for rank, entry in state["ranks"].items()}}
+
+
+def recut(
+    state: Mapping[str, Any], shard: int, shards: int, cuts: Mapping[str, Sharded], on_resize: OnResize
+) -> Mapping[str, Any]:
+    """The state of one shard's replica group out of those that ``of_shard`` made, of as many shards or of others.
+
+    Raises:
+        ConfigError: it is of another number of shards and ``on_resize`` is "error"; a shard or a rank is missing.
+    """
+    whole = {"shards", "parts", "world"} <= set(state)
+    require(whole, "state", "of a model with replicate=, with world, shards and parts", sorted(map(str, state)))
+    rest = {key: value for key, value in state.items() if key not in ("shards", "parts")}
+    if state["shards"] == shards:
+        return {**rest, "ranks": ranks_of(state, shard)}
+    if on_resize == "reset":
+        # However many replicas there are, none of these entries can be taken.
+        return {**rest, "world": 0, "ranks": {}}
+    if on_resize == "error":
+        raise ConfigError(
+            f"shards of the state must be {shards}, as the mesh's, got {state['shards']}; on_resize='reshard' cuts the "
+            "residuals anew, on_resize='reset' drops them"
+        )
+
+    def fit(name: str, tensors: Sequence[Tensor]) -> Tensor:
+        require(name in cuts, "parameters of the state", "those of the model", name)
+        return cuts[name].pad(torch.cat(list(tensors))).view(shards, -1)[shard]
+
+    parts = [ranks_of(state, old) for old in range(state["shards"])]
+    ranks = {str(rank): joined([entry_of(part, rank, state["world"]) for part in parts], fit)
+             for rank in range(state["world"])}  # fmt: skip
+    return {**rest, "ranks": ranks}
+
+
+def ranks_of(state: Mapping[str, Any], shard: int) -> Mapping[str, Entry]:
+    part = state["parts"].get(str(shard))
+    require(part is not None, "parts of the state", f"with shard {shard}", sorted(state["parts"]))
+    return part["ranks"]  # type: ignore[no-any-return]
+
+
+def entry_of(ranks: Mapping[str, Entry], rank: int, world: int) -> Entry:
+    require(str(rank) in ranks, "ranks of the state", f"with rank {rank}", sorted(ranks))
+    return folded(ranks[str(rank)], world)
+
+
+def joined(entries: Sequence[Entry], fit: Callable[[str, Sequence[Tensor]], Tensor]) -> Entry:
+    """The buffers of one rank, each out of what it is in the entries."""
+    worker = {buffer: {name: fit(name, [entry["worker"][buffer][name] for entry in entries]) for name in tensors}
+              for buffer, tensors in entries[0].get("worker", {}).items()}  # fmt: skip
+    return counted({"worker": worker})
