@@ -24,33 +24,20 @@ from gradwire.comm._channel import Channel
 from gradwire.comm._dense import DenseSession
 from gradwire.comm._part import Unit
 from gradwire.comm.base import Site, Strategy
-from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.keeper import Keeper
 from gradwire.memory.base import Memory, default_memory
 from gradwire.metrics import Metrics
-from gradwire.plan import Named, Plan, carries, grouped, same_choices, try_retune
+from gradwire.plan import Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
 from gradwire.policy import Policy
 from gradwire.types import Key
 from gradwire.undo import Undo
 
 __all__ = ["Exchange", "Named", "default_strategy"]
 
-ALLGATHER_UP_TO = 4
-"""Workers up to which ``allgather`` is chosen: it moves W-1 payloads a rank, ``two_phase`` 2 (W-1)/W, but the second
-compression costs quality and time; from 5 workers on the traffic decides."""
-
-
 PATIENCE = 3
 """Steps in which loaded shards wait for their cut: DDP rebuilds its buckets after the first."""
-
-
-def default_strategy(compressor: Compressor, world: int) -> str:
-    """``allreduce`` where payloads can be summed, else ``allgather``, or on many workers ``two_phase``."""
-    if compressor.summable or isinstance(compressor, MultiRound):
-        return "allreduce"
-    can_be_cut = compressor.fixed_size and compressor.alignment > 0
-    return "two_phase" if world > ALLGATHER_UP_TO and can_be_cut else "allgather"
 
 
 class Exchange:

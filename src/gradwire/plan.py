@@ -10,15 +10,20 @@ import torch
 from gradwire.comm._dense import DenseSession
 from gradwire.comm._part import Unit
 from gradwire.comm.base import Session, Strategy
-from gradwire.compressors.base import Compressor
+from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.memory.base import Memory
 from gradwire.policy import Policy
 
-__all__ = ["Named", "Plan", "carries", "grouped", "same_choices", "try_extend", "try_retune"]
+__all__ = ["Named", "Plan", "carries", "default_strategy", "grouped", "same_choices", "try_extend", "try_retune"]
 
 Named = tuple[str, tuple[int, ...]]
 """A parameter's name and shape."""
+
+
+ALLGATHER_UP_TO = 4
+"""Workers up to which ``allgather`` is chosen: it moves W-1 payloads a rank, ``two_phase`` 2 (W-1)/W, but the second
+compression costs quality and time; from 5 workers on the traffic decides."""
 
 
 @dataclass
@@ -40,6 +45,14 @@ def carries(strategy: Strategy, compressor: Compressor) -> bool:
     except ConfigError:
         return False
     return True
+
+
+def default_strategy(compressor: Compressor, world: int) -> str:
+    """``allreduce`` where payloads can be summed, else ``allgather``, or on many workers ``two_phase``."""
+    if compressor.summable or isinstance(compressor, MultiRound):
+        return "allreduce"
+    can_be_cut = compressor.fixed_size and compressor.alignment > 0
+    return "two_phase" if world > ALLGATHER_UP_TO and can_be_cut else "allgather"
 
 
 def grouped(
