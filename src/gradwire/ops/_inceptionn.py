@@ -73,8 +73,8 @@ def _classify(x: Tensor, bound: int) -> tuple[Tensor, Tensor]:
     """The tag of each element, and its code in the lowest bits of an int64."""
     bits = x.view(torch.int32).long() & 0xFFFFFFFF
     magnitude, sign = bits & 0x7FFFFFFF, bits >> 31
-    borders = magnitude.new_tensor([127 - bound << 23, min(134 - bound << 23, _ONE), _ONE])
-    tag = (magnitude[:, None] >= borders).sum(1)
+    borders = 127 - bound << 23, min(134 - bound << 23, _ONE), _ONE
+    tag = torch.stack([magnitude >= border for border in borders]).sum(0)
     below = torch.where(magnitude < _ONE, x.abs(), 0.0)
     byte = (below * 2.0**bound).round().clamp_(max=127).long() | sign << 7
     short = (below * 2.0**15).round().clamp_(max=32767).long() | sign << 15

@@ -59,7 +59,7 @@ def _interpreted(process: Executor, op: Op[Any]) -> Callable[..., None]:
 
 def _on_cuda(op: Op[Any]) -> Callable[..., None]:
     def run(**arguments: object) -> None:
-        moved = {name: _moved(x, "cuda") if isinstance(x, Tensor) else x for name, x in arguments.items()}
+        moved = {name: _on_gpu(x) for name, x in arguments.items()}
         torch.cuda.set_sync_debug_mode("error")
         try:
             op(**moved)
@@ -68,6 +68,12 @@ def _on_cuda(op: Op[Any]) -> Callable[..., None]:
         _copy_back(arguments, moved)
 
     return run
+
+
+def _on_gpu(argument: object) -> object:
+    if isinstance(argument, list):
+        return [_on_gpu(each) for each in argument]
+    return _moved(argument, "cuda") if isinstance(argument, Tensor) else argument
 
 
 def _moved(x: Tensor, device: str) -> Tensor:

@@ -45,7 +45,7 @@ VARIANTS = {
 
 
 # Made of other kernels, which have their own rows.
-COMPOSED = {"take_beyond", "take_drawn"}
+COMPOSED = {"inceptionn_encode_feedback", "parts_add_decoded", "take_beyond", "take_drawn"}
 
 
 def _compile(compiler, name, changes):

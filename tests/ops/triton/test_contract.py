@@ -24,15 +24,14 @@ OPS = {name: op for name in gradwire.ops.__all__ if isinstance(op := getattr(gra
 LEFT_TO_TORCH = {
     "orders of a small sample": {"auto_threshold"},
     "sums in a fixed order": {
-        "block_norms", "moments", "moments_feedback", "parts_add_decoded", "sketch_add", "sketch_estimate",
+        "block_norms", "moments", "moments_feedback", "sketch_add", "sketch_estimate",
     },
     "products of matrices": {
         "lowrank_add_decoded", "lowrank_left", "lowrank_left_feedback", "lowrank_right", "lowrank_right_feedback",
     },
     "what a plain operation or two of torch do as well": {"sums_add_decoded"},
-    "tables that are searched": {"bucket_add_decoded", "bucket_encode"},
     "bytes whose place depends on those before": {
-        "inceptionn_add_decoded", "inceptionn_encode", "inceptionn_encode_feedback", "prefix_decode", "prefix_encode",
+        "inceptionn_add_decoded", "inceptionn_encode", "prefix_decode", "prefix_encode",
         "rans_decode", "rans_encode", "rice_decode", "rice_encode", "ternary_add_decoded", "ternary_encode",
         "three_lc_add_decoded", "three_lc_encode", "three_lc_encode_feedback",
     },

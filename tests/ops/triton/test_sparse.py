@@ -1,9 +1,10 @@
 import pytest
 import torch
 
-from gradwire.ops import sparse_add_decoded
+from gradwire.ops import parts_add_decoded, sparse_add_decoded
 from gradwire.ops._topk import SEGMENT, segments
 from tests.ops.harness import Case, gradient
+from tests.ops.test_topk import parts
 from tests.ops.triton.checks import check
 
 
@@ -47,3 +48,24 @@ def test_bytes_from_a_peer_cannot_reach_beyond(on, counts):
         "counts": torch.tensor([counts], dtype=torch.int32),
     }
     check(Case(sparse_add_decoded, payload, {"out": gradient(n, 4)}, {"scale": 1.0}), on)
+
+
+@pytest.mark.parametrize("n", [1, 1000, 100_003, 200_000])
+def test_parts_of_several_lengths_and_kinds(on, n):
+    values, indices, counts, levels = (list(each) for each in zip(*parts(n, hostile=False), strict=True))
+    arguments = {"values": values, "indices": indices, "counts": counts, "levels": levels, "scale": 1 / 3}
+    check(Case(parts_add_decoded, {}, {"out": gradient(n, 9)}, arguments), on)
+
+
+def test_counts_of_a_part_that_claim_too_much(on):
+    """Places that differ, whatever the counts: in each segment another one."""
+    n = 3 * SEGMENT
+    for counts in ([9, 9, 9], [-7, 2, 2**31 - 1], [0, 0, 0]):
+        arguments = {
+            "values": [torch.tensor([0b10110], dtype=torch.uint8)],
+            "indices": [torch.tensor([3, 9, -1, 0, 77], dtype=torch.int16)],
+            "counts": [torch.tensor(counts, dtype=torch.int32)],
+            "levels": [torch.tensor([3.0, -0.3])],
+            "scale": -1.0,
+        }
+        check(Case(parts_add_decoded, {}, {"out": gradient(n, 9)}, arguments), on)
