@@ -18,6 +18,8 @@ from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
 from gradwire.integrations.fsdp import compress_fsdp
 from gradwire.integrations.fsdp1 import compress_fsdp1
 from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.meeting import Meeting
+from gradwire.rounds import diloco, local_sgd
 from gradwire.saved import merge_states
 from gradwire.settings import compressor
 from gradwire.version import __version__
@@ -29,6 +31,7 @@ __all__ = [
     "GradwireError",
     "GradwireState",
     "GroupError",
+    "Meeting",
     "MultiRound",
     "SimpleCompressor",
     "WireError",
@@ -39,9 +42,11 @@ __all__ = [
     "compress_fsdp1",
     "compress_optimizer",
     "compressor",
+    "diloco",
     "from_params",
     "gradwire_hook",
     "helpers",
+    "local_sgd",
     "merge_states",
     "optim",
     "read_checkpoint",

@@ -8,7 +8,7 @@ from tests.house.source import imported, modules
 
 LAYERS = (
     ("errors", "version"),
-    ("types", "registry", "metrics", "worker", "helpers"),
+    ("types", "registry", "metrics", "worker", "helpers", "meeting"),
     ("_header",),
     ("wire", "ops"),
     ("compressors",),
@@ -20,6 +20,7 @@ LAYERS = (
     ("settings",),
     ("integrations",),
     ("optim", "kvstore"),
+    ("rounds",),
     ("",),
     ("testing",),
     ("bench",),

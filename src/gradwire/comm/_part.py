@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
+from gradwire.errors import WireError
 from gradwire.memory.base import Memory
-from gradwire.types import Key, State, tensor_id
-from gradwire.wire import Packing
+from gradwire.types import ALIGNMENT, Key, Payload, State, align, tensor_id
+from gradwire.wire import Packing, sent_nbytes
 
 __all__ = ["Message", "Part", "Piece", "Unit", "fill_nonfinite", "nonfinite"]
 
@@ -169,6 +170,34 @@ class Part:
         """The mean is complete: let the compressors turn it into what the optimizer gets."""
         for piece in self.pieces:
             piece.unit.compressor.settle(piece.of(flat))
+
+    def close_gaps(self, message: Message, send: Tensor) -> int:
+        """Copy what is used of a message into ``send``, the payloads at multiples of ``ALIGNMENT``; its length."""
+        send[:ALIGNMENT].copy_(message.buffer[:ALIGNMENT])
+        end, start = ALIGNMENT, ALIGNMENT
+        for piece, layout in zip(self.pieces, self.packing.layouts, strict=True):
+            payload = message.buffer[start : start + layout.nbytes]
+            nbytes = sent_nbytes(piece.unit.compressor, layout, payload)
+            after = align(end + nbytes)
+            send[end : end + nbytes].copy_(payload[:nbytes])
+            send[end + nbytes : after].zero_()
+            start, end = align(start + layout.nbytes), after
+        return end
+
+    def payloads(self, row: Tensor) -> Iterator[Payload]:
+        """The payloads of a message that ``close_gaps`` made.
+
+        Raises:
+            WireError: it claims more bytes than it has.
+        """
+        start = ALIGNMENT
+        for piece, layout in zip(self.pieces, self.packing.layouts, strict=True):
+            nbytes = sent_nbytes(piece.unit.compressor, layout, row[start:])
+            if start + nbytes > row.numel():
+                raise WireError(f"a message of {row.numel()} bytes claims at least {start + nbytes}")
+            used = layout if piece.unit.compressor.fixed_size else layout.cut(nbytes - layout.offsets[-1])
+            yield used.views(row[start : start + nbytes])
+            start = align(start + nbytes)
 
     def _views(self, flat: Tensor) -> Iterator[Tensor]:
         return (piece.of(flat) for piece in self.pieces)

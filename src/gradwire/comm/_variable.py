@@ -7,7 +7,7 @@ messages that was seen, so memory follows what is really sent, not the capacity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from torch import Tensor
 from gradwire.comm._part import Message, Part, Unit
 from gradwire.comm.base import Session, Site
 from gradwire.errors import WireError
-from gradwire.types import ALIGNMENT, Key, Payload, align
-from gradwire.wire import sent_nbytes
+from gradwire.types import ALIGNMENT, Key
 
 __all__ = ["VariableSession"]
 
@@ -40,25 +39,12 @@ class VariableSession(Session):
         metrics = self.channel.metrics
         with metrics.timed("encode"):
             self.part.encode(flat, self.own, key)
-            message = self.send[: self._close_gaps()]
+            message = self.send[: self.part.close_gaps(self.own, self.send)]
         rows = self._exchange(message)
         with metrics.timed("decode"):
             bad = torch.stack([row[:4].view(torch.int32)[0] for row in rows]).ne(0).any() | dense()
             self.part.deliver(flat, bad, lambda: self._decode(rows, flat))
         return bad
-
-    def _close_gaps(self) -> int:
-        """Copy what is used of the own message into ``send``; its length."""
-        self.send[:ALIGNMENT].copy_(self.own.buffer[:ALIGNMENT])
-        end, start = ALIGNMENT, ALIGNMENT
-        for piece, layout in zip(self.part.pieces, self.part.packing.layouts, strict=True):
-            payload = self.own.buffer[start : start + layout.nbytes]
-            nbytes = sent_nbytes(piece.unit.compressor, layout, payload)
-            after = align(end + nbytes)
-            self.send[end : end + nbytes].copy_(payload[:nbytes])
-            self.send[end + nbytes : after].zero_()
-            start, end = align(start + layout.nbytes), after
-        return end
 
     def _exchange(self, message: Tensor) -> list[Tensor]:
         """The messages of all ranks."""
@@ -79,16 +65,6 @@ class VariableSession(Session):
 
     def _decode(self, rows: Sequence[Tensor], flat: Tensor) -> None:
         for row in rows:
-            for piece, payload in zip(self.part.pieces, self._payloads(row), strict=True):
+            for piece, payload in zip(self.part.pieces, self.part.payloads(row), strict=True):
                 piece.unit.compressor.add_decoded(payload, piece.of(flat), 1.0 / self.channel.world)
         self.part.settle(flat)
-
-    def _payloads(self, row: Tensor) -> Iterator[Payload]:
-        start = ALIGNMENT
-        for piece, layout in zip(self.part.pieces, self.part.packing.layouts, strict=True):
-            nbytes = sent_nbytes(piece.unit.compressor, layout, row[start:])
-            if start + nbytes > row.numel():
-                raise WireError(f"a message of {row.numel()} bytes claims at least {start + nbytes}")
-            used = layout if piece.unit.compressor.fixed_size else layout.cut(nbytes - layout.offsets[-1])
-            yield used.views(row[start : start + nbytes])
-            start = align(start + nbytes)

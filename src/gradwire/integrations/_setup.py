@@ -18,8 +18,8 @@ from gradwire.exchange import Exchange, Named
 from gradwire.metrics import Metrics
 from gradwire.settings import LONGEST, Settings
 
-__all__ = ["Prepared", "check_dtypes", "in_memory", "memory_order", "prepare", "prepare_named", "share_start",
-           "trainable"]  # fmt: skip
+__all__ = ["Prepared", "check_dtypes", "in_memory", "memory_order", "prepare", "prepare_alone",
+           "prepare_named", "shapes_of", "share_start", "trainable"]  # fmt: skip
 
 log = logging.getLogger("gradwire")
 
@@ -111,6 +111,22 @@ def prepare_named(
     agree(Channel(private, Metrics()), describe, device)
     announce(prepared[0].exchange, shapes_of(prepared[0].params))
     return prepared[0]
+
+
+def prepare_alone(
+    select: Callable[[], dict[str, nn.Parameter]], device: torch.device, compressor: Any, options: Mapping[str, Any]
+) -> Prepared:
+    """As ``prepare_named``, for an exchange that goes over no process group: a group of one.
+
+    Raises:
+        ConfigError: a wrong option.
+    """
+    settings, rest = Settings.split(options)
+    params = select()
+    exchange = settings.exchange(compressor, rest, None, device)
+    exchange.policy.check(exchange.compressor, list(params))
+    announce(exchange, shapes_of(params))
+    return Prepared(exchange, params)
 
 
 @torch.no_grad()

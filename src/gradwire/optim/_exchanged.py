@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 
 from gradwire.errors import require
 from gradwire.exchange import Named
-from gradwire.integrations._setup import check_dtypes, prepare_named, share_start
+from gradwire.integrations._setup import check_dtypes, prepare_alone, prepare_named, share_start
+from gradwire.meeting.place import Meeting
 
 __all__ = ["Closure", "Exchanged", "check_adam", "named"]
 
@@ -37,6 +38,7 @@ class Exchanged(Optimizer):
         told: whatever else must be the same on all ranks.
         check: what else may be wrong with this rank's arguments; if it raises, all ranks hear of it.
         float32: no other parameters are taken.
+        meeting: where workers meet that have no process group; None: they have one.
     """
 
     # Tells a GradScaler to call step() in any case; the exchange finds an overflow itself, on all ranks alike.
@@ -45,6 +47,7 @@ class Exchanged(Optimizer):
     def __init__(
         self, params: Any, defaults: dict[str, Any], compressor: Any, options: Mapping[str, Any],
         group: dist.ProcessGroup | None, told: Mapping[str, Any], check: Callable[[], None], *, float32: bool = False,
+        meeting: Meeting | None = None,
     ) -> None:  # fmt: skip
         super().__init__(params, defaults)
 
@@ -58,10 +61,15 @@ class Exchanged(Optimizer):
 
         device = self.param_groups[0]["params"][0].device
         told = {"optimizer": type(self).__name__, **told}
-        self.exchange, by_name = prepare_named(select, device, compressor, options, group, **told)
+        if meeting is None:
+            self.exchange, by_name = prepare_named(select, device, compressor, options, group, **told)
+        else:
+            self.exchange, by_name = prepare_alone(select, device, compressor, options)
         self.params: list[nn.Parameter] = list(by_name.values())
         self.named: list[Named] = [(name, tuple(param.shape)) for name, param in by_name.items()]
-        share_start(self.params, group)
+        self.told = told
+        if meeting is None:
+            share_start(self.params, group)
 
     def metrics(self) -> dict[str, Any]:
         """Bytes, ratio, times, steps with non-finite values, and the norm of this rank's residuals."""

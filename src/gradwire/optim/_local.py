@@ -8,7 +8,7 @@ never compressed. After each exchange every rank goes on from the new ``agreed``
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError, is_int, require
+from gradwire.meeting.place import Meeting
 from gradwire.optim._exchanged import Closure, Exchanged
 from gradwire.optim._flat import Flat, any_nonfinite
+from gradwire.optim._rounds import Rounds
 from gradwire.saved import OnResize
 
 __all__ = ["LocalSteps"]
@@ -33,25 +35,30 @@ class LocalSteps(Exchanged):
         every: steps from one exchange to the next.
         options: as for ``compress_ddp``.
         group: the ranks; None is the default group.
+        meeting: where workers meet that come and go; None: they are the ranks of the group.
         told: whatever else must be the same on all ranks.
         check: what else may be wrong with this rank's arguments.
     """
 
     def __init__(
         self, inner: Optimizer, compressor: Any, every: int, options: Mapping[str, Any],
-        group: dist.ProcessGroup | None, told: Mapping[str, Any], check: Callable[[], None] = lambda: None,
+        group: dist.ProcessGroup | None, meeting: Meeting | None, told: Mapping[str, Any],
+        check: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         name = type(self).__name__
         require(isinstance(inner, Optimizer), f"{name}.inner", "a torch.optim.Optimizer", inner)
+        require(meeting is None or group is None, "process_group", "None with a meeting", group)
 
         def check_all() -> None:
             require(is_int(every, 1), f"{name}.every", "an integer >= 1", every)
             check()
 
-        super().__init__(inner.param_groups, {}, compressor, options, group, {"every": every, **told}, check_all)
+        told = {"every": every, **told}
+        super().__init__(inner.param_groups, {}, compressor, options, group, told, check_all, meeting=meeting)
         self.inner, self.every, self.since = inner, every, 0
         self.agreed, self.way = Flat(self.params), Flat(self.params)
         self.agreed.gather(self.params)
+        self.rounds = None if meeting is None else Rounds(self.exchange, self.named, meeting, self.told)
 
     @property
     def in_step(self) -> bool:
@@ -62,9 +69,41 @@ class LocalSteps(Exchanged):
     def outer(self, mean: Tensor) -> None:
         """Move ``agreed`` by the mean way, whose tensor may be overwritten."""
 
+    @property
+    def round(self) -> int:
+        """Rounds that all have made together."""
+        return self.exchange.step
+
     def kept(self) -> dict[str, Flat]:
-        """What a checkpoint holds beside the inner optimizer and the exchange."""
+        """What is the same on all ranks, and in a checkpoint beside the inner optimizer and the exchange."""
         return {"agreed": self.agreed}
+
+    @torch.no_grad()
+    def join(self) -> None:
+        """Come to the meeting, after loading a checkpoint and before the first step; without a meeting it does nothing.
+
+        The parameters become those on which the others have agreed. Steps of a loaded round that is over by now count
+        as what was not sent yet.
+
+        Raises:
+            ConfigError: this worker is configured differently from the others.
+            GroupError: the others did not come in time, or the meeting place is gone.
+        """
+        if self.rounds is None:
+            return
+        if self.since == 0:
+            self._refresh()
+        self._gather_way()
+        for mean in self.rounds.join(self.way.data, self.kept()):
+            self._go(mean)
+        if self.rounds.moved:
+            self.agreed.scatter(self.params)
+            self.since = 0
+
+    def leave(self) -> None:
+        """Tell the others not to wait for this worker any more; without a meeting it does nothing."""
+        if self.rounds is not None:
+            self.rounds.leave()
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
@@ -84,21 +123,40 @@ class LocalSteps(Exchanged):
     @torch.no_grad()
     def exchange_ways(self) -> None:
         """Exchange now: ``step`` does this by itself. All ranks must call it; use it after the last step of a run."""
-        self.exchange.begin_step()
+        self._gather_way()
+        for mean in self._means():
+            self._go(mean)
+        self.agreed.scatter(self.params)
+        self.since = 0
+
+    def _gather_way(self) -> None:
         for way, agreed, param in zip(self.way.views, self.agreed.views, self.params, strict=True):
             # A 16-bit parameter started from the rounded value; the rounding is no part of its way.
             way.copy_(agreed.to(param.dtype)).sub_(param)
+
+    def _means(self) -> Iterator[Tensor]:
+        """The mean ways of the rounds that are over: of this one, and at a meeting of those that were missed."""
+        if self.rounds is not None:
+            yield from self.rounds.means(self.way.data, self.kept())
+            return
+        self.exchange.begin_step()
         self.exchange.run(self.way.data, self.named)
-        if not any_nonfinite([self.way.data]):
-            self.outer(self.way.data)
-        self.agreed.scatter(self.params)
-        self.since = 0
+        yield self.way.data
+
+    def _go(self, mean: Tensor) -> None:
+        if not any_nonfinite([mean]):
+            self.outer(mean)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, and what is kept on this rank: each rank saves its own."""
         names = [name for name, _ in self.named]
         kept = {key: dict(zip(names, flat.views, strict=True)) for key, flat in self.kept().items()}
-        return {**self.inner.state_dict(), "exchange": self.exchange.state_dict(), "kept": kept, "since": self.since}
+        state = {**self.inner.state_dict(), "exchange": self.exchange.state_dict(), "kept": kept, "since": self.since}
+        return state if self.rounds is None else {**state, "late": self.rounds.late}
+
+    def metrics(self) -> dict[str, Any]:
+        """Those of the exchange, and at a meeting those of its rounds."""
+        return {**super().metrics(), **(self.rounds.metrics() if self.rounds is not None else {})}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
         """Continue bit for bit from what ``state_dict`` gave on this rank.
@@ -118,6 +176,8 @@ class LocalSteps(Exchanged):
             flat.gather(state_dict["kept"][key][name] for name, _ in self.named)
         self.since = state_dict["since"]
         self.exchange.load_state_dict(state_dict["exchange"], on_resize=on_resize)
+        if self.rounds is not None:
+            self.rounds.load(state_dict.get("late"))
 
     def _refresh(self) -> None:
         """Follow parameters that were loaded or changed by hand since all ranks met."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.errors import require
+from gradwire.meeting.place import Meeting
 from gradwire.optim._flat import Flat
 from gradwire.optim._local import LocalSteps
 
@@ -38,6 +39,7 @@ class DiLoCo(LocalSteps):
         lr: of the outer step, > 0.
         momentum: of the outer step, in [0, 1).
         process_group: the ranks; None is the default group.
+        meeting: where workers meet that come and go, in place of a group: see ``gradwire.local_sgd``.
         options: as for ``compress_ddp``.
 
     Raises:
@@ -64,7 +66,7 @@ class DiLoCo(LocalSteps):
 
     def __init__(
         self, inner: Optimizer, compressor: Any = "qsgd", *, every: int = 500, lr: float = 0.7, momentum: float = 0.9,
-        process_group: dist.ProcessGroup | None = None, **options: Any,
+        process_group: dist.ProcessGroup | None = None, meeting: Meeting | None = None, **options: Any,
     ) -> None:  # fmt: skip
 
         def check() -> None:
@@ -72,7 +74,8 @@ class DiLoCo(LocalSteps):
             require(isinstance(lr, number) and 0 < lr < float("inf"), "DiLoCo.lr", "a finite number > 0", lr)
             require(isinstance(momentum, number) and 0 <= momentum < 1, "DiLoCo.momentum", "in [0, 1)", momentum)
 
-        super().__init__(inner, compressor, every, options, process_group, {"lr": lr, "momentum": momentum}, check)
+        told = {"lr": lr, "momentum": momentum}
+        super().__init__(inner, compressor, every, options, process_group, meeting, told, check)
         self.lr, self.momentum = lr, momentum
         self.velocity = Flat(self.params)
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gradwire.meeting.place import Meeting
 from gradwire.optim._local import LocalSteps
 
 __all__ = ["QsparseLocal"]
@@ -31,6 +32,7 @@ class QsparseLocal(LocalSteps):
         compressor: of the way, by name or as an object; with the residual that it declares, or ``memory=``.
         every: H, local steps in a round, >= 1; 1 to 8 in the paper. More: fewer bytes, and ranks drift further apart.
         process_group: the ranks; None is the default group.
+        meeting: where workers meet that come and go, in place of a group: see ``gradwire.local_sgd``.
         options: as for ``compress_ddp``.
 
     Raises:
@@ -57,9 +59,9 @@ class QsparseLocal(LocalSteps):
 
     def __init__(
         self, inner: Optimizer, compressor: Any = "compose", *, every: int = 4,
-        process_group: dist.ProcessGroup | None = None, **options: Any,
+        process_group: dist.ProcessGroup | None = None, meeting: Meeting | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(inner, compressor, every, options, process_group, {})
+        super().__init__(inner, compressor, every, options, process_group, meeting, {})
 
     @torch.no_grad()
     def outer(self, mean: Tensor) -> None:

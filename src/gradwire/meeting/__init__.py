@@ -1,0 +1,5 @@
+"""Where workers meet that come and go: rounds over a ``torch.distributed`` store, without a process group."""
+
+from gradwire.meeting.place import Meeting
+
+__all__ = ["Meeting"]

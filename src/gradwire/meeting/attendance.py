@@ -1,0 +1,313 @@
+"""Rounds of workers that come and go.
+
+    hand in      a payload for round t; the round closes when all that are expected have, or at the deadline
+    closed/t     who came, whose payloads count, who takes part in t + 1, and who needs the state after t
+
+Law: a round is closed by one note that hangs there first, whoever wrote it; so all agree on who came, without a
+leader. Expected are those of the note before and whoever has said since that it holds that state. Payloads hang for
+two rounds, so a worker that was a little late goes the way of the others by itself; who comes later asks for the
+state, and one of those who came puts it up when the round ends. Notes of closed rounds stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gradwire.errors import ConfigError, GroupError, WireError
+from gradwire.meeting.board import Board
+from gradwire.meeting.place import Meeting
+
+__all__ = ["Attendance", "Closed", "in_order", "order"]
+
+log = logging.getLogger("gradwire")
+
+KEPT = 2
+"""Rounds whose payloads and states hang at the place."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The note of a closed round.
+
+    Args:
+        came: bytes of each worker's payload, 0 if it came and sent nothing; and the process that handed it in.
+        roster: who is expected in the next round.
+        need: those of them who wait for the state after this round.
+        seen: announcements that were seen.
+    """
+
+    came: dict[str, tuple[int, str]]
+    roster: tuple[str, ...]
+    need: tuple[str, ...]
+    seen: int
+
+    @classmethod
+    def read(cls, note: Any) -> Closed:
+        """From the note.
+
+        Raises:
+            WireError: it is none.
+        """
+        try:
+            came = {str(name): (int(nbytes), str(token)) for name, (nbytes, token) in note["came"].items()}
+            return cls(came, tuple(map(str, note["roster"])), tuple(map(str, note["need"])), int(note["seen"]))
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise WireError(f"a closed round is a note with came, roster, need and seen, got {note!r}") from error
+
+    @property
+    def sent(self) -> list[str]:
+        """Whose payloads count, in the order in which they are summed."""
+        return in_order(name for name, (nbytes, _) in self.came.items() if nbytes)
+
+    @property
+    def speaker(self) -> str:
+        """Who puts up the state."""
+        return in_order(self.came)[0]
+
+
+class Attendance:
+    """One worker's place in the rounds.
+
+    Args:
+        meeting: where, and as whom.
+    """
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.meeting, self.name = meeting, meeting.name
+        self.board: Board = meeting.open()
+        self.token = uuid.uuid4().hex
+
+    # Coming and going --------------------------------------------------------------------------------------------
+
+    def agree(self, description: str) -> None:
+        """Compare the configuration with that of the first who came.
+
+        Raises:
+            ConfigError: it is another one.
+        """
+        theirs = self.board.first("config", description)
+        if theirs != description:
+            place = next((i for i, (a, b) in enumerate(zip(theirs, description, strict=False)) if a != b), 0)
+            around = slice(max(0, place - 40), place + 40)
+            raise ConfigError(
+                f"worker {self.name!r} must be configured as the meeting at {self.board.place} is, "
+                f"...{theirs[around]}..., got ...{description[around]}..."
+            )
+
+    def come(self, at: int) -> tuple[int, Closed] | None:
+        """Take the name, and wait until the meeting is open.
+
+        Args:
+            at: the round whose state this worker holds, 0 if it has trained nothing yet.
+
+        Returns:
+            The round in which the meeting opened and its note, if this worker was there; None if it came later.
+
+        Raises:
+            GroupError: too few came in time.
+        """
+        self.board.put(f"token/{self.name}", self.token)
+        late = self.board.read("open") is not None
+        # A worker that has trained nothing holds no state, once there is one.
+        self.announce(-1 if late and not at else at)
+        if late:
+            return None
+        first = self._announced(0)
+        if len({each["name"] for each in first}) >= self.meeting.workers:
+            self._open(first)
+        elif not self.board.wait("open", self.meeting.timeout):
+            raise GroupError(
+                f"{len(self._announced(0))} of {self.meeting.workers} workers came to the meeting at "
+                f"{self.board.place} within {self.meeting.timeout:g} s"
+            )
+        opened = self.board.read("open")
+        note = Closed.read(opened["note"])
+        return (int(opened["base"]), note) if self.name in note.roster else None
+
+    def announce(self, at: int) -> int:
+        """Say that this worker holds the state after round ``at`` and takes part from there on; -1: it needs one."""
+        return self.board.append("joins", {"name": self.name, "round": at})
+
+    def leave(self, at: int) -> None:
+        """Take no part in the rounds after ``at``; those who wait for this worker go on."""
+        self.board.append("joins", {"name": self.name, "left": True})
+        if self._arrived(at + 1) and self._complete(at + 1):
+            self._close(at + 1)
+
+    def _open(self, first: list[dict[str, Any]]) -> None:
+        rounds = {each["name"]: each["round"] for each in first if "round" in each}
+        base = max(rounds.values())
+        holding = {name for name, at in rounds.items() if at == base}
+        # Nobody has trained yet: the first in order says where all start.
+        holding = holding if base else set(in_order(holding)[:1])
+        names = in_order(rounds)
+        came = {name: [0, ""] for name in in_order(holding)}
+        note = {"came": came, "roster": names, "need": [name for name in names if name not in holding],
+                "seen": len(first)}  # fmt: skip
+        opened = self.board.first("open", {"base": base, "note": note})
+        self.board.first(f"closed/{opened['base']}", opened["note"])
+        self.board.first("newest", opened["base"])
+
+    # Rounds ------------------------------------------------------------------------------------------------------
+
+    def newest(self) -> int:
+        """The round that was closed last."""
+        found = int(self.board.read("newest") or 0)
+        # Whoever closes a round may be held up before it says so.
+        while self.board.read(f"closed/{found + 1}") is not None:
+            found += 1
+        return found
+
+    def is_closed(self, t: int) -> bool:
+        """Whether round ``t`` is."""
+        return self.board.read(f"closed/{t}") is not None
+
+    def closed(self, t: int) -> Closed:
+        """The note of a closed round.
+
+        Raises:
+            WireError: there is none.
+        """
+        return Closed.read(self.board.read(f"closed/{t}"))
+
+    def hand_in(self, t: int, payload: bytes) -> Closed:
+        """Hand in for round ``t`` and wait until it closes: at the latest when this worker's deadline has passed.
+
+        Args:
+            payload: empty to come and send nothing.
+
+        Raises:
+            GroupError: another process has this worker's name.
+        """
+        holder = self.board.read(f"token/{self.name}")
+        if holder != self.token:
+            raise GroupError(f"another process came as worker {self.name!r}: every worker needs a name of its own")
+        if not self.is_closed(t):
+            self.board.hang(f"payload/{t}/{self.token}", payload)
+            self.board.append(f"arrivals/{t}", {"name": self.name, "handed": [len(payload), self.token]})
+            if self._complete(t) or not self.board.wait(f"closed/{t}", self.meeting.deadline):
+                self._close(t)
+        return self.closed(t)
+
+    def payloads(self, t: int, closed: Closed) -> list[bytes] | None:
+        """What was sent in a round, in order; None if it does not hang there any more."""
+        found = []
+        for nbytes, token in map(closed.came.__getitem__, closed.sent):
+            data = self.board.take(f"payload/{t}/{token}", nbytes)
+            if data is None:
+                return None
+            found.append(data)
+        return found
+
+    def publish(self, t: int, state: bytes) -> None:
+        """Put up the state after round ``t``."""
+        self.board.hang(f"state/{t}", state)
+        self.board.put(f"state/{t}", len(state))
+
+    def fetch(self, nbytes: int) -> tuple[int, bytes]:
+        """Ask for the state, and wait for the round that is under way to end; that round, and the state after it.
+
+        Raises:
+            GroupError: no round ended in time, or nobody put up its state.
+        """
+        until = time.monotonic() + self.meeting.timeout
+        t = self.newest()
+        self.announce(-1)
+        while self.board.wait(f"closed/{t + 1}", until - time.monotonic()):
+            t += 1
+            if self.name in self.closed(t).need:
+                state = self.state(t, nbytes)
+                if state is not None:
+                    return t, state
+                self.announce(-1)
+        roster = ", ".join(self.closed(t).roster)
+        raise GroupError(
+            f"worker {self.name!r} waited {self.meeting.timeout:g} s for round {t + 1} to end and for the state after "
+            f"it; in that round were {roster}: if they are gone, start a new meeting place from their checkpoints"
+        )
+
+    def state(self, t: int, nbytes: int) -> bytes | None:
+        """The state after round ``t``; None if nobody puts it up before the deadline.
+
+        Raises:
+            WireError: it has another size.
+        """
+        if not self.board.wait(f"state/{t}", self.meeting.deadline):
+            return None
+        there = self.board.read(f"state/{t}")
+        if there != nbytes:
+            raise WireError(f"the state after round {t} must have {nbytes} bytes, got {there}")
+        return self.board.take(f"state/{t}", nbytes)
+
+    def counted(self, closed: Closed) -> bool:
+        """Whether what this process handed in counts."""
+        return closed.came.get(self.name, (0, ""))[1] == self.token
+
+    def _arrived(self, t: int) -> dict[str, list[Any]]:
+        """Of a worker that died, came again and handed in again, what it handed in first."""
+        notes = self.board.entries(f"arrivals/{t}")
+        return {note["name"]: note["handed"] for note in reversed(notes)}
+
+    def _announced(self, seen: int) -> list[dict[str, Any]]:
+        return self.board.entries("joins", after=seen)
+
+    def _complete(self, t: int) -> bool:
+        before = self.closed(t - 1)
+        expected = set(before.roster)
+        for note in self._announced(before.seen):
+            if note.get("left"):
+                expected.discard(note["name"])
+            elif note["round"] == t - 1 > 0:
+                expected.add(note["name"])
+        return expected <= self._arrived(t).keys()
+
+    def _close(self, t: int) -> None:
+        """Close round ``t`` with those who came; nothing happens if somebody has."""
+        before, came = self.closed(t - 1), self._arrived(t)
+        roster, need, notes = set(came), set(), self._announced(before.seen)
+        for note in notes:
+            name = note["name"]
+            need.discard(name)
+            if note.get("left"):
+                roster.discard(name)
+            elif note["round"] < 0:
+                roster.add(name)
+                need.add(name)
+        ours = {"came": came, "roster": in_order(roster), "need": in_order(need), "seen": before.seen + len(notes)}
+        if self.board.first(f"closed/{t}", ours) == ours:
+            self.board.put("newest", t)
+            left = {note["name"] for note in notes if note.get("left")}
+            missing = in_order(set(before.roster) - came.keys() - left)
+            if missing:
+                log.warning("round %d closed without worker %s, who did not come within %g s", t, ", ".join(missing),
+                            self.meeting.deadline)  # fmt: skip
+            self._clean(t - KEPT)
+
+    def _clean(self, t: int) -> None:
+        note = self.board.read(f"closed/{t}")
+        if note is None:
+            return
+        for nbytes, token in Closed.read(note).came.values():
+            self.board.drop(f"payload/{t}/{token}", nbytes)
+        if (nbytes := self.board.read(f"state/{t}")) is not None:
+            self.board.drop(f"state/{t}", nbytes)
+        self.board.drop_list(f"arrivals/{t}")
+
+
+def order(name: str) -> tuple[int, str]:
+    """Numbers first, as numbers.
+
+    >>> sorted(["paris", "10", "9"], key=order)
+    ['9', '10', 'paris']
+    """
+    return (int(name), "") if name.isdecimal() else (1 << 62, name)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names sorted as ``order`` says."""
+    return sorted(names, key=order)

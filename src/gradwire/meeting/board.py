@@ -1,0 +1,123 @@
+"""A store of ``torch.distributed`` as a board: notes that all can read, lists that all can add to, and bytes.
+
+Law: nothing here waits without a deadline, and a place that is gone is a ``GroupError`` that names it. A note that was
+put up ``first`` stays: whoever comes second finds the other's. A value of a ``TCPStore`` has at most 8 MB, so bytes
+hang there in pieces.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import DistStoreError
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from gradwire.errors import GroupError
+
+__all__ = ["Board"]
+
+PIECE = 1 << 22
+"""Bytes of a piece."""
+
+
+class Board:
+    """Notes in JSON, lists of them, and bytes, under names.
+
+    Args:
+        store: where they hang.
+        place: what errors call it.
+        name: of the meeting, where a place has several.
+    """
+
+    def __init__(self, store: Store, place: str, name: str = "") -> None:
+        self.store, self.place = PrefixStore(f"gradwire/{name}", store), place
+
+    @contextmanager
+    def _there(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise GroupError(f"the meeting place {self.place} does not answer: {error}") from error
+
+    def first(self, name: str, note: Any) -> Any:
+        """Put up a note unless there is one; the one that hangs there now."""
+        with self._there():
+            return json.loads(self.store.compare_set(name, "", json.dumps(note)))
+
+    def put(self, name: str, note: Any) -> None:
+        """Put up a note in place of another."""
+        with self._there():
+            self.store.set(name, json.dumps(note))
+
+    def read(self, name: str) -> Any:
+        """The note, or None."""
+        with self._there():
+            return json.loads(self.store.get(name)) if self.store.check([name]) else None
+
+    def wait(self, name: str, seconds: float) -> bool:
+        """Whether the note is there, or comes within so many seconds."""
+        try:
+            self.store.wait([name], timedelta(seconds=max(seconds, 0.001)))
+        except DistStoreError:
+            with self._there():
+                return bool(self.store.check([name]))
+        except RuntimeError as error:
+            raise GroupError(f"the meeting place {self.place} does not answer: {error}") from error
+        return True
+
+    def append(self, name: str, note: Any) -> int:
+        """Add to a list; the note's number, from 1."""
+        with self._there():
+            number = int(self.store.add(f"{name}/count", 1))
+        self.put(f"{name}/{number}", note)
+        return number
+
+    def entries(self, name: str, after: int = 0) -> list[Any]:
+        """The notes of a list behind number ``after``, up to the first that is counted and not yet there."""
+        with self._there():
+            count = int(self.store.add(f"{name}/count", 0))
+        notes = []
+        for number in range(after + 1, count + 1):
+            note = self.read(f"{name}/{number}")
+            if note is None:
+                break
+            notes.append(note)
+        return notes
+
+    def hang(self, name: str, data: bytes) -> None:
+        """Put up bytes."""
+        with self._there():
+            for i, key in enumerate(pieces(name, len(data))):
+                self.store.set(key, data[i * PIECE : (i + 1) * PIECE])  # type: ignore[arg-type]
+
+    def take(self, name: str, nbytes: int) -> bytes | None:
+        """Bytes that somebody put up, or None if they were taken down."""
+        found = []
+        for key in pieces(name, nbytes):
+            # Between the look and the reading somebody may take it down: then reading ends with the store's deadline.
+            with self._there():
+                if not self.store.check([key]):
+                    return None
+                found.append(self.store.get(key))
+        return b"".join(found)
+
+    def drop(self, name: str, nbytes: int) -> None:
+        """Take down bytes."""
+        with self._there():
+            for key in pieces(name, nbytes):
+                self.store.delete_key(key)
+
+    def drop_list(self, name: str) -> None:
+        """Take down a list."""
+        with self._there():
+            for number in range(1, int(self.store.add(f"{name}/count", 0)) + 1):
+                self.store.delete_key(f"{name}/{number}")
+            self.store.delete_key(f"{name}/count")
+
+
+def pieces(name: str, nbytes: int) -> list[str]:
+    return [f"{name}/{i}" for i in range(-(-nbytes // PIECE))]

@@ -1,0 +1,282 @@
+"""An exchange over a meeting: whoever hands in before a round closes counts, and nothing of the others is lost.
+
+Law: x_i = m_i + late_i + way_i is compressed. If the round closes with this worker's payload, m_i keeps what the
+payload does not say and ``late`` is empty; if without it, m_i is what it was and ``late`` grows by the way. So over any
+rounds, with whoever took part, the payloads that counted, m_i and late_i are together the ways gone. All take the same
+payloads in the same order, and have the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.comm._part import Message, Part, Piece, Unit
+from gradwire.comm.base import Site
+from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors.none import Identity
+from gradwire.errors import ConfigError, GroupError, WireError, require
+from gradwire.exchange import Exchange, Named
+from gradwire.meeting.attendance import Attendance, Closed
+from gradwire.meeting.place import Meeting
+from gradwire.memory.base import Memory
+from gradwire.memory.none import NoMemory
+from gradwire.optim._flat import Flat, any_nonfinite
+from gradwire.plan import grouped
+from gradwire.types import Key, tensor_id
+
+__all__ = ["Rounds"]
+
+log = logging.getLogger("gradwire")
+
+
+class Rounds:
+    """One worker's exchange over a meeting; the exchange's step is the number of the round.
+
+    Args:
+        exchange: of a group of one; gives compressors, memories and what is kept.
+        named: the parameters.
+        meeting: where, and as whom.
+        told: whatever else must be the same on all workers.
+
+    Raises:
+        ConfigError: a method or a strategy that a meeting cannot carry.
+    """
+
+    def __init__(
+        self, exchange: Exchange, named: Sequence[Named], meeting: Meeting, told: Mapping[str, Any]
+    ) -> None:  # fmt: skip
+        self.exchange, self.named, self.meeting = exchange, list(named), meeting
+        check_methods(exchange)
+        self.description = exchange.describe(self.named, **told)
+        numel = sum(torch.Size(shape).numel() for _, shape in named)
+        self.late = torch.zeros(numel, device=exchange.device)
+        self.flat = torch.zeros_like(self.late)
+        self.rank = int(meeting.name) if meeting.name.isdecimal() else tensor_id(meeting.name)
+        self.attendance: Attendance | None = None
+        self.workers: list[str] = []
+        self.left_behind = self.nonfinite = 0
+        self.moved = False
+        self._made_for: Compressor | None = None
+        self._current: Part | None = None
+
+    @property
+    def there(self) -> Attendance:
+        """The worker's place in the rounds.
+
+        Raises:
+            ConfigError: it has not come.
+        """
+        if self.attendance is None:
+            raise ConfigError("join() must be called before the first step with a meeting, got no call")
+        return self.attendance
+
+    def join(self, way: Tensor, state: Mapping[str, Flat]) -> Iterator[Tensor]:
+        """Come to the meeting; the mean way of each round that is over.
+
+        Args:
+            way: gone since ``state``; it waits for the next round if that of ``state`` is over, see ``moved``.
+            state: what all agree on, which whoever takes the means moves by each; or overwritten with the others'.
+        """
+        self.attendance = Attendance(self.meeting)
+        self.attendance.agree(self.description)
+        before = self.exchange.step
+        opened = self.attendance.come(before)
+        self.moved = False
+        if opened is not None:
+            self._begin(*opened, state)
+        elif before == 0:
+            self._fetch(state)
+        yield from self._follow(state, known=True)
+        self.moved = self.moved or self.exchange.step != before
+        if self.moved:
+            self.late.add_(way)
+
+    def leave(self) -> None:
+        """Take no part any more."""
+        if self.attendance is not None:
+            self.attendance.leave(self.exchange.step)
+            self.attendance = None
+
+    def means(self, way: Tensor, state: Mapping[str, Flat]) -> Iterator[Tensor]:
+        """Hand in a way; the mean way of the round, and of each that was closed while this worker was late.
+
+        Args:
+            way: flat float32.
+            state: what all agree on, which whoever takes the means moves by each; others may be sent it.
+        """
+        t, there = self.exchange.step + 1, self.there
+        self.exchange.counters.dense_bytes += way.nbytes
+        finite = not any_nonfinite([way])
+        counted = not there.is_closed(t) and self._hand_in(t, way, finite=finite)
+        if not counted:
+            self.left_behind += 1
+            log.warning("round %d closed without this worker, %s: its way goes with that of its next round", t,
+                        there.name)  # fmt: skip
+            if finite:
+                self.late.add_(way)
+        yield from self._follow(state, known=counted)
+
+    def metrics(self) -> dict[str, Any]:
+        """Rounds that closed without this worker, workers that sent in the last one, and the norm of what is late."""
+        return {
+            "left_behind": self.left_behind, "workers": list(self.workers), "late_norm": float(self.late.norm()),
+            "nonfinite_steps": self.nonfinite,
+        }  # fmt: skip
+
+    def load(self, late: Tensor | None) -> None:
+        """Go on with what ``late`` was; None where the state was saved without a meeting."""
+        fits = late is None or late.shape == self.late.shape
+        require(fits, "late of the state", f"of shape {tuple(self.late.shape)}", getattr(late, "shape", late))
+        self._current = None
+        if late is None:
+            self.late.zero_()
+        else:
+            self.late.copy_(late)
+
+    # Rounds ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, base: int, closed: Closed, state: Mapping[str, Flat]) -> None:
+        """This worker was there when the meeting opened: all start from what one of them holds."""
+        there = self.there
+        if there.name not in closed.need:
+            self.exchange.step = base
+            self._speak(base, closed, state)
+            return
+        data = there.state(base, nbytes_of(state))
+        if data is None:
+            raise GroupError(
+                f"worker {closed.speaker!r} did not say within {there.meeting.deadline:g} s where all workers start"
+            )
+        self._take(base, data, state)
+
+    def _follow(self, state: Mapping[str, Flat], *, known: bool) -> Iterator[Tensor]:
+        """Go the way of the others until no round is over that this worker has not seen.
+
+        Args:
+            known: the others expect this worker in the next round.
+        """
+        there = self.there
+        while True:
+            while there.is_closed(self.exchange.step + 1):
+                closed = there.closed(self.exchange.step + 1)
+                rows = there.payloads(self.exchange.step + 1, closed)
+                if rows is None:
+                    self._fetch(state)
+                    known = True
+                    continue
+                self.workers = closed.sent
+                if rows:
+                    yield self._decode(self._part(self.exchange.step + 1), rows)
+                self.exchange.step += 1
+                known = there.counted(closed)
+                if known:
+                    self._speak(self.exchange.step, closed, state)
+            if known:
+                return
+            there.announce(self.exchange.step)
+            known = True
+
+    def _speak(self, t: int, closed: Closed, state: Mapping[str, Flat]) -> None:
+        if closed.need and closed.speaker == self.there.name:
+            data = torch.cat([flat.data for _, flat in sorted(state.items())]).cpu().numpy().tobytes()
+            self.exchange.counters.bytes_sent += len(data)
+            self.there.publish(t, data)
+
+    def _fetch(self, state: Mapping[str, Flat]) -> None:
+        self._take(*self.there.fetch(nbytes_of(state)), state)
+
+    def _take(self, t: int, data: bytes, state: Mapping[str, Flat]) -> None:
+        flats = [flat.data for _, flat in sorted(state.items())]
+        found = torch.split(torch.frombuffer(bytearray(data), dtype=torch.float32), [flat.numel() for flat in flats])
+        for flat, values in zip(flats, found, strict=True):
+            flat.copy_(values)
+        self.exchange.counters.bytes_received += len(data)
+        self.exchange.step, self.moved = t, True
+
+    def _hand_in(self, t: int, way: Tensor, *, finite: bool) -> bool:
+        """Whether the round closed with this worker. One without a finite payload comes, and sends nothing."""
+        there, part, counters = self.there, self._part(t), self.exchange.counters
+        self.flat.copy_(way).add_(self.late)
+        if finite:
+            with counters.timed("encode"):
+                part.encode(self.flat, self._message, Key(seed=self.exchange.seed, step=t, rank=self.rank))
+        bad = finite and bool(self._message.status)
+        payload = b""
+        if finite and not bad:
+            payload = self._send[: part.close_gaps(self._message, self._send)].cpu().numpy().tobytes()
+        with counters.timed("communicate"):
+            counted = there.counted(there.hand_in(t, payload))
+        counters.bytes_sent += len(payload)
+        self.nonfinite += not payload
+        if payload and counted:
+            self.late.zero_()
+        elif finite:
+            part.rollback(self.flat)
+        return counted
+
+    def _decode(self, part: Part, rows: Sequence[bytes]) -> Tensor:
+        never = torch.zeros((), dtype=torch.bool, device=self.flat.device)
+
+        def decode() -> None:
+            for row in rows:
+                self.exchange.counters.bytes_received += len(row)
+                buffer = torch.frombuffer(bytearray(row), dtype=torch.uint8).to(self.flat.device)
+                self._add(part, buffer, 1.0 / len(rows))
+            part.settle(self.flat)
+
+        with self.exchange.counters.timed("decode"):
+            part.deliver(self.flat, never, decode)
+        return self.flat
+
+    def _add(self, part: Part, row: Tensor, scale: float) -> None:
+        if row.numel() < part.packing.nbytes and all(piece.unit.compressor.fixed_size for piece in part.pieces):
+            raise WireError(f"a message of this round has {part.packing.nbytes} bytes, got {row.numel()}")
+        for piece, payload in zip(part.pieces, part.payloads(row), strict=True):
+            piece.unit.compressor.check_payload(payload, piece.shape)
+            piece.unit.compressor.add_decoded(payload, piece.of(self.flat), scale)
+
+    def _part(self, t: int) -> Part:
+        """Pieces and buffers for the compressor of a round, over what is kept now."""
+        exchange = self.exchange
+        warm = t <= exchange.policy.start_after
+        main = None if warm else exchange.policy.at(t - 1, exchange.compressor)
+        if self._current is None or main != self._made_for:
+            self._made_for, self._current = main, Part(self._pieces(main))
+            self._message = Message(self._current.packing, exchange.device)
+            self._send = torch.zeros_like(self._message.buffer)
+        return self._current
+
+    def _pieces(self, main: Compressor | None) -> list[Piece]:
+        """Pieces of all parameters; None is the dense warm-up."""
+        exchange, keeper = self.exchange, self.exchange.keeper
+        units, dense, _ = grouped(self.named, main or Identity(), exchange.policy, exchange.memory_for)
+        if main is None:
+            units, dense = [], [(0, self.late.numel())]
+        site = Site(exchange.channel, exchange.device, keeper.keep, keeper.remember, keeper.recall, keeper.server)
+        plain = [Unit(((f"[{lo}]", hi - lo),), (hi - lo,), lo, Identity(), NoMemory()) for lo, hi in dense]
+        whole = [site.whole(unit) for unit in units]
+        return whole + [Piece(unit, unit.memory, unit.shape, unit.lo) for unit in plain]
+
+
+def nbytes_of(state: Mapping[str, Flat]) -> int:
+    return sum(flat.data.nbytes for flat in state.values())
+
+
+def check_methods(exchange: Exchange) -> None:
+    """Refuse what a message to workers that nobody knows beforehand cannot carry.
+
+    Raises:
+        ConfigError
+    """
+    require(exchange.strategy is None, "strategy", "left out with a meeting", exchange.strategy)
+    for each in (exchange.compressor, *exchange.policy.overrides.values()):
+        alone = not isinstance(each, MultiRound)
+        require(alone, "compressor", "a method of one message with a meeting, not one averaged in rounds", each.name)
+        memory = exchange.memory_for(each)
+        plain = type(memory).begin is Memory.begin and type(memory).finish is Memory.finish
+        require(plain, "memory", "one that keeps nothing of the mean with a meeting", memory.name)

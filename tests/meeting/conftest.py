@@ -1,0 +1,49 @@
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.meeting.workers import Worker
+
+
+@pytest.fixture(scope="session")
+def address() -> Iterator[str]:
+    """Of a real ``gradwire meeting``."""
+    code = "from gradwire.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "meeting", "--bind", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as keeper:
+        assert keeper.stdout is not None
+        said = keeper.stdout.readline()
+        assert said.startswith("meeting place at 127.0.0.1:")
+        yield said.rpartition(" ")[2].strip()
+        keeper.terminate()
+        assert keeper.wait(60) == 0
+
+
+@pytest.fixture
+def places(address: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Places of meetings that nobody has come to."""
+    return (f"{address}/{request.node.name}-{i}" for i in itertools.count())
+
+
+@pytest.fixture
+def place(places: Iterator[str]) -> str:
+    return next(places)
+
+
+@pytest.fixture
+def worker() -> Iterator[Callable[..., Worker]]:
+    """Starts workers; ends those that still live."""
+    made: list[Worker] = []
+
+    def start(place: str, name: str, meeting: dict[str, Any] | None = None, **options: Any) -> Worker:
+        made.append(Worker(place, name, meeting, **options))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.process.kill()
+        each.process.join(10)

@@ -1,0 +1,145 @@
+"""What cannot work is said, at once or at a deadline."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gradwire
+from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
+from gradwire.meeting.attendance import Attendance, Closed
+from gradwire.meeting.board import PIECE, Board
+
+
+def alone(meeting: gradwire.Meeting, compressor: str = "topk", **options: Any) -> Any:
+    model = nn.Linear(16, 16, bias=False)
+    inner = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    return gradwire.local_sgd(inner, compressor, every=2, min_numel=0, meeting=meeting, **options)
+
+
+def step(optimizer: Any) -> None:
+    for param in optimizer.params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"place": "10.0.0.1"}, "Meeting.place must be HOST:PORT, HOST:PORT/NAME, or a store of torch.distributed"),
+        ({"place": "host:70000"}, "got 'host:70000'"),
+        ({"name": ""}, "Meeting.name must be 1 to 64 printable characters without '/', got ''"),
+        ({"name": "a/b"}, "got 'a/b'"),
+        ({"workers": 0}, "Meeting.workers must be an integer >= 1, got 0"),
+        ({"deadline": 0.0}, "Meeting.deadline must be seconds in (0, 1e+06], got 0.0"),
+        ({"timeout": float("inf")}, "Meeting.timeout must be seconds in (0, 1e+06], got inf"),
+    ],
+)
+def test_a_meeting_refuses(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        gradwire.Meeting(**{"place": "10.0.0.1:7100", "name": "0", **options})
+    assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "options", "text"),
+    [
+        ("powersgd", {}, "compressor must be a method of one message with a meeting, not one averaged in rounds"),
+        ("topk", {"memory": "ef21"}, "memory must be one that keeps nothing of the mean with a meeting, got 'ef21'"),
+        ("topk", {"strategy": "two_phase"}, "strategy must be left out with a meeting"),
+        ("topk", {"ratio": 2}, "TopK.ratio must be in (0, 1], got 2"),
+    ],
+)
+def test_what_a_meeting_cannot_carry(compressor: str, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        alone(gradwire.Meeting(dist.HashStore(), "0"), compressor, **options)
+    assert text in str(refused.value)
+
+
+def test_a_step_before_joining() -> None:
+    optimizer = alone(gradwire.Meeting(dist.HashStore(), "0"))
+    step(optimizer)
+    with pytest.raises(ConfigError, match=r"join\(\) must be called before the first step with a meeting"):
+        step(optimizer)
+
+
+def test_too_few_come(place: str) -> None:
+    with pytest.raises(GroupError, match=r"1 of 3 workers came to the meeting at 127.0.0.1:.* within 0.2 s"):
+        alone(gradwire.Meeting(place, "0", workers=3, timeout=0.2)).join()
+
+
+def test_nobody_answers() -> None:
+    with pytest.raises(GroupError, match=r"no meeting place answers at 127.0.0.1:9: start `gradwire meeting` there"):
+        alone(gradwire.Meeting("127.0.0.1:9", "0", timeout=0.2)).join()
+
+
+def test_another_configuration(place: str) -> None:
+    alone(gradwire.Meeting(place, "0"), ratio=0.1).join()
+    with pytest.raises(ConfigError, match=r"worker '1' must be configured as the meeting .*0\.1.*got .*0\.25"):
+        alone(gradwire.Meeting(place, "1"), ratio=0.25).join()
+
+
+def test_another_process_takes_the_name(place: str) -> None:
+    first = alone(gradwire.Meeting(place, "0"))
+    first.join()
+    # The second needs the state after a round, and the first ends none any more.
+    second = alone(gradwire.Meeting(place, "0", timeout=1.0))
+    with pytest.raises(GroupError, match="waited 1 s for round 1 to end and for the state after it; in that round w"):
+        second.join()
+    step(first)
+    with pytest.raises(GroupError, match="another process came as worker '0'"):
+        step(first)
+
+
+def test_the_place_is_gone() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    optimizer = alone(gradwire.Meeting(f"127.0.0.1:{server.port}", "0"))
+    optimizer.join()
+    del server
+    step(optimizer)
+    with pytest.raises(GroupError, match=r"the meeting place 127.0.0.1:[0-9]+ does not answer"):
+        step(optimizer)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x01" * 200])
+def test_bytes_of_a_peer_that_are_no_payload(place: str, data: bytes) -> None:
+    """A worker that hands in what is no payload: the others refuse it, and do not crash."""
+    optimizer = alone(gradwire.Meeting(place, "0", workers=2))
+    intruder = Attendance(gradwire.Meeting(place, "1", workers=2))
+    coming = threading.Thread(target=intruder.come, args=(0,))
+    coming.start()
+    optimizer.join()
+    coming.join()
+    step(optimizer)
+    handing = threading.Thread(target=intruder.hand_in, args=(1, data or b"\x00" * 8))
+    handing.start()
+    with pytest.raises(GradwireError) as refused:
+        step(optimizer)
+    handing.join()
+    assert isinstance(refused.value, WireError)
+
+
+@pytest.mark.parametrize("note", [None, [], {"came": {}}, {"came": {"0": 3}, "roster": [], "need": [], "seen": 0}])
+def test_a_note_that_is_none(note: Any) -> None:
+    with pytest.raises(WireError, match="a closed round is a note with came, roster, need and seen"):
+        Closed.read(note)
+
+
+def test_bytes_hang_in_pieces_until_they_are_taken_down() -> None:
+    board = Board(dist.HashStore(), "here")
+    data = bytes(range(256)) * (PIECE // 256) + b"end"
+    board.hang("a", data)
+    assert board.take("a", len(data)) == data
+    board.drop("a", len(data))
+    assert board.take("a", len(data)) is None
+    assert board.first("note", 1) == 1
+    assert board.first("note", 2) == 1
+    assert [board.append("list", each) for each in "xyz"] == [1, 2, 3]
+    assert board.entries("list", after=1) == ["y", "z"]
+    board.drop_list("list")
+    assert board.entries("list") == []

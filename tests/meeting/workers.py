@@ -1,0 +1,150 @@
+"""Workers of a meeting: real processes that do what they are told over a pipe, one thing after the other."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing as mp
+import os
+import signal
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import gradwire
+from gradwire.errors import GradwireError
+from tests.optim.jobs import digest
+
+SIZE = 40
+
+
+class Work:
+    """What a worker holds: a model whose gradients are drawn, and an optimizer that exchanges when it is told to."""
+
+    def make(self, place: str, name: str, meeting: dict[str, Any], options: dict[str, Any]) -> None:
+        torch.manual_seed(sum(name.encode()))
+        self.model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Linear(SIZE, 4))
+        inner = torch.optim.SGD(self.model.named_parameters(), lr=1.0)
+        kind = options.pop("kind", "local_sgd")
+        own = {"every": 10**6, "min_numel": 8, **options}
+        self.optimizer = getattr(gradwire, kind)(inner, **own, meeting=gradwire.Meeting(place, name, **meeting))
+        self.ways = torch.zeros(sum(param.numel() for param in self.model.parameters()), dtype=torch.float64)
+
+    def load(self, state: bytes) -> None:
+        saved = torch.load(io.BytesIO(state), weights_only=True)
+        self.model.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+
+    def save(self) -> bytes:
+        file = io.BytesIO()
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, file)
+        return file.getvalue()
+
+    def join(self) -> int:
+        self.optimizer.join()
+        return self.optimizer.round
+
+    def local(self, seed: int, scale: float = 0.1) -> None:
+        """Two local steps."""
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(2):
+            for param in self.model.parameters():
+                param.grad = scale * torch.randn(param.shape, generator=generator)
+            self.optimizer.step()
+
+    def exchange(self) -> dict[str, Any]:
+        held = torch.cat([param.detach().view(-1) for param in self.model.parameters()])
+        way = self.optimizer.agreed.data - held
+        self.ways += way.double().nan_to_num(0.0, 0.0, 0.0)
+        self.optimizer.exchange_ways()
+        return self.now()
+
+    def spoil(self) -> None:
+        """A parameter that is not finite, which no gradient made so."""
+        with torch.no_grad():
+            next(self.model.parameters())[0, 0] = float("nan")
+
+    def now(self) -> dict[str, Any]:
+        parameters = digest([param.detach() for param in self.model.parameters()])
+        return {"parameters": parameters, "round": self.optimizer.round, **self.optimizer.metrics()}
+
+    def sums(self) -> dict[str, Tensor]:
+        """All ways that were gone, and what of them waits here."""
+        residuals = self.optimizer.exchange.keeper.worker.get("residual", {})
+        named = self.optimizer.named
+        kept = [residuals.get(name, torch.zeros(torch.Size(shape).numel())).double() for name, shape in named]
+        waits = torch.cat(kept) + self.optimizer.rounds.late.double()
+        return {"ways": self.ways, "waits": waits, "agreed": self.optimizer.agreed.data.double()}
+
+    def leave(self) -> None:
+        self.optimizer.leave()
+
+    def forget(self) -> None:
+        """Another process takes the name: its ways are counted there."""
+        self.ways.zero_()
+
+
+class Worker:
+    """A process with a ``Work``; ``ask`` waits for the answer, ``tell`` and ``answer`` do it in two parts."""
+
+    def __init__(self, place: str, name: str, meeting: dict[str, Any] | None = None, **options: Any) -> None:
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch.distributed", "gradwire", "tests.optim.jobs"])
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.name = name
+        self.ask("make", place, name, {"deadline": 60.0, "timeout": 60.0, **(meeting or {})}, options)
+
+    def tell(self, what: str, *args: Any) -> Worker:
+        self.pipe.send((what, args))
+        return self
+
+    def answer(self) -> Any:
+        assert self.pipe.poll(90), f"worker {self.name} does not answer"
+        kind, value = self.pipe.recv()
+        if kind == "error":
+            raise value if isinstance(value, GradwireError) else AssertionError(f"worker {self.name}: {value}")
+        return value
+
+    def ask(self, what: str, *args: Any) -> Any:
+        return self.tell(what, *args).answer()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+        if number == signal.SIGKILL:
+            self.process.join(30)
+
+
+def together(workers: list[Worker], what: str, *args: Any) -> list[Any]:
+    """All do the same at once."""
+    for worker in workers:
+        worker.tell(what, *args)
+    return [worker.answer() for worker in workers]
+
+
+def a_round(workers: list[Worker], seed: int) -> list[Any]:
+    """Local steps, different for each, and an exchange."""
+    for i, worker in enumerate(workers):
+        worker.ask("local", 100 * seed + i)
+    return together(workers, "exchange")
+
+
+def _serve(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    work = Work()
+    while True:
+        try:
+            what, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(("ok", getattr(work, what)(*args)))
+        except GradwireError as error:
+            pipe.send(("error", error))
+        except Exception:
+            pipe.send(("error", traceback.format_exc()))
