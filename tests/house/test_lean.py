@@ -10,9 +10,9 @@ import tomllib
 from tests.house.source import ROOT
 
 HEAVY = ("triton", "click", "rich", "sklearn", "scipy", "plotly", "zmq", "msgpack", "hypothesis", "gradwire.bench",
-         "gradwire.cli", "gradwire.testing", "tensorboard", "wandb")  # fmt: skip
+         "gradwire.cli", "gradwire.testing", "lightning", "tensorboard", "wandb")  # fmt: skip
 
-FRAMEWORKS = {"wandb": "gradwire.integrations.wandb"}
+FRAMEWORKS = {"lightning": "gradwire.integrations.lightning", "wandb": "gradwire.integrations.wandb"}
 """Package -> the module that is nothing without it, which has the name of its extra."""
 
 

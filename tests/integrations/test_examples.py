@@ -12,7 +12,10 @@ import pytest
 
 from tests.house.source import ROOT
 
-RUNS = {"metrics": (["--folder", "."], r"rows 4 ratio (\d+\.\d)")}
+RUNS: dict[str, tuple[list[str], str]] = {
+    "metrics": (["--folder", "."], r"rows 4 ratio (\d+\.\d)"),
+    "lightning_ddp": ([], r"steps 40 ratio (\d+\.\d)"),
+}
 """Example -> its arguments, and what rank 0 says at the end."""
 
 
