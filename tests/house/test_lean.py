@@ -10,10 +10,15 @@ import tomllib
 from tests.house.source import ROOT
 
 HEAVY = ("triton", "click", "rich", "sklearn", "scipy", "plotly", "zmq", "msgpack", "hypothesis", "gradwire.bench",
-         "gradwire.cli", "gradwire.testing", "lightning", "tensorboard", "wandb")  # fmt: skip
+         "gradwire.cli", "gradwire.testing", "accelerate", "lightning", "tensorboard", "transformers",
+         "wandb")  # fmt: skip
 
-FRAMEWORKS = {"lightning": "gradwire.integrations.lightning", "wandb": "gradwire.integrations.wandb"}
-"""Package -> the module that is nothing without it, which has the name of its extra."""
+FRAMEWORKS = {
+    "lightning": ("gradwire.integrations.lightning", "lightning"),
+    "transformers": ("gradwire.integrations.transformers", "huggingface"),
+    "wandb": ("gradwire.integrations.wandb", "wandb"),
+}
+"""Package -> the module that is nothing without it, and the extra that brings it."""
 
 
 def loaded(statement: str) -> set[str]:
@@ -54,8 +59,7 @@ def test_installations_are_pinned_by_the_constraints() -> None:
 def test_a_framework_that_is_missing_is_named_with_the_extra_that_brings_it() -> None:
     extras = project()["optional-dependencies"]
     assert isinstance(extras, dict)
-    for package, module in FRAMEWORKS.items():
-        extra = module.rpartition(".")[2]
+    for package, (module, extra) in FRAMEWORKS.items():
         assert extra in extras
         code = f"import sys; sys.modules[{package!r}] = None; import {module}"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -14,6 +14,7 @@ from tests.house.source import ROOT
 
 RUNS: dict[str, tuple[list[str], str]] = {
     "metrics": (["--folder", "."], r"rows 4 ratio (\d+\.\d)"),
+    "hf_trainer": ([], r"steps 20 ratio (\d+\.\d)"),
     "lightning_ddp": ([], r"steps 40 ratio (\d+\.\d)"),
 }
 """Example -> its arguments, and what rank 0 says at the end."""
