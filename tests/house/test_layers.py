@@ -33,8 +33,9 @@ VARIANTS = ("ops", "ops.triton", "compressors", "memory", "comm", "integrations"
             "bench.data", "bench.tasks", "bench.peers", "cli")  # fmt: skip
 """Folders of one variant in each file."""
 
-MACHINERY = {"base", "simple", "native"}
-"""Files that a variant may import from its own folder; files with an underscore are allowed too."""
+MACHINERY = {"base", "simple", "native", "ddp"}
+"""Files that a variant may import from its own folder; files with an underscore are allowed too. Frameworks that train
+with DDP attach its hook."""
 
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -10,7 +10,15 @@ import tomllib
 from tests.house.source import ROOT
 
 HEAVY = ("triton", "click", "rich", "sklearn", "scipy", "plotly", "zmq", "msgpack", "hypothesis", "gradwire.bench",
-         "gradwire.cli", "gradwire.testing")  # fmt: skip
+         "gradwire.cli", "gradwire.testing", "accelerate", "lightning", "tensorboard", "transformers",
+         "wandb")  # fmt: skip
+
+FRAMEWORKS = {
+    "lightning": ("gradwire.integrations.lightning", "lightning"),
+    "transformers": ("gradwire.integrations.transformers", "huggingface"),
+    "wandb": ("gradwire.integrations.wandb", "wandb"),
+}
+"""Package -> the module that is nothing without it, and the extra that brings it."""
 
 
 def loaded(statement: str) -> set[str]:
@@ -46,3 +54,13 @@ def test_installations_are_pinned_by_the_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert "torch==2.13.0" in lines
     assert all("==" in line for line in lines if line and not line.startswith("#"))
+
+
+def test_a_framework_that_is_missing_is_named_with_the_extra_that_brings_it() -> None:
+    extras = project()["optional-dependencies"]
+    assert isinstance(extras, dict)
+    for package, (module, extra) in FRAMEWORKS.items():
+        assert extra in extras
+        code = f"import sys; sys.modules[{package!r}] = None; import {module}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert f"pip install 'gradwire[{extra}]'" in done.stderr.splitlines()[-1]

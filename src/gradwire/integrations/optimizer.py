@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,94 +10,44 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.errors import ConfigError, is_float32, require
-from gradwire.exchange import Named
-from gradwire.integrations._setup import in_memory, memory_order, prepare, share_start
-from gradwire.integrations._state import ExchangeState, Units
-from gradwire.worker import Worker
+from gradwire.errors import is_float32, require
+from gradwire.integrations._buckets import Bucket, BucketState, split
+from gradwire.integrations._setup import prepare, share_start
+from gradwire.integrations._state import Units
 
 __all__ = ["OptimizerState", "compress_optimizer"]
 
 
-class Bucket:
-    """Parameters whose gradients travel as one flat float32 tensor."""
-
-    def __init__(self, members: Sequence[tuple[str, nn.Parameter]]) -> None:
-        self.params = [param for _, param in members]
-        self.named: list[Named] = [(name, tuple(in_memory(param).shape)) for name, param in members]
-        numels = [param.numel() for param in self.params]
-        self.flat = torch.zeros(sum(numels), dtype=torch.float32, device=self.params[0].device)
-        pairs = zip(torch.split(self.flat, numels), self.params, strict=True)
-        self.views = [as_stored(view, param) for view, param in pairs]
-
-    def gather(self) -> None:
-        """Copy the gradients in; a parameter that got none on this rank counts as zero."""
-        for view, param, (name, _) in zip(self.views, self.params, self.named, strict=True):
-            if param.grad is None:
-                view.zero_()
-                continue
-            if param.grad.layout != torch.strided:
-                raise ConfigError(f"gradient of {name} must be dense, got {param.grad.layout}")
-            view.copy_(param.grad)
-
-    def scatter(self) -> None:
-        for view, param in zip(self.views, self.params, strict=True):
-            if param.grad is None:
-                param.grad = torch.empty_like(param)
-            param.grad.copy_(view)
-
-
-def as_stored(flat: Tensor, param: Tensor) -> Tensor:
-    """A view of ``flat`` in the parameter's shape, its elements in the order in which the parameter's lie in memory."""
-    stored = in_memory(param)
-    view = flat.view(stored.shape)
-    if stored is param:
-        return view
-    order = memory_order(param)
-    return view.permute([order.index(dim) for dim in range(param.dim())])
-
-
-class OptimizerState(ExchangeState):
+class OptimizerState(BucketState):
     """The exchange in front of an optimizer's step. Made by ``compress_optimizer``."""
 
     def __init__(
         self, optimizer: Optimizer, model: nn.Module, compressor: Any, bucket_mb: float, options: dict[str, Any],
         group: dist.ProcessGroup | None, scaler: Any = None, lr_correction: bool = False,
     ) -> None:  # fmt: skip
+        super().__init__()
         ours = {id(param) for param in parameters_of(optimizer)}
         check = partial(check_arguments, optimizer, model, bucket_mb, scaler)
         self.exchange, params = prepare(model, compressor, options, group, ours, check, bucket_mb=bucket_mb)
-        self.buckets = [Bucket(members) for members in split(list(params.items())[::-1], bucket_mb)]
+        device = self.exchange.device
+        self.buckets = [Bucket(members, device) for members in split(list(params.items())[::-1], bucket_mb)]
         names = {id(param): name for name, param in params.items()}
         self.units = Units(scaler, optimizer if lr_correction else None, names)
         self.sizes = {name: param.numel() for name, param in params.items()}
         self.exchange.skips_steps = self.units.scaler is not None
         self._known = {id(param): param for param in params.values()}
-        self._worker, self._done = Worker(), False
+        self._done = False
         for param in params.values():
             param.register_post_accumulate_grad_hook(self._fresh)  # type: ignore[no-untyped-call]
         share_start([*model.parameters(), *model.buffers()], group)
 
-    def close(self) -> None:
-        """End the communication thread; the optimizer must not step again."""
-        self._worker.close()
-
-    @torch.no_grad()
     def exchange_gradients(self) -> None:
         """Replace every gradient by its mean over the ranks.
 
         The optimizer's step does this by itself. With a ``GradScaler`` call it before ``scaler.step(optimizer)``, so
         that all ranks see the same overflow and skip the same step.
         """
-        self.exchange.begin_step()
-        self.units.follow(self.exchange, *self.units.read())
-        futures = []
-        for bucket in self.buckets:
-            bucket.gather()
-            futures.append(self._worker.submit(partial(self._run, bucket)))
-        for bucket, future in zip(self.buckets, futures, strict=True):
-            self._worker.result(future)
-            bucket.scatter()
+        self.average(lambda bucket: [param.grad for param in bucket.params], scatter)
         self._done = True
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -127,10 +76,6 @@ class OptimizerState(ExchangeState):
         """A gradient was computed: whatever was exchanged before does not count for it."""
         self._done = False
 
-    def _run(self, bucket: Bucket) -> Tensor:
-        self.exchange.run(bucket.flat, bucket.named, bucket.params[0].itemsize)
-        return bucket.flat
-
 
 def check_arguments(optimizer: Optimizer, model: nn.Module, bucket_mb: object, scaler: Any) -> None:
     """Refuse what only this rank may have got wrong.
@@ -149,17 +94,11 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def split(params: Sequence[tuple[str, nn.Parameter]], bucket_mb: float) -> list[list[tuple[str, nn.Parameter]]]:
-    """Consecutive parameters of at most ``bucket_mb`` MB in float32; a larger one is alone."""
-    buckets: list[list[tuple[str, nn.Parameter]]] = [[]]
-    room = bucket_mb * 2**20
-    for name, param in params:
-        if buckets[-1] and 4 * param.numel() > room:
-            buckets.append([])
-            room = bucket_mb * 2**20
-        buckets[-1].append((name, param))
-        room -= 4 * param.numel()
-    return buckets
+def scatter(bucket: Bucket) -> None:
+    for view, param in zip(bucket.views, bucket.params, strict=True):
+        if param.grad is None:
+            param.grad = torch.empty_like(param)
+        param.grad.copy_(view)
 
 
 def compress_optimizer(

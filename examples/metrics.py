@@ -1,0 +1,59 @@
+"""Watch the wire: the same figures in TensorBoard and in Weights & Biases.
+
+    torchrun --standalone --nproc-per-node 2 examples/metrics.py --folder runs
+
+Then ``tensorboard --logdir runs``; the W&B run is offline, ``wandb sync`` uploads it.
+"""
+
+import argparse
+
+import torch
+import torch.distributed as dist
+import wandb
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.integrations.tensorboard import TensorBoardWriter
+from gradwire.integrations.wandb import WandbWriter
+
+STEPS, EVERY = 40, 10
+
+
+def main() -> None:
+    """Train a regression; rank 0 writes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", default="runs", help="folder of both dashboards")
+    folder = parser.parse_args().folder
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 8)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    state = gradwire.compress_ddp(model, "topk", ratio=0.01)
+    writers = []
+    if dist.get_rank() == 0:
+        # It loads TensorFlow where that is installed; torch's optimizers load Triton, which must come first then.
+        from torch.utils.tensorboard import SummaryWriter
+
+        run = wandb.init(mode="offline", dir=folder, project="gradwire")
+        board = SummaryWriter(folder)
+        writers = [TensorBoardWriter(state, board, every=EVERY), WandbWriter(state, run, every=EVERY)]
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    teacher = torch.linspace(-1, 1, 512).view(64, 8)
+    for _ in range(STEPS):
+        x = torch.randn(32, 64, generator=generator)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), x @ teacher).backward()
+        optimizer.step()
+        for writer in writers:
+            writer.step()
+    if writers:
+        board.close()
+        run.finish()
+        print(f"rows {STEPS // EVERY} ratio {state.metrics()['ratio']:.1f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Gradients that are exchanged all at once: copied into buckets, averaged on one thread, copied out again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.errors import ConfigError
+from gradwire.exchange import Named
+from gradwire.integrations._setup import in_memory, memory_order
+from gradwire.integrations._state import ExchangeState
+from gradwire.worker import Worker
+
+__all__ = ["Bucket", "BucketState", "split"]
+
+
+class Bucket:
+    """Parameters whose gradients travel as one flat float32 tensor."""
+
+    def __init__(self, members: Sequence[tuple[str, nn.Parameter]], device: torch.device) -> None:
+        self.params = [param for _, param in members]
+        self.named: list[Named] = [(name, tuple(in_memory(param).shape)) for name, param in members]
+        numels = [param.numel() for param in self.params]
+        self.flat = torch.zeros(sum(numels), dtype=torch.float32, device=device)
+        pairs = zip(torch.split(self.flat, numels), self.params, strict=True)
+        self.views = [as_stored(view, param) for view, param in pairs]
+
+    def gather(self, grads: Sequence[Tensor | None]) -> None:
+        """Copy the gradients in; a parameter that got none on this rank counts as zero."""
+        for view, grad, (name, _) in zip(self.views, grads, self.named, strict=True):
+            if grad is None:
+                view.zero_()
+                continue
+            if grad.layout != torch.strided:
+                raise ConfigError(f"gradient of {name} must be dense, got {grad.layout}")
+            view.copy_(grad)
+
+
+def as_stored(flat: Tensor, param: Tensor) -> Tensor:
+    """A view of ``flat`` in the parameter's shape, its elements in the order in which the parameter's lie in memory."""
+    stored = in_memory(param)
+    view = flat.view(stored.shape)
+    if stored is param:
+        return view
+    order = memory_order(param)
+    return view.permute([order.index(dim) for dim in range(param.dim())])
+
+
+class BucketState(ExchangeState):
+    """Base of the states that exchange all gradients of a step at once; they set ``buckets``."""
+
+    buckets: Sequence[Bucket]
+
+    def __init__(self) -> None:
+        self._worker = Worker()
+
+    def close(self) -> None:
+        """End the communication thread; nothing can be exchanged any more."""
+        self._worker.close()
+
+    @torch.no_grad()
+    def average(
+        self, grads: Callable[[Bucket], Sequence[Tensor | None]], done: Callable[[Bucket], None] = lambda _: None
+    ) -> None:
+        """One step: fill each bucket, average it while the next is filled, and say when it is done, in order."""
+        self.exchange.begin_step()
+        self.units.follow(self.exchange, *self.units.read())
+        futures = []
+        for bucket in self.buckets:
+            bucket.gather(grads(bucket))
+            futures.append(self._worker.submit(partial(self._run, bucket)))
+        for bucket, future in zip(self.buckets, futures, strict=True):
+            self._worker.result(future)
+            done(bucket)
+
+    def _run(self, bucket: Bucket) -> Tensor:
+        self.exchange.run(bucket.flat, bucket.named, bucket.params[0].itemsize)
+        return bucket.flat
+
+
+def split(params: Sequence[tuple[str, nn.Parameter]], bucket_mb: float) -> list[list[tuple[str, nn.Parameter]]]:
+    """Consecutive parameters of at most ``bucket_mb`` MB in float32; a larger one is alone."""
+    buckets: list[list[tuple[str, nn.Parameter]]] = [[]]
+    room = bucket_mb * 2**20
+    for name, param in params:
+        if buckets[-1] and 4 * param.numel() > room:
+            buckets.append([])
+            room = bucket_mb * 2**20
+        buckets[-1].append((name, param))
+        room -= 4 * param.numel()
+    return buckets

@@ -1,0 +1,76 @@
+"""What a dashboard shows of an exchange: its metrics, for the steps since the last row.
+
+Law: counters are sums since the start, and a curve of a sum shows nothing; so traffic and times are means for a step of
+the interval, the ratio is the interval's, and only what is a state or an alarm is written as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from gradwire.errors import is_int, require
+
+__all__ = ["Measured", "MetricsWriter"]
+
+log = logging.getLogger("gradwire")
+
+COUNTED = ("bytes_sent", "bytes_received", "dense_bytes")
+
+
+class Measured(Protocol):
+    """Anything with gradwire's metrics: the states of integrations, an ``Exchange``, the optimizers."""
+
+    def metrics(self) -> dict[str, Any]: ...
+
+
+class MetricsWriter(ABC):
+    """Writes a row of figures every so many steps.
+
+    Args:
+        state: what ``compress_ddp`` and the others return.
+        every: steps from one row to the next, >= 1. A row waits for the device, so fewer rows cost less.
+
+    Raises:
+        ConfigError: ``every`` is out of range.
+    """
+
+    def __init__(self, state: Measured, every: int = 100) -> None:
+        require(is_int(every, 1), "every", "an integer >= 1", every)
+        self.state, self.every = state, every
+        self._calls, self._before = 0, state.metrics()
+
+    def step(self) -> bool:
+        """Call it after every optimizer step; whether a row was written."""
+        self._calls += 1
+        if self._calls % self.every:
+            return False
+        now = self.state.metrics()
+        if now["steps"] == self._before["steps"]:
+            log.warning("no gradient was exchanged in the last %d steps: is this the state of the model that trains?",
+                        self.every)  # fmt: skip
+        self.write(figures(self._before, now, self.every), now["steps"])
+        self._before = now
+        return True
+
+    @abstractmethod
+    def write(self, row: Mapping[str, float], step: int) -> None:
+        """Hand a row to the dashboard."""
+
+
+def figures(before: Mapping[str, Any], now: Mapping[str, Any], steps: int) -> dict[str, float]:
+    """A row: what happened between two readings of the metrics, for each of the steps between them.
+
+    >>> reading = {"bytes_sent": 0, "bytes_received": 0, "dense_bytes": 0, "seconds": {"encode": 0.0}}
+    >>> reading |= {"residual_norm": 0.5, "nonfinite_steps": 0}
+    >>> figures(reading, {**reading, "bytes_sent": 20, "dense_bytes": 320}, 10)["ratio"]
+    16.0
+    """
+    row = {f"{name}_per_step": (now[name] - before[name]) / steps for name in COUNTED}
+    sent = now["bytes_sent"] - before["bytes_sent"]
+    row["ratio"] = (now["dense_bytes"] - before["dense_bytes"]) / sent if sent else 1.0
+    row |= {f"seconds_per_step/{phase}": (total - before["seconds"][phase]) / steps
+            for phase, total in now["seconds"].items()}  # fmt: skip
+    return row | {name: float(now[name]) for name in ("residual_norm", "nonfinite_steps")}

@@ -1,0 +1,113 @@
+"""PyTorch Lightning: a callback.
+
+Law: Lightning wraps the model in ``strategy.setup`` and trains right after ``on_fit_start``; there the hook is
+attached, on any device, while Lightning's own ``ddp_comm_hook`` is left out without a word wherever gradients are not
+on CUDA. A checkpoint is one file, written by rank 0, so it holds the residuals of all ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.errors import ConfigError, require
+from gradwire.integrations._gather import gathered
+from gradwire.integrations._optional import needs
+from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.saved import OnResize
+
+with needs("lightning"):
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.strategies import DDPStrategy
+
+__all__ = ["GradwireCallback"]
+
+log = logging.getLogger("gradwire")
+
+KEY = "gradwire"
+
+
+class GradwireCallback(Callback):
+    """Exchanges the gradients of ``trainer.fit`` compressed, and keeps the residuals in Lightning's checkpoints.
+
+    The strategy must be DDP (``"ddp"``, ``"ddp_spawn"``, a ``DDPStrategy`` without a hook of its own). The precision
+    plugin's scaler is followed by itself. A second ``fit`` goes on with the residuals of the first.
+
+    Args:
+        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        on_resize: for a checkpoint of another number of ranks, as in ``load_state_dict``.
+        options: as for ``compress_ddp``.
+
+    Raises:
+        ConfigError: when ``fit`` begins: a wrong option, or a strategy under which the hook would not run.
+        GroupError: when ``fit`` begins: ranks were given different options.
+    """
+
+    def __init__(self, compressor: Any = "twobit", *, on_resize: OnResize = "error", **options: Any) -> None:
+        super().__init__()
+        self.compressor, self.options = compressor, options
+        self.on_resize: OnResize = on_resize
+        self.state: GradwireState | None = None
+        self._waiting: dict[str, Any] | None = None
+
+    def metrics(self) -> dict[str, Any]:
+        """What went over the wire, as the dashboards' writers ask for it.
+
+        Raises:
+            ConfigError: ``fit`` has not begun.
+        """
+        return self._attached().metrics()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuse a strategy that would not run the hook, before anything is set up."""
+        if stage == "fit":
+            check_strategy(trainer)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The model is wrapped: attach the hook, and go on with what waits."""
+        model = trainer.strategy.model
+        wrapped = isinstance(model, DistributedDataParallel)
+        require(wrapped, "strategy", "one that wraps the model into DistributedDataParallel", type(model).__name__)
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if self.state is not None:
+            self.state.close()
+        self.state = compress_ddp(model, self.compressor, **{"scaler": scaler, **self.options})
+        if self._waiting is not None:
+            self.state.load_state_dict(self._waiting, on_resize=self.on_resize)
+            self._waiting = None
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add the states of all ranks to the file that rank 0 writes."""
+        if self.state is not None:
+            checkpoint[KEY] = gathered(self.state)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep what was saved until the model is wrapped."""
+        if trainer.state.fn != "fit":
+            return
+        self._waiting = checkpoint.get(KEY)
+        if self._waiting is None:
+            log.warning("the checkpoint was saved without GradwireCallback: residuals start from zero")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the residuals for another ``fit``, which wraps the model anew."""
+        self._waiting = self._attached().state_dict()
+
+    def _attached(self) -> GradwireState:
+        if self.state is None:
+            raise ConfigError("GradwireCallback has no state before trainer.fit has begun")
+        return self.state
+
+
+def check_strategy(trainer: Trainer) -> None:
+    """Refuse what would train without compressing a bit.
+
+    Raises:
+        ConfigError: a strategy that is not DDP, or one with a hook of its own.
+    """
+    strategy = trainer.strategy
+    require(isinstance(strategy, DDPStrategy), "strategy", "DDP, such as strategy='ddp'", type(strategy).__name__)
+    hook = strategy._ddp_comm_hook
+    require(hook is None, "ddp_comm_hook", "None with GradwireCallback, which attaches its own", hook)

@@ -1,0 +1,108 @@
+"""Hugging Face Transformers: the hook under a ``Trainer``.
+
+Law: the Trainer wraps the model when ``train`` begins and tells callbacks neither the wrapped model nor the checkpoint
+it resumes from. So the callback holds the trainer, and is told the checkpoint as ``train`` is.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.errors import ConfigError, require
+from gradwire.integrations._files import load_rank, save_rank
+from gradwire.integrations._optional import needs
+from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.saved import OnResize
+
+with needs("huggingface"):
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+
+__all__ = ["GradwireCallback", "compress_trainer"]
+
+
+class GradwireCallback(TrainerCallback):
+    """Attaches the hook when training begins, and keeps the residuals beside each checkpoint.
+
+    Made by ``compress_trainer``.
+    """
+
+    def __init__(
+        self, trainer: Trainer, compressor: Any, resume_from_checkpoint: str | os.PathLike[str] | bool | None,
+        on_resize: OnResize, options: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.trainer, self.compressor, self.options = trainer, compressor, options
+        self.resume_from_checkpoint = resume_from_checkpoint
+        self.on_resize: OnResize = on_resize
+        self.state: GradwireState | None = None
+        self._model: DistributedDataParallel | None = None
+
+    def metrics(self) -> dict[str, Any]:
+        """What went over the wire, as the dashboards' writers ask for it.
+
+        Raises:
+            ConfigError: training has not begun.
+        """
+        if self.state is None:
+            raise ConfigError("GradwireCallback has no state before trainer.train has begun")
+        return self.state.metrics()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The model is wrapped: attach the hook, and go on with what waits."""
+        model = getattr(self.trainer.model_wrapped, "_orig_mod", self.trainer.model_wrapped)
+        ddp, kind = isinstance(model, DistributedDataParallel), type(model).__name__
+        require(ddp, "model", "wrapped into DistributedDataParallel: start with torchrun on 2 or more processes", kind)
+        if model is self._model:
+            return
+        scaler = self.trainer.accelerator.scaler
+        self.state = compress_ddp(model, self.compressor, **{"scaler": scaler, **self.options})
+        self._model = model
+        folder = self._folder(args.output_dir, state.global_step)
+        if folder is not None:
+            load_rank(self.state, folder, self.on_resize, state.global_step)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Write this rank's file beside the checkpoint, unless that cannot be resumed from anyway."""
+        if self.state is not None and not args.save_only_model:
+            folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+            save_rank(self.state, folder, state.global_step)
+
+    def _folder(self, output: str, step: int) -> str | os.PathLike[str] | None:
+        """The checkpoint to go on from; None: from residuals of zero."""
+        given = self.resume_from_checkpoint
+        if given is False:
+            return None
+        told = "what trainer.train is given, or False for residuals of zero"
+        require((given is not None) == (step > 0), "resume_from_checkpoint", told, given)
+        return get_last_checkpoint(output) if given is True else given
+
+
+def compress_trainer(
+    trainer: Trainer, compressor: Any = "twobit", *,
+    resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, on_resize: OnResize = "error", **options: Any,
+) -> GradwireCallback:  # fmt: skip
+    """Exchange the gradients of ``trainer.train()`` compressed. All processes must call it, before ``train``.
+
+    Args:
+        trainer: a ``transformers.Trainer``, or one of a class made from it.
+        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        resume_from_checkpoint: the same as for ``trainer.train``; False goes on from its checkpoint, but with residuals
+            of zero.
+        on_resize: for a checkpoint of another number of processes, as in ``load_state_dict``.
+        options: as for ``compress_ddp``.
+
+    Returns:
+        The callback that was added; ``callback.metrics()`` tells what went over the wire.
+
+    Raises:
+        ConfigError: when training begins: a wrong option, a model that is not wrapped, or a checkpoint without the
+            residuals of every process.
+        GroupError: when training begins: processes were given different options.
+    """
+    callback = GradwireCallback(trainer, compressor, resume_from_checkpoint, on_resize, options)
+    trainer.add_callback(callback)
+    return callback

@@ -1,0 +1,146 @@
+"""What the ranks of the Hugging Face tests do: all of it in one launch, because the imports take seconds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.integrations.jobs import answers, batch, digest, model_of
+from tests.integrations.lightning_jobs import as_torchrun
+
+STEPS, WORDS = 6, 64
+TOPK = {"ratio": 0.02, "min_numel": 128}
+
+
+def everything(rank: int, folder: str) -> dict[str, Any]:
+    as_torchrun(rank)
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    told = {"accelerate": accelerated(folder), "trainer": trained(folder)}
+    return {**told, "refused": refused(folder), "alone": alone(folder)}
+
+
+def accelerated(folder: str) -> dict[str, Any]:
+    """A loop under Accelerate, unbroken and resumed in the middle."""
+    from accelerate import Accelerator
+
+    from gradwire.integrations.accelerate import compress
+
+    def loop(steps: range, load: str = "", compressed: bool = True) -> dict[str, Any]:
+        accelerator = Accelerator(cpu=True)
+        module = model_of()
+        model, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        state = compress(accelerator, model, "topk", **TOPK) if compressed or not load else None
+        if load:
+            accelerator.load_state(load)
+        state = state or compress(accelerator, model, "topk", **TOPK)
+        for step in steps:
+            if step == STEPS // 2 and not load:
+                accelerator.save_state(f"{folder}/accelerate")
+            x, y = batch(step, accelerator.process_index)
+            optimizer.zero_grad()
+            accelerator.backward(nn.functional.cross_entropy(model(x), y))
+            optimizer.step()
+        return {"digest": digest(module), "metrics": state.metrics()}
+
+    rest, saved = range(STEPS // 2, STEPS), f"{folder}/accelerate"
+    return {"unbroken": loop(range(STEPS)), "resumed": loop(rest, saved), "without": loop(rest, saved, False),
+            "files": sorted(file.name for file in Path(saved).glob("gradwire*"))}  # fmt: skip
+
+
+def trainer_of(folder: str, steps: int = STEPS, **options: Any) -> Any:
+    """A GPT-2 of two tiny layers that learns random text by heart."""
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    torch.manual_seed(5)
+    sizes = {"vocab_size": WORDS, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    config = GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
+    text = torch.randint(WORDS, (48, 16), generator=torch.Generator().manual_seed(1))
+    data = [{"input_ids": row, "labels": row} for row in text]
+    arguments = {"max_steps": steps, "save_steps": STEPS // 2, "optim": "sgd", "learning_rate": 0.5, **options}
+    args = TrainingArguments(
+        folder, use_cpu=True, per_device_train_batch_size=4, report_to=[], disable_tqdm=True, logging_strategy="no",
+        max_grad_norm=0.0, lr_scheduler_type="constant", **arguments,
+    )  # fmt: skip
+    return Trainer(GPT2LMHeadModel(config), args, train_dataset=data)
+
+
+def trained(folder: str) -> dict[str, Any]:
+    """Unbroken; resumed from a copy of its checkpoint; and resumed without the residuals."""
+    from gradwire.integrations.transformers import compress_trainer
+
+    def run(name: str, resume: Any = None, ours: Any = None) -> dict[str, Any]:
+        trainer = trainer_of(f"{folder}/{name}")
+        callback = compress_trainer(trainer, "topk", resume_from_checkpoint=ours if ours is not None else resume,
+                                    **TOPK)  # fmt: skip
+        trainer.train(resume_from_checkpoint=resume)
+        told = {"digest": digest(trainer.model), "metrics": callback.metrics()}
+        if name == "without":
+            trainer.train()
+            told["steps after a second train"] = callback.metrics()["steps"]
+        return told
+
+    unbroken, saved = run("unbroken"), f"{folder}/unbroken/checkpoint-{STEPS // 2}"
+    return {
+        "unbroken": unbroken, "resumed": run("resumed", saved), "without": run("without", saved, False),
+        "files": sorted(file.name for file in Path(saved).glob("gradwire*")),
+    }  # fmt: skip
+
+
+def refused(folder: str) -> dict[str, str]:
+    from accelerate import Accelerator
+    from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+
+    from gradwire.integrations.accelerate import compress
+    from gradwire.integrations.transformers import compress_trainer
+
+    hooked = Accelerator(
+        cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)]
+    )
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(model_of())
+    compress(accelerator, prepared, "topk", **TOPK)
+    os.makedirs(f"{folder}/other", exist_ok=True)
+    saved = f"{folder}/unbroken/checkpoint-{STEPS // 2}"
+    other = f"{folder}/other-{os.environ['RANK']}"
+    shutil.copytree(saved, other)
+    if os.environ["RANK"] == "1":
+        Path(other, "gradwire-1.pt").unlink()
+
+    def resume(ours: Any, theirs: Any = saved) -> None:
+        trainer = trainer_of(f"{folder}/refused")
+        compress_trainer(trainer, "topk", resume_from_checkpoint=ours, **TOPK)
+        trainer.train(resume_from_checkpoint=theirs)
+
+    return answers({
+        "not prepared": lambda: compress(accelerator, model_of()),
+        "own hook": lambda: compress(hooked, prepared),
+        "load": lambda: accelerator.load_state(f"{folder}/other"),
+        "not told": lambda: resume(None),
+        "told too much": lambda: resume(saved, None),
+        "rank missing": lambda: resume(other, saved),
+        "another step": lambda: resume(f"{folder}/unbroken/checkpoint-{STEPS}"),
+        "early": lambda: compress_trainer(trainer_of(folder)).metrics(),
+    })  # fmt: skip
+
+
+def alone(folder: str) -> str:
+    """A process without others is not wrapped."""
+    from accelerate.state import AcceleratorState, PartialState
+
+    from gradwire.integrations.transformers import compress_trainer
+
+    AcceleratorState._reset_state()
+    PartialState._reset_state()
+    os.environ.update(WORLD_SIZE="1", LOCAL_RANK="-1", RANK="0")
+
+    def train() -> None:
+        trainer = trainer_of(f"{folder}/alone")
+        compress_trainer(trainer, "topk", **TOPK)
+        trainer.train()
+
+    return answers({"alone": train})["alone"]

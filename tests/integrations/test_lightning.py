@@ -1,0 +1,59 @@
+"""PyTorch Lightning itself, on two real processes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from gradwire.testing.processes import run_ranks
+from tests.integrations.lightning_jobs import STEPS, everything
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(2, everything, str(tmp_path_factory.mktemp("lightning")), timeout=280)
+
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_gradients_travel_compressed_and_ranks_stay_equal(told: list[dict[str, Any]]) -> None:
+    metrics = [each["unbroken"]["metrics"] for each in told]
+    assert [(each["steps"], each["nonfinite_steps"]) for each in metrics] == [(STEPS, 0)] * 2
+    assert all(each["ratio"] > 5 for each in metrics)
+    assert told[0]["unbroken"]["digest"] == told[1]["unbroken"]["digest"]
+
+
+def test_a_checkpoint_holds_the_residuals_of_all_ranks_and_a_resumed_run_is_the_unbroken_one(
+    told: list[dict[str, Any]],
+) -> None:
+    kept = told[0]["kept"]
+    assert sorted(kept["ranks"]) == ["0", "1"]
+    one, other = (kept["ranks"][rank]["worker"]["residual"] for rank in "01")
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    for each in told:
+        assert each["resumed"]["digest"] == each["unbroken"]["digest"]
+        assert each["resumed"]["residual"] == each["unbroken"]["residual"]
+        assert each["without"]["digest"] != each["unbroken"]["digest"], "residuals do not matter here: a weak test"
+
+
+def test_a_second_fit_goes_on_with_the_residuals_of_the_first(told: list[dict[str, Any]]) -> None:
+    for each in told:
+        assert each["in two fits"]["second fit"] == each["unbroken"]["digest"]
+
+
+REFUSED = {
+    "single device": r"ConfigError: strategy must be DDP, such as strategy='ddp', got 'SingleDeviceStrategy'",
+    "own hook": r"ConfigError: ddp_comm_hook must be None with GradwireCallback.*fp16_compress_hook",
+    "typo": r"ConfigError: .*'ration'.*did you mean 'ratio'",
+    "no fit": r"ConfigError: GradwireCallback has no state before trainer.fit has begun",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_train_uncompressed_is_an_error(case: str, told: list[dict[str, Any]]) -> None:
+    for each in told:
+        assert re.search(REFUSED[case], each["refused"][case]), each["refused"][case]
