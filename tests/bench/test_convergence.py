@@ -9,9 +9,9 @@ import pytest
 
 from gradwire import registry
 from gradwire.bench.convergence import Row, kept_in, markdown, rows
+from gradwire.bench.method import Method
 from gradwire.bench.recommended import MIN_NUMEL, RECOMMENDED, labels, recommended, setup_of
-from gradwire.bench.train import Method
-from gradwire.cli._options import parse_method
+from gradwire.bench.written import parse_method
 from gradwire.compressors.bf16 import BF16
 
 GOOD = Row("topk", {}, 2, 10, (0.97, 0.99), 0.99, 1234.5, 33.0, 75_008, identical=True, reason="", misses="")

@@ -8,9 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gradwire.bench.method import Method
+from gradwire.bench.onworker import digest
 from gradwire.bench.recipe import Recipe
 from gradwire.bench.tasks.classification import Classification
-from gradwire.bench.train import Method, digest, train
+from gradwire.bench.train import train
 from gradwire.compressors.none import Identity
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from gradwire import registry
 from gradwire.bench.steps import STEPS
-from gradwire.cli._options import parse_method, parse_size
+from gradwire.bench.written import parse_method
+from gradwire.cli._options import parse_size
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradwire.bench.launch import launch
+from gradwire.bench.method import Method
 from gradwire.bench.recommended import recommended, setup_of
 from gradwire.bench.tasks.classification import Classification
-from gradwire.bench.train import Method, Run, train
+from gradwire.bench.train import Run, train
 from gradwire.errors import GradwireError
 from gradwire.memory.base import default_memory
 

@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 from gradwire import registry
 from gradwire.bench.launch import launch
+from gradwire.bench.method import Method
 from gradwire.bench.progress import Bars
 from gradwire.bench.tasks.base import Task
-from gradwire.bench.train import Method, Run, train
+from gradwire.bench.train import Run, train
 from gradwire.errors import GroupError, is_int, require
 from gradwire.version import __version__
 

@@ -6,11 +6,13 @@ all; in each case no process stays behind, and the error says which worker faile
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -30,15 +32,17 @@ from gradwire.bench.netlab.names import INTERFACE, PORT, Names
 from gradwire.bench.netlab.system import enter
 from gradwire.errors import GroupError, is_int, require
 
-__all__ = ["launch"]
+__all__ = ["begin", "end_with_parent", "launch"]
 
 _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+_PR_SET_PDEATHSIG = 1
 
 
 def launch(
-    workers: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0, lab: Netlab | None = None
-) -> list[Any]:
-    """Call ``function(*args)`` in each of ``workers`` processes that form a Gloo group; one torch thread each.
+    workers: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0, lab: Netlab | None = None,
+    backend: str = "gloo",
+) -> list[Any]:  # fmt: skip
+    """Call ``function(*args)`` in each of ``workers`` processes that form a group; one torch thread each.
 
     Args:
         workers: at least 1.
@@ -47,6 +51,7 @@ def launch(
         timeout: seconds that a collective may take before the workers give up.
         lab: each worker moves into its namespace there, so that the group's traffic crosses the lab's links; None: it
             stays on this machine's loopback.
+        backend: "gloo"; or "nccl", and each worker has a GPU of its own.
 
     Returns:
         The results in rank order.
@@ -66,7 +71,7 @@ def launch(
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )  # fmt: skip
         try:
-            results = elastic_launch(config, worker)(timeout, names, function, args)
+            results = elastic_launch(config, worker)(timeout, names, backend, function, args)
         except ChildFailedError as error:
             raise GroupError(first_failure(error, Path(folder))) from None
         except SignalException as error:
@@ -110,11 +115,14 @@ def signals_restored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def worker(timeout: float, names: Names | None, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def worker(
+    timeout: float, names: Names | None, backend: str, function: Callable[..., Any], args: tuple[Any, ...]
+) -> Any:
     """What each process does: join the group, work, leave the group."""
+    end_with_parent()
     torch.set_num_threads(1)
     if names is None:
-        join(timedelta(seconds=timeout))
+        join(timedelta(seconds=timeout), backend)
     else:
         join_in_lab(timedelta(seconds=timeout), names)
     result = function(*args)
@@ -123,12 +131,33 @@ def worker(timeout: float, names: Names | None, function: Callable[..., Any], ar
     return result
 
 
-def join(timeout: timedelta) -> None:
+def end_with_parent() -> None:
+    """Nobody goes on when the launcher was killed, not even one that waits in a collective; Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def join(timeout: timedelta, backend: str) -> None:
     """Over the loopback, where the launcher's store is."""
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     if loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
-    dist.init_process_group("gloo", timeout=timeout)
+    begin(timeout, backend)
+
+
+def begin(timeout: timedelta, backend: str) -> None:
+    """The default group, of what the environment says; beside NCCL it has Gloo for what is on the CPU.
+
+    Raises:
+        ConfigError: there are more workers on this machine than GPUs.
+    """
+    if backend == "nccl":
+        local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        require(local < gpus, "workers", f"at most {gpus} on this machine, one for each GPU", local + 1)
+        torch.cuda.set_device(local)
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout)
+    else:
+        dist.init_process_group(backend, timeout=timeout)
 
 
 def join_in_lab(timeout: timedelta, names: Names) -> None:

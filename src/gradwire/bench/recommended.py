@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradwire import registry
-from gradwire.bench.train import Method
+from gradwire.bench.method import Method
 from gradwire.compressors.topk import TopK
 
-__all__ = ["MIN_NUMEL", "RECOMMENDED", "Setup", "labels", "recommended", "setup_of"]
+__all__ = ["DIGITS", "MIN_NUMEL", "RECOMMENDED", "Setup", "labels", "recommended", "setup_of"]
 
 MIN_NUMEL = 256
 """Compresses 18,752 of the 19,026 elements; what is left are biases, norms and the 72 elements of the stem."""
+
+
+DIGITS = "classification"
 
 
 @dataclass(frozen=True)
@@ -92,18 +95,19 @@ def labels() -> list[str]:
     return sorted({*registry.names("compressors"), *RECOMMENDED})
 
 
-def setup_of(label: str) -> Setup:
-    """The settings of a label, or else of the compressor that it starts with."""
-    return RECOMMENDED.get(label) or RECOMMENDED.get(label.partition(":")[0], Setup())
+def setup_of(label: str, task: str = DIGITS) -> Setup:
+    """The settings of a label on a task, or else of the compressor that it starts with."""
+    settings = {DIGITS: RECOMMENDED}.get(task, {})
+    return settings.get(label) or settings.get(label.partition(":")[0], Setup())
 
 
-def recommended(name: str) -> Method:
-    """How a registered compressor, or another label, is trained.
+def recommended(name: str, task: str = DIGITS) -> Method:
+    """How a registered compressor, or another label, is trained on a task.
 
     Raises:
         ConfigError: no such compressor.
     """
-    setup = setup_of(name)
+    setup = setup_of(name, task)
     compressor = registry.build("compressors", name.partition(":")[0], setup.params)
     options = {"min_numel": MIN_NUMEL, **setup.options}
     return Method(name, compressor, options, setup.loss_scale, setup.recipe)

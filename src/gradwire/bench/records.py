@@ -8,6 +8,7 @@ measured; so a run is there or it is not, whatever machine it ran on.
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
@@ -118,6 +119,7 @@ class Record:
         environment: columns of ``gradwire.bench.machine.environment``, the versions and the commit among them.
         started: UTC, ISO 8601.
         resumed: how often it was taken up again.
+        wall_seconds: that the run took, from the making of its model to this record; None: it failed.
     """
 
     settings: Settings
@@ -144,6 +146,7 @@ class Record:
     environment: Mapping[str, Any] = field(default_factory=dict)
     started: str = ""
     resumed: int = 0
+    wall_seconds: float | None = None
 
     def to_json(self) -> str:
         """One line without its end."""
@@ -172,6 +175,8 @@ class Record:
 def append(path: Path, record: Record) -> None:
     """Add a line and wait until it is on the disk; what a killed writer left of a line before it is cut off."""
     with path.open("a+b") as file:
+        # Parts of a sweep may run side by side.
+        fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         whole = file.read().rfind(b"\n") + 1
         file.truncate(whole)

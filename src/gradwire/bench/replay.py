@@ -10,11 +10,9 @@ slowest one has its averaged gradients; at the end all workers must hold the sam
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.bench import models
 from gradwire.bench.launch import launch
 from gradwire.bench.machine import environment
-from gradwire.bench.netlab import Link, Netlab
+from gradwire.bench.netlab import Link, Netlab, lab_for
 from gradwire.bench.netlab.names import INTERFACE
 from gradwire.bench.netlab.system import own_counters
 from gradwire.bench.statistics import summarise
@@ -125,7 +123,7 @@ def replay(plan: Plan, contestants: Sequence[Contestant]) -> Iterator[Row]:
     Raises:
         ConfigError: a link needs root, iproute2 or netem, and there is none.
     """
-    with nullcontext() if plan.link == Link() else Netlab(plan.workers, *_written(plan.link)) as made:
+    with lab_for(plan.workers, plan.link) as made:
         first: float | None = None
         for contestant in contestants:
             row = _row(plan, contestant, made)
@@ -133,10 +131,6 @@ def replay(plan: Plan, contestants: Sequence[Contestant]) -> Iterator[Row]:
             if first and "seconds" in row:
                 row["speedup"] = first / row["seconds"]
             yield row
-
-
-def _written(link: Link) -> tuple[str, str]:
-    return str(dataclasses.replace(link, delay=0.0)), f"{1e6 * link.delay:.0f}us"
 
 
 def _row(plan: Plan, contestant: Contestant, lab: Netlab | None) -> Row:

@@ -1,16 +1,20 @@
-"""The forms in which a size and a method are written on the command line."""
+"""The forms in which a size, and the parameters of a compressor, are written on the command line."""
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
-from gradwire import registry
-from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError
+import click
 
-__all__ = ["parse_method", "parse_size"]
+from gradwire import registry
+from gradwire.bench.method import Method
+from gradwire.bench.written import assignment, method_of, text_of
+from gradwire.errors import ConfigError, nearest
+
+__all__ = ["chosen", "pairs", "parse_size"]
 
 _LARGEST = 1 << 31
 
@@ -28,23 +32,37 @@ def parse_size(text: str) -> int:
     return size
 
 
-def parse_method(text: str) -> Compressor:
-    """A registered compressor with parameters: ``NAME`` or ``NAME:PARAMETER=VALUE,...``.
+def pairs(rest: Sequence[str]) -> list[tuple[str, Any]]:
+    """``--NAME VALUE`` and ``--NAME=VALUE``.
 
-    >>> parse_method("twobit:threshold=0.25").threshold
-    0.25
+    >>> pairs(["--ratio", "0.01", "--error-feedback=local"])
+    [('ratio', 0.01), ('error_feedback', 'local')]
+    """
+    words, found = list(rest), []
+    while words:
+        flag, equals, value = words.pop(0).partition("=")
+        if not re.fullmatch(r"--[a-z][\w-]*", flag):
+            raise click.UsageError(f"got unexpected argument {flag!r}")
+        if not equals:
+            if not words:
+                raise click.UsageError(f"option {flag} needs a value")
+            value = words.pop(0)
+        found.append(assignment(f"{flag[2:].replace('-', '_')}={value}"))
+    return found
+
+
+def chosen(text: str, params: Sequence[tuple[str, Any]], task: str, *, own: bool) -> Method:
+    """The method with its parameters, wherever they were written.
+
+    Raises:
+        ConfigError: no such compressor or parameter.
     """
     name, _, tail = text.partition(":")
-    params = dict(_assignment(part) for part in tail.split(",")) if tail else {}
-    compressor: Compressor = registry.build("compressors", name, params)
-    return compressor
-
-
-def _assignment(part: str) -> tuple[str, Any]:
-    name, equals, value = part.partition("=")
-    if not equals:
-        raise ConfigError(f"a parameter is written NAME=VALUE, got {part!r}")
-    try:
-        return name.strip(), json.loads(value)
-    except json.JSONDecodeError:
-        return name.strip(), value
+    kind = registry.find("compressors", name)
+    known = [each.name for each in fields(kind) if each.init]
+    for given, _ in params:
+        if given not in known:
+            allowed = nearest(given, known) if known else "it has none"
+            raise ConfigError(f"--{given} is no option, and no parameter of {name}: {allowed}")
+    before = [assignment(part) for part in tail.split(",")] if tail else []
+    return method_of(text_of(name, [*before, *params]), task, own=own)

@@ -16,9 +16,10 @@ from rich.progress import Progress
 from gradwire.bench import codec, peers
 from gradwire.bench.plot import write_violins
 from gradwire.bench.steps import STEPS
+from gradwire.bench.written import parse_method
 from gradwire.cli import _kvstore
 from gradwire.cli._lines import goal_lines, head, line, skipped_lines
-from gradwire.cli._options import parse_method, parse_size
+from gradwire.cli._options import parse_size
 from gradwire.cli._output import json_option
 from gradwire.cli._rows import RowFile
 from gradwire.compressors.base import Compressor

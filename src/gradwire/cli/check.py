@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,9 +13,8 @@ from rich.table import Table
 
 from gradwire.bench import convergence
 from gradwire.bench.convergence import BASELINE, TOLERANCE, Row
-from gradwire.bench.recommended import RECOMMENDED, labels, recommended
-from gradwire.bench.train import Method
-from gradwire.cli._options import parse_method
+from gradwire.bench.recommended import labels
+from gradwire.bench.written import method_of
 from gradwire.cli._output import emit, json_option
 from gradwire.memory.residual import DTYPES
 
@@ -63,7 +61,7 @@ def convergence_command(
     A method must end within 2 points of the uncompressed accuracy, mean of the seeds; one that is known to miss it is
     shown with the reason. Ends with exit code 1 where another misses it, or workers end with different parameters.
     """
-    named = [_named(text) for text in methods or labels()]
+    named = [method_of(text) for text in methods or labels()]
     chosen = [each for method in named for each in convergence.kept_in(method, residual_dtypes or ("float32",))]
     rows = _told(convergence.rows(chosen, workers or (2, 4), seeds, epochs))
     emit([row.as_dict() for row in rows], json_to, lambda: [_table(rows)])
@@ -71,14 +69,6 @@ def convergence_command(
         _write(markdown_to, convergence.markdown(rows))
     if any(row.failed for row in rows):
         ctx.exit(1)
-
-
-def _named(text: str) -> Method:
-    """A bare name has the recommended settings; parameters that are written go on top of the method's own."""
-    if text in RECOMMENDED:
-        return recommended(text)
-    method = recommended(text.partition(":")[0])
-    return dataclasses.replace(method, label=text, compressor=parse_method(text)) if ":" in text else method
 
 
 def _told(rows: Iterable[Row]) -> list[Row]:

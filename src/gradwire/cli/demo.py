@@ -14,9 +14,7 @@ from rich.text import Text
 
 from gradwire import registry
 from gradwire.bench.demo import Report, compare
-from gradwire.bench.recommended import recommended
-from gradwire.bench.train import Method
-from gradwire.cli._options import parse_method
+from gradwire.bench.written import method_of
 from gradwire.cli._output import emit, json_option
 
 __all__ = ["command"]
@@ -48,16 +46,10 @@ def command(names: tuple[str, ...], workers: int, epochs: int | None, task: str,
 
     Ends with a table of quality, bytes and times, and fails if the workers' models differ in a single bit.
     """
-    methods = [named(text) for text in dict.fromkeys(("none", "twobit", *names))]
+    methods = [method_of(text) for text in dict.fromkeys(("none", "twobit", *names))]
     report = compare(methods, workers=workers, epochs=epochs, task=task)
     emit(dataclasses.asdict(report), json_to, lambda: [table(report), Padding(_NOTE, (1, 0)), verdict(report)])
     report.check()
-
-
-def named(text: str) -> Method:
-    """A method as written: a bare name has the demonstration's parameters, others go on top of the method's own."""
-    method = recommended(text.partition(":")[0])
-    return dataclasses.replace(method, label=text, compressor=parse_method(text)) if ":" in text else method
 
 
 def table(report: Report) -> RenderableType:

@@ -10,7 +10,7 @@ import click
 
 from gradwire.bench.netlab import Link
 from gradwire.bench.replay import HOOKS, Contestant, Plan, replay
-from gradwire.cli._options import parse_method
+from gradwire.bench.written import parse_method
 
 __all__ = ["command"]
 

@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.bench.method import Method
 from gradwire.bench.models import names, trained
 from gradwire.bench.tasks.base import Task
-from gradwire.bench.train import Method, train
+from gradwire.bench.train import train
 from gradwire.compressors.none import Identity
 from gradwire.errors import ConfigError
 

@@ -79,6 +79,13 @@ class LSTMLanguageModel(nn.Module):
         """Begin another text."""
         self._state = []
 
+    def get_extra_state(self) -> State:
+        """What is carried from batch to batch is part of a checkpoint."""
+        return self._state
+
+    def set_extra_state(self, state: State) -> None:
+        self._state = [(short, long) for short, long in state]
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the next token, shape ``(batch, time, vocabulary)``, of int64 tokens of shape ``(batch, time)``."""
         h = self.dropout(self.embedding(tokens))

@@ -4,8 +4,8 @@ Law: a lab touches nothing but its own namespaces. Its addresses exist only insi
 goes away with whoever made it, however that process ended.
 """
 
-from gradwire.bench.netlab.lab import Netlab
+from gradwire.bench.netlab.lab import Netlab, lab_for
 from gradwire.bench.netlab.link import Link
 from gradwire.bench.netlab.system import NetlabError
 
-__all__ = ["Link", "Netlab", "NetlabError"]
+__all__ = ["Link", "Netlab", "NetlabError", "lab_for"]

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,7 +21,7 @@ from gradwire.bench.netlab.names import INTERFACE, MOST_WORKERS, Names
 from gradwire.bench.netlab.system import NetlabError, counters, require_system, run, settle
 from gradwire.errors import is_int, require
 
-__all__ = ["Netlab", "Traffic", "remove_leftovers"]
+__all__ = ["Netlab", "Traffic", "lab_for", "remove_leftovers"]
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,17 @@ class Netlab:
             lines = self.link.shaper(device, delayed=near)
             if lines:
                 run(["tc", "-n", namespace, "-batch", "-"], lines)
+
+
+def lab_for(workers: int, link: Link) -> AbstractContextManager[Netlab | None]:
+    """A lab with these links; None where they are the loopback.
+
+    Raises:
+        ConfigError, NetlabError: as ``Netlab``.
+    """
+    if link == Link():
+        return nullcontext()
+    return Netlab(workers, str(replace(link, delay=0.0)), f"{1e6 * link.delay:.0f}us")
 
 
 def traffic_of(names: Names) -> list[Traffic]:

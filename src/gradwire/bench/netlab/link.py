@@ -63,6 +63,20 @@ class Link:
         bits = None if rate == "none" else round(_quantity("rate", rate, _UNITS, "100mbit, 2.5gbit or none"))
         return cls(bits, _quantity("delay", delay, _TIMES, "500us, 1ms or 0.1s"))
 
+    @classmethod
+    def read(cls, text: str) -> Link:
+        """The inverse of ``str``.
+
+        Raises:
+            ConfigError: as ``parse``.
+
+        Example:
+            >>> Link.read("1gbit+1ms") == Link.parse("1gbit", "1ms"), Link.read("none") == Link()
+            (True, True)
+        """
+        rate, _, delay = text.partition("+")
+        return cls.parse(rate, delay or "0ms")
+
     def __str__(self) -> str:
         """As on the command line.
 

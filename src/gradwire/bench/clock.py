@@ -1,0 +1,58 @@
+"""Times of the steps of a run: wall time, CPU time, and the phases that the exchange measures itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from gradwire.exchange import Exchange
+
+__all__ = ["UNTIMED", "Clock"]
+
+UNTIMED = 10
+"""Steps before the clocks start: buffers are made, pages are touched."""
+
+_PHASES = {"encode": "compress", "communicate": "communicate", "decode": "decompress"}
+
+
+class Clock:
+    """Adds up steps; each is made inside a ``with`` block.
+
+    Args:
+        exchange: that measures its own phases.
+        untimed: first steps that count for ``elapsed`` alone.
+    """
+
+    def __init__(self, exchange: Exchange, untimed: int = UNTIMED) -> None:
+        self.counters, self.untimed = exchange.counters, untimed
+        self.steps, self.elapsed = 0, 0.0
+        self.totals = dict.fromkeys(("step", "compute", *_PHASES.values()), 0.0)
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter(), time.thread_time(), dict(self.counters.seconds)
+
+    def __exit__(self, *_: object) -> None:
+        start, cpu, phases = self._start
+        wall = time.perf_counter() - start
+        self.elapsed += wall
+        self.untimed -= 1
+        if self.untimed >= 0:
+            return
+        self.steps += 1
+        self.totals["step"] += wall
+        self.totals["compute"] += time.thread_time() - cpu
+        for phase, name in _PHASES.items():
+            self.totals[name] += self.counters.seconds[phase] - phases[phase]
+
+    def means(self) -> dict[str, float]:
+        """Seconds of a step that counts."""
+        return {name: total / max(self.steps, 1) for name, total in self.totals.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on from."""
+        return {"steps": self.steps, "elapsed": self.elapsed, "totals": dict(self.totals)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on adding to what ``state_dict`` gave."""
+        self.steps, self.elapsed, self.totals = state["steps"], state["elapsed"], dict(state["totals"])

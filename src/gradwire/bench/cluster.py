@@ -1,0 +1,84 @@
+"""Where this process stands in a job that somebody else started: torchrun, or Slurm's srun."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gradwire.errors import ConfigError, require
+
+__all__ = ["Place", "first_host", "placed"]
+
+_PORT = "29500"
+_SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process of a job.
+
+    Args:
+        rank: of this process.
+        world: processes of the job.
+        local: its number on this machine.
+        address: of rank 0's machine.
+        port: that rank 0 listens at.
+    """
+
+    rank: int
+    world: int
+    local: int
+    address: str
+    port: int
+
+    def tell(self) -> None:
+        """Put it where ``torch.distributed`` looks for it."""
+        os.environ.update(
+            RANK=str(self.rank), WORLD_SIZE=str(self.world), LOCAL_RANK=str(self.local), MASTER_ADDR=self.address,
+            MASTER_PORT=str(self.port),
+        )  # fmt: skip
+
+
+def placed(environment: Mapping[str, str]) -> Place | None:
+    """What the environment says; None: nobody has started this process as one of several.
+
+    A batch script of Slurm is such a process, too, unless ``srun`` started it: it has a job and no step.
+
+    Raises:
+        ConfigError: it says only half of it.
+
+    Example:
+        >>> placed({"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "gpu[03-04]"})
+        Place(rank=1, world=4, local=0, address='gpu03', port=29500)
+        >>> placed({}) is None
+        True
+    """
+    told = dict(environment)
+    if "SLURM_STEP_NODELIST" in told and "RANK" not in told and "SLURM_PROCID" in told:
+        told |= {name: told[slurm] for name, slurm in _SLURM.items() if slurm in told}
+        told.setdefault("MASTER_ADDR", first_host(told["SLURM_STEP_NODELIST"]))
+        told.setdefault("MASTER_PORT", _PORT)
+    if "RANK" not in told:
+        return None
+    missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in told]
+    if missing:
+        raise ConfigError(f"RANK is set, so {' and '.join(missing)} must be, too: start with torchrun or srun")
+    numbers = {name: told.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    for name, value in numbers.items():
+        require(value.isdigit(), name, "a number >= 0", value)
+    rank, world, local, port = map(int, numbers.values())
+    return Place(rank, world, local, told["MASTER_ADDR"], port)
+
+
+def first_host(nodes: str) -> str:
+    """Of a list as Slurm writes it.
+
+    >>> first_host("node[007-009,12],login"), first_host("one,two")
+    ('node007', 'one')
+    """
+    found = re.match(r"([^,\[]+)(?:\[(\d+))?", nodes)
+    if found is None:
+        raise ConfigError(f"SLURM_STEP_NODELIST must be a list of hosts, got {nodes!r}")
+    return found[1] + (found[2] or "")

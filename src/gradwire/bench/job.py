@@ -1,0 +1,178 @@
+"""One run as settings, and the record of it: the same whether a command, a job of many machines or a sweep makes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire import registry
+from gradwire.bench.machine import environment
+from gradwire.bench.method import Method
+from gradwire.bench.progress import Bar
+from gradwire.bench.records import Record, Settings
+from gradwire.bench.snapshots import Snapshots
+from gradwire.bench.tasks.base import Task
+from gradwire.bench.train import Run, train
+from gradwire.errors import ConfigError, GroupError, require
+
+__all__ = ["BACKENDS", "Job", "device_of", "failed", "perform", "settings_of"]
+
+BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
+"""The device whose gradients each one carries."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is told to run.
+
+    Args:
+        settings: of the run.
+        folder: of real data; None: the embedded data.
+        checkpoint: where the run is saved; None: nowhere.
+        every: steps after which it is saved within an epoch.
+        resume: go on from what is saved there.
+    """
+
+    settings: Settings
+    folder: Path | None = None
+    checkpoint: Path | None = None
+    every: int | None = None
+    resume: bool = False
+
+    def task(self) -> Task:
+        """With the recipe of these settings.
+
+        Raises:
+            ConfigError: no such task, no data.
+        """
+        kind = registry.find("bench.tasks", self.settings.task)
+        made: Task = kind(self.settings.model.removesuffix("_small"), self.folder)
+        return made.adjusted({name: _tuples(value) for name, value in self.settings.recipe.items()})
+
+    def method(self) -> Method:
+        """How gradients are exchanged.
+
+        Raises:
+            ConfigError: no such compressor, or none at all.
+        """
+        known = self.settings
+        require(known.compressor is not None, "Settings.compressor", "a configuration", None)
+        compressor = registry.from_config("compressors", known.compressor or {})
+        return Method(known.method, compressor, known.options, known.loss_scale)
+
+    def snapshots(self) -> Snapshots | None:
+        """Its checkpoints."""
+        if self.checkpoint is None:
+            return None
+        told = {name: value for name, value in dataclasses.asdict(self.settings).items() if name != "link"}
+        return Snapshots(self.checkpoint, told, self.every, self.resume)
+
+
+def settings_of(
+    task: Task, method: Method, *, workers: int, epochs: int | None = None, recipe: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> Settings:  # fmt: skip
+    """The settings of training a task with a method.
+
+    Args:
+        task: with its own recipe.
+        method: whose changes of the recipe go on top of the task's.
+        workers: processes.
+        epochs: at least 1; None: as the recipe says.
+        recipe: changes that go on top of all others.
+        others: the rest of ``Settings``.
+
+    Raises:
+        ConfigError: a change of the recipe that cannot be.
+    """
+    changes = {**method.recipe, **(recipe or {})}
+    known = [each.name for each in dataclasses.fields(task.recipe) if each.name != "epochs"]
+    for name in changes:
+        require(name in known, "recipe", f"one of {', '.join(known)}", name)
+    made = dataclasses.replace(task.recipe, **{name: _tuples(value) for name, value in changes.items()})
+    return Settings(
+        task.name, task.model_name, task.data.name, method.label, method.compressor.to_config(), dict(method.options),
+        method.loss_scale, changes, workers, epochs=epochs or made.epochs, **others,
+    )  # fmt: skip
+
+
+def _tuples(value: Any) -> Any:
+    """As a recipe has it: JSON knows lists alone."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def device_of(backend: str, device: str | None) -> str:
+    """The device that goes with a backend.
+
+    Raises:
+        ConfigError: it carries the gradients of another one, or there is no GPU.
+    """
+    wanted = BACKENDS[backend]
+    given = device or wanted
+    require(given in BACKENDS.values(), "device", "cpu or cuda", given)
+    require(given == wanted, "device", f"{wanted}, whose gradients {backend} carries", given)
+    if given == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda needs a GPU, and torch sees none")
+    return given
+
+
+def perform(job: Job, shown: bool = False) -> Record | None:
+    """On each worker of the default group: the run; its record on worker 0, None on the others.
+
+    Args:
+        job: the same on all workers.
+        shown: draw a progress bar, on worker 0.
+
+    Raises:
+        ConfigError, GroupError: as ``train``.
+    """
+    settings, began, started = job.settings, time.perf_counter(), _now()
+    require(settings.workers == dist.get_world_size(), "workers", f"{dist.get_world_size()}, as the group has",
+            settings.workers)  # fmt: skip
+    task, first = job.task(), dist.get_rank() == 0
+    device = settings.device if settings.device == "cpu" else f"cuda:{torch.cuda.current_device()}"
+    with Bar(task, settings.method, settings.epochs, shown=shown and first) as bar:
+        run = train(
+            task, job.method(), settings.epochs, seed=settings.seed, watch=bar.step, device=device,
+            lab=settings.link != "none", tell=bar.point, snapshots=job.snapshots(),
+        )  # fmt: skip
+    runs: list[Any] = [None] * settings.workers
+    dist.all_gather_object(runs, run)
+    return _record(settings, task, runs, started, time.perf_counter() - began) if first else None
+
+
+def _record(settings: Settings, task: Task, runs: Sequence[Run], started: str, wall: float) -> Record:
+    mine, identical = runs[0], len({run.digest for run in runs}) == 1
+    interface = [run.interface_bytes_per_step for run in runs if run.interface_bytes_per_step is not None]
+    return Record(
+        settings, task.measure, task.higher_is_better, status="ok" if identical else "failed",
+        error="" if identical else "the workers' parameters differ", quality=mine.quality, measures=mine.measures,
+        baselines=task.baselines(), history=mine.history, steps=mine.steps,
+        examples_per_second=mine.examples_per_second, seconds=mine.seconds, bytes_per_step=mine.bytes_per_step,
+        unpacked_bytes_per_step=mine.unpacked_bytes_per_step, dense_bytes_per_step=mine.dense_bytes_per_step,
+        interface_bytes_per_step=sum(interface) / len(interface) if interface else None,
+        state_bytes=max(run.state_bytes for run in runs), peak_rss_bytes=max(run.peak_rss_bytes for run in runs),
+        nonfinite_steps=mine.nonfinite_steps, identical=identical, digest=mine.digest, environment=environment(),
+        started=started, resumed=mine.resumed, wall_seconds=wall,
+    )  # fmt: skip
+
+
+def failed(job: Job, error: GroupError | ConfigError) -> Record:
+    """The record of a run that ended early."""
+    task = job.task()
+    return Record(
+        job.settings, task.measure, task.higher_is_better, status="failed", error=" ".join(str(error).split()),
+        environment=environment(), started=_now(),
+    )  # fmt: skip
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

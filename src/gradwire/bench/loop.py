@@ -1,0 +1,211 @@
+"""A run between two steps: everything it goes on from, so that it can be saved there and taken up again bit for bit.
+
+Law: what the next step depends on is the parameters and buffers, the optimizer, the schedule, the residuals and states
+of the exchange, torch's generators, what a model carries from batch to batch, and the place in the data; the data
+itself depends on the epoch alone. DDP's buckets are settled before the first step, because sums of floats depend on
+them: otherwise a resumed run would make one step with other buckets than the unbroken one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
+
+from gradwire.bench.clock import UNTIMED, Clock
+from gradwire.bench.method import Method
+from gradwire.bench.onworker import interface_bytes, on_cpu
+from gradwire.bench.records import Point
+from gradwire.bench.tasks.base import Task
+from gradwire.exchange import Named
+from gradwire.integrations.ddp import compress_ddp
+
+__all__ = ["Loop", "Watcher"]
+
+Watcher = Callable[[int, float], None]
+"""Is told of every finished step: its number from 0 on, and this worker's loss."""
+
+_COUNTED = ("bytes_sent", "dense_bytes", "nonfinite_steps")
+
+
+class Loop:
+    """A run; every worker of the default process group must make it with the same arguments. A context manager.
+
+    Args:
+        task: what is trained, with the recipe that the method needs.
+        method: how gradients are exchanged.
+        epochs: at least 1.
+        seed: of the initial parameters.
+        device: of the model.
+        lab: this worker has a network interface of its own in a lab, whose bytes are counted.
+
+    Raises:
+        ConfigError, GroupError: as ``compress_ddp``.
+    """
+
+    def __init__(
+        self, task: Task, method: Method, epochs: int, seed: int = 0, device: str = "cpu", *, lab: bool = False
+    ) -> None:
+        self.task, self.method, self.epochs, self.device = task, method, epochs, torch.device(device)
+        self.of_epoch = task.steps(1)
+        torch.manual_seed(seed)
+        self.model = DistributedDataParallel(task.model().to(self.device))
+        settle_buckets(self.model, task, self.device)
+        self.state = compress_ddp(self.model, method.compressor, **method.options)
+        self.optimizer = task.recipe.build(self.model.parameters())
+        self.schedule = LambdaLR(self.optimizer, lambda step: task.recipe.factor(step, epochs * self.of_epoch))
+        self.clock = Clock(self.state.exchange, min(UNTIMED, epochs * self.of_epoch - 1))
+        self.step, self.resumed = 0, 0
+        self.losses: list[float] = []
+        self.history: list[Point] = []
+        self.measures: dict[str, float] = {}
+        self.interface: int | None = 0 if lab else None
+        self._before = dict.fromkeys(_COUNTED, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.state.close()
+
+    @property
+    def module(self) -> nn.Module:
+        """The model without its wrapper."""
+        module: nn.Module = self.model.module
+        return module
+
+    def params(self) -> list[Named]:
+        """What is averaged."""
+        return [(name, tuple(param.shape)) for name, param in self.module.named_parameters() if param.requires_grad]
+
+    @property
+    def epoch(self) -> int:
+        """How many have ended."""
+        return len(self.history)
+
+    def counted(self) -> dict[str, int]:
+        """Bytes and steps left out since the begin of the run, before it was resumed, too."""
+        now = self.state.metrics()
+        return {name: self._before[name] + now[name] for name in _COUNTED}
+
+    def run_epoch(self, watch: Watcher, between: Callable[[Loop], None]) -> Point:
+        """Train to the end of the epoch, and measure.
+
+        Args:
+            watch: called after each step.
+            between: called after each step, too, when a checkpoint may be taken.
+        """
+        if not self.losses:
+            self.task.begin_epoch(self.module)
+        self.module.train()
+        sent = 0 if self.interface is None else interface_bytes()
+        for x, y in self._rest():
+            with self.clock:
+                self.losses.append(self._step(x.to(self.device), y.to(self.device)))
+            self.schedule.step()
+            self.step += 1
+            watch(self.step - 1, self.losses[-1])
+            between(self)
+        if self.interface is not None:
+            self.interface += interface_bytes() - sent
+        return self._end_epoch()
+
+    def _rest(self) -> Iterator[tuple[Tensor, Tensor]]:
+        shares = self.task.shares(self.epoch, dist.get_rank(), dist.get_world_size())
+        return islice(shares, len(self.losses), None)
+
+    def _step(self, x: Tensor, y: Tensor) -> float:
+        model, scale = self.model, self.method.loss_scale
+        self.optimizer.zero_grad()
+        loss = self.task.loss(model(x), y)
+        torch.autograd.backward(loss * scale)
+        if scale != 1.0:
+            torch._foreach_div_([p.grad for p in model.parameters() if p.grad is not None], scale)
+        self.task.recipe.clip_(model.parameters())
+        self.optimizer.step()
+        return loss.item()
+
+    def _end_epoch(self) -> Point:
+        """The epoch as worker 0 saw it; the others wait for it, and learn it."""
+        found: list[Any] = [None, None]
+        if dist.get_rank() == 0:
+            found[0] = self.task.measures(on_cpu(self.module, self.device))
+            found[1] = Point(
+                self.epoch + 1, self.step, self.clock.elapsed, sum(self.losses) / len(self.losses),
+                found[0][self.task.measure], self.counted()["bytes_sent"],
+            )  # fmt: skip
+        dist.broadcast_object_list(found, src=0)
+        self.measures, point = found
+        self.history.append(point)
+        self.losses = []
+        return self.history[-1]
+
+    def common(self) -> dict[str, Any]:
+        """What is saved once: the same on all workers, or worker 0's."""
+        return {
+            "params": {name: param.detach() for name, param in self.module.named_parameters()},
+            "optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict(), "step": self.step,
+            "history": [dataclasses.asdict(point) for point in self.history], "measures": self.measures,
+            "resumed": self.resumed,
+        }  # fmt: skip
+
+    def own(self) -> dict[str, Any]:
+        """What is this worker's."""
+        params = dict(self.module.named_parameters())
+        buffers = {name: value for name, value in self.module.state_dict().items() if name not in params}
+        return {
+            "buffers": buffers, "exchange": self.state.state_dict(), "generators": generators(self.device),
+            "losses": self.losses, "clock": self.clock.state_dict(), "counted": self.counted(),
+            "interface": self.interface,
+        }  # fmt: skip
+
+    def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Go on from what ``common`` and ``own`` gave. All workers must call it, before their first step."""
+        self.module.load_state_dict({**common["params"], **own["buffers"]})
+        self.optimizer.load_state_dict(common["optimizer"])
+        self.schedule.load_state_dict(common["schedule"])
+        self.state.load_state_dict(own["exchange"])
+        self.clock.load_state_dict(own["clock"])
+        self.step, self.measures = common["step"], dict(common["measures"])
+        self.history, self.losses = [Point(**point) for point in common["history"]], list(own["losses"])
+        self.resumed, self.interface = common["resumed"] + 1, own["interface"]
+        now = self.state.metrics()
+        self._before = {name: own["counted"][name] - now[name] for name in _COUNTED}
+        # The last thing: making the model has drawn from them.
+        set_generators(own["generators"], self.device)
+
+
+def settle_buckets(model: DistributedDataParallel, task: Task, device: torch.device) -> None:
+    """One backward pass that leaves no trace but the order in which gradients come: DDP sorts its buckets by it."""
+    before = generators(device)
+    buffers = {name: value.clone() for name, value in model.module.named_buffers()}
+    task.begin_epoch(model.module)
+    x, y = next(task.shares(0, dist.get_rank(), dist.get_world_size()))
+    torch.autograd.backward(task.loss(model(x.to(device)), y.to(device)))
+    model.zero_grad(set_to_none=True)
+    task.begin_epoch(model.module)
+    with torch.no_grad():
+        for name, value in model.module.named_buffers():
+            value.copy_(buffers[name])
+    set_generators(before, device)
+
+
+def generators(device: torch.device) -> dict[str, Tensor]:
+    """The states of torch's global generators, which dropout draws from."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_generators(states: Mapping[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)

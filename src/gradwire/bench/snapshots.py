@@ -1,0 +1,200 @@
+"""Checkpoints of a run in a folder that all workers see.
+
+    FOLDER/settings.json             what is run; another run is refused
+    FOLDER/step-00000120/common.pt   the model, optimizer, schedule and history, by worker 0
+    FOLDER/step-00000120/rank3.pt    a worker's residuals, buffers, generators and losses
+
+Law: a step's folder has its name when it is complete and on the disk, and not before; the one before it is kept, and
+is taken where a file of the newer one cannot be read. Nothing is unpickled but tensors and plain values.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.bench.loop import Loop
+from gradwire.errors import ConfigError, GroupError
+
+__all__ = ["Snapshots", "differences", "newest", "steps_in"]
+
+_KEPT = 2
+_PREFIX = "step-"
+
+
+@dataclass
+class Snapshots:
+    """Saves a run, and finds it again.
+
+    Args:
+        folder: that all workers see.
+        settings: plain JSON values: what the run is.
+        every: steps after which it is saved within an epoch, too; None: at the end of an epoch only.
+        resume: go on from the newest checkpoint, or begin where there is none.
+
+    Raises:
+        ConfigError: the folder has another run, or one that is not to be resumed, or cannot be written.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any]
+    every: int | None = None
+    resume: bool = False
+    damaged: list[str] = field(default_factory=list, init=False)
+
+    def prepare(self) -> None:
+        """Check the folder and make it; the process that starts the run calls it once.
+
+        Raises:
+            ConfigError: see the class.
+        """
+        there, note = steps_in(self.folder), self.folder / "settings.json"
+        if there and not self.resume:
+            raise ConfigError(
+                f"checkpoint {self.folder} holds a run at step {there[-1]}: go on with it (--resume), or name another "
+                "folder"
+            )
+        if there:
+            self._compare(json.loads(note.read_text(encoding="utf-8")))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            note.write_text(json.dumps(dict(self.settings)), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"checkpoint {self.folder} must be a folder that can be written: {error}") from None
+
+    def _compare(self, saved: Mapping[str, Any]) -> None:
+        wrong = differences(saved, self.settings)
+        if wrong:
+            raise ConfigError(f"checkpoint {self.folder} is of another run: {'; '.join(wrong)}")
+
+    def in_epoch(self, loop: Loop) -> None:
+        """Save where it is time to; the end of an epoch has its own call."""
+        if self.every and loop.step % self.every == 0 and len(loop.losses) < loop.of_epoch:
+            self.save(loop)
+
+    def save(self, loop: Loop) -> None:
+        """Write a checkpoint. All workers must call it, between steps.
+
+        Raises:
+            GroupError: a worker could not write its part.
+        """
+        place = self.folder / f"{_PREFIX}{loop.step:08d}"
+        if place.is_dir():
+            return
+        draft = self.folder / f".{place.name}"
+        first = dist.get_rank() == 0
+        self._together(lambda: draft.mkdir(parents=True, exist_ok=True), draft)
+        self._together(lambda: write(draft / f"rank{dist.get_rank()}.pt", loop.own()), draft)
+        self._together(lambda: write(draft / "common.pt", loop.common()) if first else None, draft)
+        self._together(lambda: self._complete(draft, place) if first else None, draft)
+
+    def _complete(self, draft: Path, place: Path) -> None:
+        sync(draft)
+        draft.rename(place)
+        sync(self.folder)
+        for step in steps_in(self.folder)[:-_KEPT]:
+            shutil.rmtree(self.folder / f"{_PREFIX}{step:08d}", ignore_errors=True)
+
+    def _together(self, work: Callable[[], object], where: Path) -> None:
+        said = ""
+        try:
+            work()
+        except OSError as error:
+            said = str(error)
+        if not agreed(not said):
+            raise GroupError(f"the checkpoint {where} cannot be written: {said or 'another worker failed'}")
+
+    def restore(self, loop: Loop) -> None:
+        """Take the run up where it was saved last, if it was. All workers must call it.
+
+        Raises:
+            ConfigError: there are checkpoints, and none of them can be read.
+        """
+        for leftover in self.folder.glob(f".{_PREFIX}*") if dist.get_rank() == 0 else ():
+            shutil.rmtree(leftover, ignore_errors=True)
+        found = [steps_in(self.folder) if dist.get_rank() == 0 and self.resume else []]
+        dist.broadcast_object_list(found, src=0)
+        for step in reversed(found[0]):
+            if self._load(loop, self.folder / f"{_PREFIX}{step:08d}"):
+                return
+        if found[0]:
+            raise ConfigError(f"no checkpoint in {self.folder} can be read: {'; '.join(self.damaged)}")
+
+    def _load(self, loop: Loop, place: Path) -> bool:
+        parts = []
+        try:
+            parts = [read(place / name) for name in ("common.pt", f"rank{dist.get_rank()}.pt")]
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            self.damaged.append(f"{place.name}: {error}")
+        if not agreed(bool(parts)):
+            # The run goes on from the one before it and comes to this step again.
+            if dist.get_rank() == 0:
+                shutil.rmtree(place, ignore_errors=True)
+            return False
+        loop.load(*parts)
+        return True
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps that are saved, in order."""
+    names = [path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def newest(folder: Path) -> Path | None:
+    """The last checkpoint; None: there is none."""
+    steps = steps_in(folder)
+    return folder / f"{_PREFIX}{steps[-1]:08d}" if steps else None
+
+
+def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], under: str = "") -> list[str]:
+    """What two nested settings do not have in common, in words.
+
+    >>> differences({"seed": 0, "compressor": {"ratio": 0.1}}, {"seed": 0, "compressor": {"ratio": 0.2}})
+    ['compressor.ratio was 0.1, is 0.2']
+    """
+    found: list[str] = []
+    for name in sorted({*saved, *wanted}):
+        before, now = saved.get(name), wanted.get(name)
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            found += differences(before, now, f"{under}{name}.")
+        elif before != now:
+            found.append(f"{under}{name} was {before!r}, is {now!r}")
+    return found
+
+
+def agreed(ok: bool) -> bool:
+    """Whether it is so on every worker; all wait for each other."""
+    flag = torch.tensor([int(ok)])
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag.item())
+
+
+def write(path: Path, state: Mapping[str, Any]) -> None:
+    with path.open("wb") as file:
+        torch.save(dict(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def sync(folder: Path) -> None:
+    """A new name is on the disk when its folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,68 @@
+"""What a run would send were its codes not packed: each in the smallest whole type, a bit or two in a byte of its own.
+
+Law: what a payload would be follows from its layout. Fields of floats and whole integers stay as they are; a field of
+bytes called ``codes`` that has fewer bytes than there are values holds several codes in a byte. Where the layout does
+not tell, because its size depends on the data or sums are packed into words, nothing is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.exchange import Exchange, Named
+from gradwire.plan import grouped
+from gradwire.types import Layout, align
+
+__all__ = ["unpacked_bytes", "unpacked_payload"]
+
+_NAMING = ("indices", "places")
+
+
+def unpacked_payload(compressor: Compressor, shape: Sequence[int]) -> int | None:
+    """Bytes of a payload with a whole type for each code; None where that cannot be known.
+
+    Args:
+        compressor: with its parameters.
+        shape: of the tensor.
+
+    Example:
+        >>> from gradwire.compressors.twobit import TwoBit
+        >>> from gradwire.compressors.topk import TopK
+        >>> unpacked_payload(TwoBit(), (1000,)), unpacked_payload(TopK(ratio=0.01), (1000,))
+        (1000, 64)
+    """
+    layout = compressor.layout(shape)
+    if isinstance(compressor, MultiRound):
+        sent = [field for field in layout.fields if field.name not in compressor.rounds_only]
+        return layout.nbytes if all(field.dtype.is_floating_point for field in sent) else None
+    return _apart(layout, math.prod(shape)) if compressor.fixed_size else None
+
+
+def _apart(layout: Layout, n: int) -> int:
+    named = [field.count for field in layout.fields if field.name in _NAMING]
+    codes = [field.count for field in layout.fields if field.name == "codes" and field.dtype == torch.uint8]
+    values = named[0] if named else n
+    return layout.nbytes + sum(max(values - count, 0) for count in codes)
+
+
+def unpacked_bytes(exchange: Exchange, params: Sequence[Named], sent: float) -> float | None:
+    """The traffic of a step without packing; None where it cannot be known.
+
+    Args:
+        exchange: after a step.
+        params: that it averages.
+        sent: bytes of a step as they were handed to collectives.
+    """
+    main, world = exchange.policy.at(exchange.step - 1, exchange.compressor), exchange.channel.world
+    units, dense, _ = grouped(params, main, exchange.policy, exchange.memory_for)
+    wide = [unpacked_payload(unit.compressor, unit.shape) for unit in units]
+    known = [align(nbytes) for nbytes in wide if nbytes is not None]
+    if len(known) < len(wide):
+        return None
+    packed = sum(align(unit.compressor.layout(unit.shape).nbytes) for unit in units)
+    uncompressed = 4 * sum(hi - lo for lo, hi in dense) * 2 * (world - 1) / world
+    return sent + (sent - uncompressed) * (sum(known) / packed - 1) if packed else sent

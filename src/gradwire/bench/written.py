@@ -1,0 +1,85 @@
+"""A method as it is written on the command line and in a suite: ``NAME`` or ``NAME:PARAMETER=VALUE,...``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gradwire import registry
+from gradwire.bench.method import Method
+from gradwire.bench.recommended import RECOMMENDED, recommended
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError
+
+__all__ = ["assignment", "method_of", "parse_method", "text_of"]
+
+
+def parse_method(text: str) -> Compressor:
+    """A registered compressor with parameters.
+
+    Raises:
+        ConfigError: no such compressor or parameter, or not of the form.
+
+    Example:
+        >>> parse_method("twobit:threshold=0.25").threshold
+        0.25
+    """
+    name, _, tail = text.partition(":")
+    params = dict(assignment(part) for part in tail.split(",")) if tail else {}
+    compressor: Compressor = registry.build("compressors", name, params)
+    return compressor
+
+
+def assignment(part: str) -> tuple[str, Any]:
+    """``NAME=VALUE``; a value is JSON, or else the text itself.
+
+    Raises:
+        ConfigError: there is no equals sign.
+
+    Example:
+        >>> assignment("bits=8"), assignment("norm=l2")
+        (('bits', 8), ('norm', 'l2'))
+    """
+    name, equals, value = part.partition("=")
+    if not equals:
+        raise ConfigError(f"a parameter is written NAME=VALUE, got {part!r}")
+    try:
+        return name.strip(), json.loads(value)
+    except json.JSONDecodeError:
+        return name.strip(), value
+
+
+def method_of(text: str, task: str = "classification", *, own: bool = False) -> Method:
+    """How it is trained: with the recommended settings of its name; parameters that are written go on top of the
+    compressor's own defaults.
+
+    Args:
+        text: as written.
+        task: that is trained.
+        own: only with the compressor's and the library's own defaults.
+
+    Raises:
+        ConfigError: as ``parse_method``.
+
+    Example:
+        >>> method_of("randomk").compressor.ratio, method_of("randomk:ratio=0.01").compressor.ratio
+        (0.05, 0.01)
+    """
+    if own:
+        return Method(text, parse_method(text))
+    if text in RECOMMENDED:
+        return recommended(text, task)
+    method = recommended(text.partition(":")[0], task)
+    return dataclasses.replace(method, label=text, compressor=parse_method(text)) if ":" in text else method
+
+
+def text_of(name: str, params: Sequence[tuple[str, Any]]) -> str:
+    """The inverse: a compressor and its parameters as they are written.
+
+    >>> text_of("qsgd", [("bits", 8), ("norm", "l2")])
+    'qsgd:bits=8,norm=l2'
+    """
+    written = ",".join(f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in params)
+    return ":".join(filter(None, (name, written)))

@@ -1,0 +1,131 @@
+"""A sweep makes every run once, whatever happens to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gradwire.bench.estimates import Estimates
+from gradwire.bench.job import Job
+from gradwire.bench.records import Record, Settings, append, read
+from gradwire.bench.suite import load
+from gradwire.bench.sweep import Order, only_one, standing, sweep
+from gradwire.errors import ConfigError
+
+SUITE = """
+tasks = ["classification"]
+methods = ["none", "topk", "qsgd"]
+seeds = 2
+[task.classification]
+epochs = 1
+[method.topk]
+options = { min_numel = -1 }
+"""
+
+
+def order_of(folder: Path, text: str = SUITE, **options: object) -> Order:
+    path = folder / "suite.toml"
+    path.write_text(text)
+    return Order(load(path), folder / "results.jsonl", **options)
+
+
+def ids(path: Path) -> list[str]:
+    return [record.settings.id for record in read(path)]
+
+
+@pytest.mark.timeout(300)
+def test_killed_and_started_again_it_makes_each_run_once_and_a_failure_stops_no_other(tmp_path: Path) -> None:
+    order = order_of(tmp_path)
+    arguments = [str(tmp_path / "suite.toml"), "--results", str(order.results)]
+    command = [sys.executable, "-m", "gradwire", "sweep", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 90
+        while not (order.results.exists() and order.results.read_bytes().count(b"\n")):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, "no run ended within 90 s"
+            time.sleep(0.02)
+        process.kill()
+    before = ids(order.results)
+    assert 0 < len(before) < len(order.jobs)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1
+    assert "4 runs ended well, 2 failed; nothing is left" in done.stdout
+    after = ids(order.results)
+    assert after[: len(before)] == before
+    assert sorted(after) == sorted(job.settings.id for job in order.jobs)
+    for record in read(order.results):
+        if record.settings.method == "topk":
+            assert (record.status, record.quality) == ("failed", None)
+            assert "min_numel must be" in record.error
+        else:
+            assert (record.status, record.identical, record.steps, len(record.history)) == ("ok", True, 22, 1)
+            assert record.wall_seconds is not None
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 1
+    assert ids(order.results) == after
+
+
+def recorded(job: Job, seconds: float | None, **changes: object) -> Record:
+    return Record(job.settings, "top-1", higher_is_better=True, wall_seconds=seconds, **changes)
+
+
+def test_what_failed_is_left_again_only_if_it_is_asked_for(tmp_path: Path) -> None:
+    order = order_of(tmp_path)
+    append(order.results, recorded(order.jobs[0], None, status="failed", error="no luck"))
+    append(order.results, recorded(order.jobs[1], 5.0))
+    now = standing(order)
+    assert (now.ok, [record.error for record in now.failed], len(now.left)) == (1, ["no luck"], 4)
+    assert standing(dataclasses.replace(order, retry=True)).left[0] == order.jobs[0]
+    append(order.results, recorded(order.jobs[0], 3.0))
+    assert (standing(order).ok, standing(order).failed) == (2, [])
+
+
+def test_what_would_not_fit_into_the_time_is_not_begun(tmp_path: Path) -> None:
+    order = order_of(tmp_path, deadline=time.time() + 50)
+    for job in order.jobs[:3]:
+        append(order.results, recorded(job, 100.0))
+    after = sweep(order)
+    assert len(after.left) == 3
+    assert after.seconds == pytest.approx(300)
+    assert len(ids(order.results)) == 3
+
+
+def test_two_sweeps_do_not_write_the_same_file(tmp_path: Path) -> None:
+    order = order_of(tmp_path)
+    with only_one(order.results), pytest.raises(ConfigError, match=r"results\.jsonl is being written by another sweep"):
+        sweep(order)
+    with only_one(order.results):
+        pass
+
+
+def test_the_nearest_runs_tell_how_long_one_takes() -> None:
+    settings = Settings("language", "lstm_small", "stdlib", "topk", {"name": "topk"}, workers=2, epochs=2)
+    other = dataclasses.replace(settings, method="qsgd")
+    four = dataclasses.replace(settings, workers=4)
+    estimates = Estimates([Record(settings, "", False, wall_seconds=20.0), Record(other, "", False, wall_seconds=40.0)])
+    assert estimates.of(dataclasses.replace(settings, seed=1)) == 20.0
+    assert estimates.of(dataclasses.replace(settings, epochs=4)) == 40.0
+    assert estimates.of(dataclasses.replace(settings, method="dgc")) == 30.0
+    assert estimates.of(four) == 30.0
+    unknown = dataclasses.replace(settings, task="segmentation")
+    assert estimates.of(unknown) is None
+    assert estimates.total([settings, unknown]) == 40.0
+    assert Estimates([]).total([settings]) is None
+
+
+@pytest.mark.timeout(200)
+def test_side_by_side_the_records_say_that_times_mean_nothing(tmp_path: Path) -> None:
+    text = (
+        'tasks = ["classification"]\nmethods = ["none"]\nworkers = [1]\nseeds = 2\n[task.classification]\nepochs = 1\n'
+    )
+    order = order_of(tmp_path, text, parallel=2)
+    assert sweep(order).left == []
+    lines = [json.loads(line) for line in order.results.read_text().splitlines()]
+    assert sorted(line["settings"]["seed"] for line in lines) == [0, 1]
+    assert [line["environment"]["jobs"] for line in lines] == [2, 2]

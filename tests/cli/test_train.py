@@ -1,0 +1,125 @@
+"""``gradwire train`` as a person and as a job scheduler run it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gradwire import registry
+from gradwire.bench.records import read
+from gradwire.bench.snapshots import steps_in
+from gradwire.cli._options import chosen
+from gradwire.cli.train import command
+from gradwire.compressors.topk import TopK
+
+COMMAND = [sys.executable, "-m", "gradwire", "train", "classification"]
+
+
+def wait_for_step(process: subprocess.Popen[str], folder: Path, least: int, seconds: float = 90.0) -> None:
+    """Until the run has saved this step or a later one."""
+    deadline = time.monotonic() + seconds
+    while not any(step >= least for step in steps_in(folder)):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"nothing was saved in {folder} within {seconds} s"
+        time.sleep(0.02)
+
+
+@pytest.mark.timeout(300)
+def test_killed_in_an_epoch_and_resumed_is_the_unbroken_run(tmp_path: Path) -> None:
+    options = ["--compressor", "topk", "--ratio", "0.01", "--epochs", "2", "--results", str(tmp_path / "results.jsonl")]
+    saved = tmp_path / "saved"
+    checkpoint = ["--checkpoint", str(saved), "--checkpoint-every", "2"]
+    with subprocess.Popen([*COMMAND, *options, *checkpoint], stderr=subprocess.PIPE, text=True) as process:
+        wait_for_step(process, saved, 24)
+        process.kill()
+    last = steps_in(saved)[-1]
+    assert last < 44
+    for more in ([*checkpoint, "--resume"], []):
+        done = subprocess.run([*COMMAND, *options, *more], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "bit-identical" in done.stdout
+        assert "epoch 2/2: loss " in done.stderr
+    resumed, whole = read(tmp_path / "results.jsonl")
+    assert (resumed.digest, resumed.measures, resumed.bytes_per_step) == (
+        whole.digest, whole.measures, whole.bytes_per_step,
+    )  # fmt: skip
+    assert [dataclasses.replace(point, seconds=0) for point in resumed.history] == [
+        dataclasses.replace(point, seconds=0) for point in whole.history
+    ]
+    assert (resumed.resumed, whole.resumed) == (1, 0)
+    assert resumed.settings == whole.settings
+    assert resumed.settings.compressor == TopK(ratio=0.01).to_config()
+
+
+@pytest.mark.timeout(200)
+def test_a_request_to_end_names_the_last_checkpoint(tmp_path: Path) -> None:
+    arguments = ["--epochs", "50", "--checkpoint", str(tmp_path), "--checkpoint-every", "2"]
+    with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True) as process:
+        wait_for_step(process, tmp_path, 2)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"stopped; the last checkpoint is {tmp_path / 'step-'}{steps_in(tmp_path)[-1]:08d}: go on with" in said
+
+
+@pytest.mark.timeout(200)
+def test_it_is_the_script_of_a_job(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    arguments = ["-m", "gradwire", "train", "classification", "--epochs", "1", "--compressor", "qsgd"]
+    done = subprocess.run(
+        [*launcher, *arguments, "--results", str(tmp_path / "results.jsonl")], capture_output=True, text=True,
+        timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("bit-identical") == 1
+    (record,) = read(tmp_path / "results.jsonl")
+    assert (record.settings.workers, record.status, record.identical) == (2, "ok", True)
+
+
+def test_mistakes_are_told_before_anything_starts(gradwire, tmp_path, monkeypatch):
+    saved = tmp_path / "saved"
+    (saved / "step-00000010").mkdir(parents=True)
+    (saved / "settings.json").write_text(json.dumps({"task": "language"}))
+    for arguments, said in (
+        (["--compressor", "topk", "--ration", "0.01"], "--ration is no option, and no parameter of topk: did you mean"),
+        (["--compressor", "none", "--ratio", "0.01"], "--ratio is no option, and no parameter of none: it has none"),
+        (["--compressor", "topk", "--ratio", "2"], "TopK.ratio must be in (0, 1], got 2"),
+        (["--compressor", "topk", "--ratio"], "option --ratio needs a value"),
+        (["--recipe", "rate=0.1"], "recipe must be one of batch, lr,"),
+        (["--resume"], "checkpoint must be"),
+        (["--checkpoint", str(saved)], "holds a run at step 10: go on with it (--resume)"),
+        (["--checkpoint", str(saved), "--resume"], "task was 'language', is 'classification'"),
+        (["--link", "fast"], "rate must be written as"),
+        (["--link", "1gbit", "--backend", "nccl"], "link must be none"),
+        (["--device", "cuda"], "device must be cpu, whose gradients gloo carries, got 'cuda'"),
+        (["--model", "lstm"], "model 'lstm' is of another task"),
+        (["--data", str(tmp_path / "nowhere")], "nowhere"),
+    ):
+        done = gradwire("train", "classification", *arguments)
+        assert done.exit_code == 2, done.output
+        assert said in " ".join(done.stderr.split()), arguments
+    monkeypatch.setenv("RANK", "0")
+    assert "MASTER_ADDR and MASTER_PORT must be" in gradwire("train", "classification").stderr
+
+
+def test_parameters_may_be_written_in_three_ways():
+    written = chosen("topk:values=bfloat16", [("ratio", 0.05)], "classification", own=False)
+    assert written.label == "topk:values=bfloat16,ratio=0.05"
+    assert written.compressor == TopK(ratio=0.05, values="bfloat16")
+    assert chosen("onebit", [], "classification", own=False).loss_scale == 64.0
+    assert chosen("onebit", [], "classification", own=True).loss_scale == 1.0
+
+
+def test_no_parameter_of_a_compressor_is_an_option_of_the_command():
+    mine = {name.lstrip("-").replace("-", "_") for param in command.params for name in param.opts}
+    for name in registry.names("compressors"):
+        fields = {field.name for field in dataclasses.fields(registry.find("compressors", name)) if field.init}
+        assert not fields & mine, name
