@@ -30,7 +30,7 @@ LAYERS = (
 """Lowest first. A name is a module or a folder of gradwire; the empty one is ``gradwire/__init__.py``."""
 
 VARIANTS = ("ops", "ops.triton", "compressors", "memory", "comm", "integrations", "optim", "bench.models",
-            "bench.data", "bench.tasks", "bench.peers", "cli")  # fmt: skip
+            "bench.data", "bench.tasks", "bench.peers", "bench.report", "cli")  # fmt: skip
 """Folders of one variant in each file."""
 
 MACHINERY = {"base", "simple", "native", "ddp"}

@@ -1,20 +1,26 @@
-"""Times of several contestants under the same noise, and what is reported of them.
+"""Times of several contestants under the same noise, what is reported of them, and which differences say nothing.
 
 Law: contestants take turns, one run each in a round, so a disturbance of the machine meets all of them; the first
-round warms up and does not count; what is reported is the median, with the quartiles beside it.
+round warms up and does not count; what is reported is the median, with the quartiles beside it. What is repeated with
+other seeds is reported as mean and standard deviation.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Summary", "interleave", "stopwatch", "summarise"]
+__all__ = ["CONFIDENCE", "Spread", "Summary", "interleave", "noise_floor", "spread", "stopwatch", "summarise"]
 
 WARM_UP = 1
+
+CONFIDENCE = 0.95
+"""Of the noise floor: how often two groups of equal runs differ by less."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,51 @@ def summarise(samples: Sequence[float]) -> Summary:
     """
     low, median, high = (float(q) for q in np.quantile(samples, (0.25, 0.5, 0.75)))
     return Summary(median, low, high, len(samples))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The mean of ``count`` runs, and their standard deviation (of a sample; 0 of a single run)."""
+
+    mean: float
+    deviation: float
+    count: int
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Mean and standard deviation; a value that is not finite makes the deviation NaN.
+
+    >>> spread([1.0, 2.0, 3.0])
+    Spread(mean=2.0, deviation=1.0, count=3)
+    """
+    finite = all(math.isfinite(value) for value in values)
+    deviation = statistics.stdev(values) if finite and len(values) > 1 else 0.0 if finite else math.nan
+    return Spread(sum(values) / len(values), deviation, len(values))
+
+
+def noise_floor(base: Spread, count: int) -> float | None:
+    """How far the mean of ``count`` runs may be from the mean of others that differ from them in nothing.
+
+    ``t * s * sqrt(1/n + 1/m)`` with the standard deviation ``s`` of the ``n`` runs that are known, ``m`` others, and
+    Student's ``t`` of n - 1 degrees of freedom, both sides together 95 %.
+
+    Args:
+        base: of the runs that are known.
+        count: of the others, >= 1.
+
+    Returns:
+        None where ``base`` has a single run: one run has no spread.
+
+    Example:
+        >>> round(noise_floor(Spread(mean=0.98, deviation=0.01, count=3), 3), 4)
+        0.0351
+    """
+    if base.count < 2 or not math.isfinite(base.deviation):
+        return None
+    from scipy.special import stdtrit
+
+    quantile = float(stdtrit(base.count - 1, (1 + CONFIDENCE) / 2))
+    return quantile * base.deviation * math.sqrt(1 / base.count + 1 / count)
 
 
 def stopwatch(run: Callable[[], object]) -> Callable[[], float]:

@@ -1,0 +1,89 @@
+"""The quality tables for the docs, so that no figure in them is typed.
+
+Law: a difference stands in a table only where it is larger than the noise floor.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from gradwire.bench.records import Record
+from gradwire.bench.report._panels import NOISE, Entry, Panel, panels
+from gradwire.bench.report._results import Results
+from gradwire.bench.report._where import facts, warnings
+from gradwire.bench.statistics import CONFIDENCE
+
+__all__ = ["markdown"]
+
+_READING = (
+    "Mean ± standard deviation over the seeds, at the end of training. In brackets the difference from no compression, "
+    "where it is larger than the noise floor; `≈` where it is not, so that nothing can be said. The floor is how far "
+    f"two means of uncompressed runs may be apart, by Student's t at {CONFIDENCE:.0%}."
+)
+
+
+def markdown(results: Results) -> str:
+    """A table for each task, with columns for each number of workers; and where it was measured."""
+    where = "; ".join(f"{name} {value}" for name, value in facts(results) if name not in ("files", "results"))
+    lines = [f"Measured on: {where}.", *(f"**{warning}**" for warning in warnings(results)), _READING]
+    groups: dict[str, list[Panel]] = {}
+    for panel in panels(results.runs):
+        groups.setdefault(_title(panel), []).append(panel)
+    for title, group in groups.items():
+        lines += [f"### {title}", _floors(group), "\n".join(_table(group))]
+    failed = [run for run in results.runs if run.status != "ok"]
+    lines += ["\n".join(["Failed:", "", *(f"- {_failure(run)}" for run in failed)])] if failed else []
+    return "\n\n".join(lines) + "\n"
+
+
+def _title(panel: Panel) -> str:
+    """All of a panel but its workers."""
+    settings = dataclasses.replace(panel.settings, workers=0)
+    return dataclasses.replace(panel, settings=settings).title.replace(", 0 workers", "")
+
+
+def _floors(group: Iterable[Panel]) -> str:
+    each = [f"{panel.settings.workers} workers: {_floor(panel)}" for panel in group]
+    return f"Noise floor, {next(iter(group)).unit}: {'; '.join(each)}."
+
+
+def _floor(panel: Panel) -> str:
+    floor = panel.floor()
+    if panel.baseline is None or floor is None:
+        return "not known"
+    return f"{panel.shown(floor)}, of {panel.baseline.quality.count} seeds"
+
+
+def _table(group: Sequence[Panel]) -> Iterable[str]:
+    heads = [f"{panel.settings.workers} workers: {panel.unit} | seeds | bytes a step" for panel in group]
+    yield f"| method | {' | '.join(heads)} |"
+    yield f"|---|{'---:|---:|---:|' * len(group)}"
+    cells = [{entry.method: _cells(panel, entry) for entry in panel.entries} for panel in group]
+    plain = [panel.baseline.method for panel in group if panel.baseline is not None]
+    names = dict.fromkeys(plain + sorted({name for column in cells for name in column}))
+    for name in names:
+        yield f"| `{_escaped(name)}` | {' | '.join(column.get(name, ' | | ') for column in cells)} |"
+
+
+def _cells(panel: Panel, entry: Entry) -> str:
+    quality, sent = entry.quality, entry.mean("bytes_per_step")
+    spread = f" ± {panel.shown(quality.deviation)}" if quality.count > 1 else ""
+    volume = "" if sent is None else f"{sent:,.0f}"
+    return f"{panel.shown(quality.mean)}{spread}{_judged(panel, entry)} | {quality.count} | {volume}"
+
+
+def _judged(panel: Panel, entry: Entry) -> str:
+    verdict, difference = panel.verdict(entry), panel.difference(entry)
+    if verdict == NOISE:
+        return " ≈"
+    return f" ({panel.shown(difference, signed=True)})" if verdict in ("better", "worse") and difference else ""
+
+
+def _failure(run: Record) -> str:
+    of = run.settings
+    return f"`{_escaped(of.method)}`, {of.task}, {of.workers} workers, seed {of.seed}: {_escaped(run.error)}"
+
+
+def _escaped(text: str) -> str:
+    return " ".join(text.replace("|", r"\|").split())

@@ -1,0 +1,79 @@
+"""A table as data: the page, the terminal and Markdown show the same one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = ["UNKNOWN", "Cell", "Table", "bytes_cell", "number", "words"]
+
+Tone = Literal["", "noise", "better", "worse", "failed"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands at one place.
+
+    Args:
+        text: for people.
+        sort: by what a column is sorted; None: by the text.
+        tone: a judgement, which colours it.
+    """
+
+    text: str
+    sort: float | None = None
+    tone: Tone = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under heads.
+
+    Args:
+        choice: its name in the section's menu.
+        heads: of the columns; the first one names the rows.
+        rows: of cells, as many as heads.
+        notes: lines below.
+        brief: the columns that a narrow terminal shows.
+    """
+
+    choice: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
+    brief: Sequence[str] = field(default_factory=tuple)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON: what a column is sorted by where it has figures, else its text; None: not known."""
+        rows = [{head: _value(cell) for head, cell in zip(self.heads, row, strict=True)} for row in self.rows]
+        return {"choice": self.choice, "rows": rows, "notes": list(self.notes)}
+
+    def numeric(self, column: int) -> bool:
+        """Whether a column holds figures, which stand at its right edge."""
+        return any(row[column].sort is not None for row in self.rows)
+
+
+UNKNOWN = Cell("-")
+
+
+def words(text: str, tone: Tone = "") -> Cell:
+    """A cell that is sorted as text."""
+    return Cell(text, None, tone)
+
+
+def number(value: float | None, form: str, tone: Tone = "") -> Cell:
+    """A figure in a format, or a dash where it is not known."""
+    return UNKNOWN if value is None else Cell(form.format(value), value, tone)
+
+
+def bytes_cell(value: float | None) -> Cell:
+    """A number of bytes."""
+    return number(value, "{:,.0f}")
+
+
+def _value(cell: Cell) -> str | float | None:
+    if cell.sort is not None:
+        return cell.sort if math.isfinite(cell.sort) else None
+    return None if cell is UNKNOWN else cell.text

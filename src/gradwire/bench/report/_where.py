@@ -1,0 +1,84 @@
+"""Where and when everything was measured, and what must not be compared because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gradwire.bench.report._panels import panels
+from gradwire.bench.report._results import Results
+
+__all__ = ["facts", "warnings"]
+
+_SHOWN = ("machine", "commit", "gradwire", "torch", "python", "threads", "target")
+_SAME = {"machine": "machines", "commit": "commits", "torch": "versions of torch", "gradwire": "versions of gradwire"}
+_LENGTH = 12
+
+
+def facts(results: Results) -> list[tuple[str, str]]:
+    """Names and values, as many values as there were."""
+    found = [(name, ", ".join(_values(_environments(results), name))) for name in _SHOWN]
+    dates = sorted(run.started[:16].replace("T", " ") for run in results.runs if run.started)
+    seeds = sorted({run.settings.seed for run in results.runs})
+    found += [
+        ("results", _counts(results)), ("seeds", ", ".join(map(str, seeds))),
+        ("dates", " to ".join(dict.fromkeys((dates[0], dates[-1]))) + " UTC" if dates else ""),
+        ("files", ", ".join(results.files)),
+    ]  # fmt: skip
+    return [(name, value) for name, value in found if value]
+
+
+def warnings(results: Results) -> list[str]:
+    """Sentences; none where all of it was measured in one place by one program and compares well."""
+    return [*_mixed(results), *_unmeasured(results)]
+
+
+def _mixed(results: Results) -> Iterator[str]:
+    environments = list(_environments(results))
+    for name, plural in _SAME.items():
+        values = _values(environments, name)
+        if len(values) > 1:
+            yield f"Results of {len(values)} {plural} are mixed: {', '.join(values)}. Times do not compare across them."
+    if any(value.endswith("-dirty") for value in _values(environments, "commit")):
+        yield "Some results are of a tree with changes that no commit has."
+
+
+def _unmeasured(results: Results) -> Iterator[str]:
+    lone = [panel.title for panel in panels(results.runs) if panel.baseline is None]
+    if lone:
+        yield f"Without an uncompressed run there is nothing to compare with: {'; '.join(lone)}."
+    single = [panel.title for panel in panels(results.runs) if panel.baseline and panel.floor() is None]
+    if single:
+        yield f"A noise floor needs two seeds without compression: {'; '.join(single)}."
+    pair = [panel.title for panel in panels(results.runs) if panel.baseline and panel.baseline.quality.count == 2]
+    if pair:
+        yield f"Of two seeds a noise floor is 12.7 standard deviations wide, of three 3.5: {'; '.join(pair)}."
+    if any("seconds" in row and "samples" not in row for row in results.codecs):
+        yield "Codec rows without samples have no violin: measure with 'gradwire bench codec --samples'."
+    if results.replaced:
+        yield f"{results.replaced} runs were repeated later with equal settings: the last that did not fail counts."
+
+
+def _environments(results: Results) -> Iterator[Mapping[str, Any]]:
+    yield from (run.environment for run in results.runs)
+    yield from results.replays
+    yield from results.codecs
+
+
+def _values(environments: Iterable[Mapping[str, Any]], name: str) -> list[str]:
+    """The different ones, in their order; a commit is cut."""
+    found = dict.fromkeys(str(each[name]) for each in environments if each.get(name) is not None)
+    return [_cut(value) if name == "commit" else value for value in found]
+
+
+def _cut(commit: str) -> str:
+    hexadecimal, dash, rest = commit.partition("-")
+    return hexadecimal[:_LENGTH] + dash + rest
+
+
+def _counts(results: Results) -> str:
+    kinds = {
+        "training runs": len(results.runs), "replayed exchanges": len(results.replays),
+        "codec rows": len(results.codecs),
+    }  # fmt: skip
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)

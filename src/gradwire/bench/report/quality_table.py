@@ -1,0 +1,82 @@
+"""Every trained method in a table: quality with its spread over the seeds, what it sends, keeps and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gradwire.bench.records import Record
+from gradwire.bench.report._panels import NOISE, Entry, Panel, panels
+from gradwire.bench.report._results import Results
+from gradwire.bench.report._table import UNKNOWN, Cell, Table, Tone, bytes_cell, number, words
+from gradwire.bench.statistics import CONFIDENCE
+
+__all__ = ["NOTE", "PLACE", "TITLE", "blocks", "floor_note", "verdict_cell"]
+
+PLACE = 10
+TITLE = "All methods"
+NOTE = (
+    "Quality at the end of training, mean ± standard deviation over the seeds, and its change from no compression. "
+    "Speed is throughput over that of no compression; dense is the volume of an uncompressed exchange. A click on a "
+    "head sorts."
+)
+
+_HEADS = (
+    "method", "quality", "±", "seeds", "change", "verdict", "speed", "step, ms", "bytes a step",
+    "of dense", "unpacked", "interface", "state, bytes", "peak RSS, MB", "family",
+)  # fmt: skip
+_BRIEF = ("method", "quality", "±", "change", "verdict", "speed", "bytes a step")
+_TONES: dict[str, Tone] = {NOISE: "noise", "better": "better", "worse": "worse"}
+
+
+def blocks(results: Results) -> Iterable[Table]:
+    """One for each panel; a column that nothing is known of is left out."""
+    for panel in panels(results.runs):
+        heads = [panel.unit if head == "quality" else head for head in _HEADS]
+        rows = [_row(panel, entry) for entry in panel.entries]
+        kept = [column for column in range(len(heads)) if any(row[column] is not UNKNOWN for row in rows)]
+        brief = [panel.unit if head == "quality" else head for head in _BRIEF]
+        yield Table(
+            panel.title, [heads[at] for at in kept], [[row[at] for at in kept] for row in rows], floor_note(panel),
+            brief,
+        )  # fmt: skip
+
+
+def floor_note(panel: Panel) -> list[str]:
+    """The noise floor in words: how large it is, and how it was computed; or why it is not known."""
+    if panel.baseline is None:
+        return ["There is no uncompressed run, so that nothing says what a difference means."]
+    quality, floor = panel.baseline.quality, panel.floor()
+    if floor is None:
+        return [f"Noise floor: not known, {quality.count} uncompressed run has no spread. Run more seeds."]
+    return [
+        f"Noise floor: {panel.shown(floor)} ({panel.unit}), by Student's t at {CONFIDENCE:.0%}, from {quality.count} "
+        f"uncompressed seeds of standard deviation {panel.shown(quality.deviation)}: t·s·√(1/n + 1/m) for the "
+        f"difference of means of n uncompressed and m other runs. A difference below it is none."
+    ]
+
+
+def verdict_cell(panel: Panel, entry: Entry) -> Cell:
+    """In words, with its tone."""
+    verdict = panel.verdict(entry)
+    return words(verdict, _TONES.get(verdict, ""))
+
+
+def _row(panel: Panel, entry: Entry) -> Sequence[Cell]:
+    quality, difference, dense = entry.quality, panel.difference(entry), entry.mean("dense_bytes_per_step")
+    packed, step, peak = entry.mean("bytes_per_step"), entry.over(_step), entry.mean("peak_rss_bytes")
+    other = None if entry is panel.baseline or difference is None else panel.shown(difference, signed=True)
+    return (
+        words(entry.method), Cell(panel.shown(quality.mean), panel.scale * quality.mean),
+        Cell(panel.shown(quality.deviation), panel.scale * quality.deviation) if quality.count > 1 else UNKNOWN,
+        number(quality.count, "{}"), UNKNOWN if other is None else Cell(other, panel.scale * (difference or 0.0)),
+        verdict_cell(panel, entry), number(panel.relative_speed(entry), "{:.2f}"),
+        number(None if step is None else 1e3 * step.mean, "{:.1f}"), bytes_cell(packed),
+        number(packed / dense if packed is not None and dense else None, "{:.2%}"),
+        bytes_cell(entry.mean("unpacked_bytes_per_step")), bytes_cell(entry.mean("interface_bytes_per_step")),
+        bytes_cell(entry.mean("state_bytes")), number(None if peak is None else peak / 1e6, "{:,.0f}"),
+        words(entry.family),
+    )  # fmt: skip
+
+
+def _step(run: Record) -> float | None:
+    return run.seconds.get("step")

@@ -1,0 +1,173 @@
+"""Every section: numbers first, then that Plotly accepts what is drawn of them."""
+
+from __future__ import annotations
+
+import math
+
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradwire.bench import report
+from gradwire.bench.report import Plot, Results, Table
+from gradwire.bench.report._curves import curve
+from gradwire.bench.report._labels import HEIGHT, WIDTH, Box, around, place
+from gradwire.bench.report._memory import memory_marks
+from gradwire.bench.report._panels import panels
+from gradwire.bench.report._quality import stripe
+from gradwire.bench.report._scatter import Dot, scatter
+from gradwire.bench.report.latency import latencies
+from gradwire.bench.report.quality_throughput import dots as by_throughput
+from gradwire.bench.report.quality_volume import dots as by_volume
+from tests.bench.report.made import record, replayed, seeds, timed
+
+
+def everything():
+    runs = [*seeds("none", 0.97, 0.98, 0.99), *seeds("topk", 0.90, 0.92, examples_per_second=150.0)]
+    runs += [*seeds("qsgd:bits=8", 0.98, 0.97, bytes_per_step=250.0), *seeds("mine", 0.1, 0.2, compressor="of_mine")]
+    runs += [*seeds("none", 20.0, 21.0, task="language", higher_is_better=False, measure="perplexity")]
+    runs += [record("topk", math.nan, task="language", higher_is_better=False, measure="perplexity")]
+    runs += [record("dgc", None, 9, status="failed", error="worker 1 died: <out of memory>")]
+    replays = [replayed("ddp", "100mbit", 1.0), replayed("fp16", "100mbit", 0.6), replayed("topk", "100mbit", 0.1)]
+    replays += [replayed("ddp", "none", 0.1), replayed("fp16", "none", 0.1), replayed("topk", "none", 0.2)]
+    codecs = [timed(name, op, 1 << 16, [1e-3, 2e-3]) for name in ("topk", "qsgd") for op in ("encode", "decode")]
+    return Results(runs, replays, codecs, ["r.jsonl"])
+
+
+def only(runs):
+    (panel,) = panels(runs)
+    return panel
+
+
+def test_every_section_has_something_to_show_and_in_the_order_of_the_page():
+    found = report.sections(everything())
+    assert {section.name for section in found} == set(report.names())
+    assert found[0].name == "quality_table"
+    assert all(section.title and section.note.endswith(".") and section.blocks for section in found)
+
+
+def test_a_section_of_which_nothing_was_measured_is_not_there():
+    assert {section.name for section in report.sections(Results(codecs=everything().codecs))} == {
+        "break_even",
+        "latency",
+    }
+    assert report.sections(Results()) == []
+
+
+@pytest.mark.parametrize("name", report.names())
+def test_plotly_accepts_every_plot(name):
+    (section,) = report.sections(everything(), [name])
+    for block in section.blocks:
+        if isinstance(block, Plot):
+            assert len(go.Figure(block.figure).data) > 0
+            assert block.height >= 150
+        else:
+            assert all(len(row) == len(block.heads) for row in block.rows)
+            assert set(block.brief) <= set(block.heads)
+
+
+def test_throughput_is_relative_and_quality_in_percent_with_the_spread_of_the_seeds():
+    runs = [*seeds("none", 0.9, 0.9), *seeds("topk", 0.8, 0.6, examples_per_second=250.0)]
+    found = {dot.name: dot for dot in by_throughput(only(runs))}
+    assert (found["none"].x, found["none"].y) == (1.0, pytest.approx(90.0))
+    assert (found["topk"].x, found["topk"].y) == (2.5, pytest.approx(70.0))
+    assert found["topk"].dy == pytest.approx(100 * math.sqrt(0.02))
+    assert found["topk"].dx == 0.0
+
+
+def test_a_method_without_a_speed_or_a_finite_quality_is_no_dot():
+    runs = [record(), record("topk", math.nan), record("qsgd", examples_per_second=None), record("dgc", 0.5)]
+    assert {dot.name for dot in by_throughput(only(runs))} == {"none", "dgc"}
+
+
+def test_the_tail_of_a_volume_is_the_unpacked_one_where_it_differs():
+    runs = [record(), record("topk", unpacked_bytes_per_step=1000.0), record("qsgd", unpacked_bytes_per_step=None)]
+    found = {dot.name: (dot.x, dot.tail) for dot in by_volume(only(runs))}
+    assert found == {"none": (1000.0, 4000.0), "topk": (1000.0, None), "qsgd": (1000.0, None)}
+
+
+def test_the_stripe_is_the_noise_floor_around_the_uncompressed_quality():
+    panel = only(seeds("none", 0.97, 0.98, 0.99))
+    low, high = stripe(panel)
+    assert (low + high) / 2 == pytest.approx(98.0)
+    assert (high - low) / 2 == pytest.approx(100 * panel.floor())
+    assert stripe(only([record()])) is None
+
+
+def test_a_curve_is_the_mean_over_seeds_as_far_as_all_came():
+    runs = [record(quality=0.4, seed=0), record(quality=0.8, seed=1)]
+    found = curve(only(runs).entries[0], "seconds")
+    assert found.x == [2.0, 4.0]
+    assert found.quality == pytest.approx([0.3, 0.6])
+    shorter = [*runs, record(quality=0.4, seed=2, history=runs[0].history[:1])]
+    assert curve(only(shorter).entries[0], "epoch").x == [1.0]
+
+
+def test_memory_is_in_megabytes_and_the_largest_comes_first():
+    panel = only([record(state_bytes=0), record("topk", state_bytes=5e6), record("qsgd", state_bytes=None)])
+    assert [(mark.name, mark.x) for mark in memory_marks(panel, "state_bytes")] == [("topk", 5.0), ("none", 0.0)]
+
+
+def test_latency_is_encode_plus_decode_and_the_fastest_comes_first():
+    rows = [
+        timed("none", "encode", 8, [0.5, 0.25]), timed("none", "decode", 8, [0.25, 0.5, 9.0]),
+        timed("bf16", "encode", 8, [0.125]), timed("bf16", "decode", 8, [0.125]), timed("bf16", "decode8", 8, [7.0]),
+        timed("fp16", "encode", 8, [1.0]), timed("bf16", "encode", 16, [1.0]),
+        {"method": "topk", "params": {}, "op": "encode", "size": 8, "skipped": "too slow"},
+    ]  # fmt: skip
+    assert latencies(rows, 8) == {"bf16": [250.0], "none": [750.0, 750.0]}
+    assert list(latencies(rows, 8)) == ["bf16", "none"]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=40))
+def test_no_label_covers_another_or_leaves_the_plot(dots):
+    names = [f"method{number}" for number in range(len(dots))]
+    places = place(names, dots)
+    boxes = [
+        around(name, (WIDTH * x, HEIGHT * y), where)
+        for name, (x, y), where in zip(names, dots, places, strict=True) if where is not None
+    ]  # fmt: skip
+    assert not [1 for at, box in enumerate(boxes) for other in boxes[:at] if box.meets(other)]
+    assert all(box.left >= 0 and box.right <= WIDTH for box in boxes)
+    assert Box(0, 0, 2, 2).meets(Box(1, 1, 3, 3))
+    assert not Box(0, 0, 2, 2).meets(Box(2, 0, 3, 2))
+
+
+def test_a_label_alone_has_its_place():
+    assert place(["none"], [(0.5, 0.5)]) != [None]
+
+
+def test_a_closer_view_is_offered_where_one_method_is_far_away_and_places_the_labels_anew():
+    far = [Dot(f"m{number}", "cast", 1 + 0.1 * number, 97 + 0.2 * number) for number in range(9)]
+    figure = scatter([*far, Dot("topk", "sparsification", 1.0, 10.0)], {}, {})
+    whole, closer = figure["layout"]["updatemenus"][0]["buttons"]
+    assert whole["args"][1]["yaxis.range"][0] < 10 < 90 < closer["args"][1]["yaxis.range"][0]
+    labels = [label for trace in closer["args"][0]["text"] for label in trace]
+    assert "topk" not in labels
+    assert set(labels) - {""}
+    assert not scatter(far, {}, {})["layout"]["updatemenus"]
+
+
+def test_lower_is_better_turns_the_axis():
+    figure = scatter([Dot("a", "cast", 1, 20.0), Dot("b", "cast", 2, 30.0)], {}, {}, (19.0, 21.0), lower=True)
+    below, above = figure["layout"]["yaxis"]["range"]
+    assert below > 30 > 19 > above
+    assert figure["layout"]["shapes"][0]["y0"] == 19.0
+
+
+def test_failures_are_listed_and_skipped_operations_too():
+    skipped = {"method": "atomo", "params": {}, "op": "encode", "size": 8, "skipped": "it would take a minute"}
+    runs = [record("dgc", None, 3, status="failed", error="worker 1 died"), record("topk", identical=False)]
+    runs += [record("qsgd", nonfinite_steps=2), record()]
+    wrong = {key: value for key, value in replayed("fp16", "none", 1.0).items() if not key.startswith("seconds")}
+    (section,) = report.sections(Results(runs, [wrong | {"error": "no route"}], [skipped]), ["failures"])
+    (table,) = section.blocks
+    assert isinstance(table, Table)
+    assert [(row[0].text, row[2].text, row[3].text) for row in table.rows] == [
+        ("dgc", "3", "failed after 0 steps: worker 1 died"),
+        ("topk", "0", "the workers ended with different parameters"),
+        ("qsgd", "0", "2 steps were left out: a gradient was not finite"),
+        ("fp16", "-", "no route"),
+        ("atomo", "-", "skipped: it would take a minute"),
+    ]

@@ -1,0 +1,188 @@
+"""The page, in a browser where there is one; files of plots; tables for the docs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+
+from gradwire.bench import codec, report
+from gradwire.bench.plot import write_violins
+from gradwire.bench.report import Results
+from gradwire.compressors.none import Identity
+from gradwire.compressors.qsgd import QSGD
+from gradwire.errors import ConfigError
+from tests.bench.report.made import record, seeds
+from tests.bench.report.test_figures import everything
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no Chrome or Chromium on the path")
+
+HOSTILE = '</script><img src=x onerror="document.title=1">'
+
+
+class Loads(HTMLParser):
+    """Collects everything that a browser would load, and the names of elements."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.loads, self.tags = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        given = dict(attributes)
+        links = [given.get(name) for name in ("src", "href", "srcset", "data", "action", "poster")]
+        self.loads += [link for link in links if link and not link.startswith(("#", "data:"))]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A page with a hostile name in it, and its sections."""
+    results = everything()
+    results.runs.append(record(HOSTILE, 0.5, 0, compressor=None))
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    sections = report.sections(results)
+    report.write(path, results, sections, "what was <measured>")
+    return path, sections
+
+
+@pytest.fixture(scope="module")
+def drawn(page, tmp_path_factory):
+    """What a browser without a network makes of the page, a table sorted twice and another choice made."""
+    path, sections = page
+    script = f"""<script>
+    const [, head] = document.querySelectorAll("#quality_table th");
+    head.click();
+    head.click();
+    const column = head.closest("table").querySelectorAll("td:nth-child(2)");
+    document.title = [...column].map((cell) => cell.textContent).join(" ");
+    const menu = document.querySelector("#quality_epochs select");
+    menu.value = {json.dumps(sections[0].blocks[1].choice)};
+    menu.dispatchEvent(new Event("change"));
+    </script></body>"""
+    changed = tmp_path_factory.mktemp("browser") / "changed.html"
+    changed.write_text(path.read_text(encoding="utf-8").replace("</body>", script), encoding="utf-8")
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--proxy-server=127.0.0.1:9", "--dump-dom",
+        f"--user-data-dir={changed.parent / 'profile'}", "--virtual-time-budget=20000", changed.as_uri(),
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+
+
+def test_nothing_is_loaded_from_anywhere(page):
+    path, _ = page
+    text = path.read_text(encoding="utf-8")
+    found = Loads(text)
+    assert found.loads == []
+    assert "script" in found.tags
+    assert not re.findall(r"@import|url\(", re.findall(r"<style>(.*?)</style>", text, re.DOTALL)[0])
+
+
+def test_names_from_files_are_text(page):
+    path, _ = page
+    text = path.read_text(encoding="utf-8")
+    assert HOSTILE not in text
+    assert "&lt;/script&gt;&lt;img" in text
+    assert "<h1>what was &lt;measured&gt;</h1>" in text
+    assert "img" not in Loads(text).tags
+
+
+def test_the_json_of_every_plot_is_whole(page):
+    path, sections = page
+    found = re.findall(r'<script type="application/json">(.*?)</script>', path.read_text(encoding="utf-8"), re.DOTALL)
+    plots = [block for section in sections for block in section.blocks if isinstance(block, report.Plot)]
+    assert [len(json.loads(each)["data"]) for each in found] == [len(plot.figure["data"]) for plot in plots]
+
+
+@needs_browser
+def test_a_browser_without_a_network_draws_the_first_plot_of_every_section(page, drawn):
+    for section in page[1]:
+        if isinstance(section.blocks[0], report.Plot):
+            (text,) = re.findall(rf'<section id="{section.name}">.*?</section>', drawn, re.DOTALL)
+            (first, *_) = re.findall(r'<div class="block".*?<script', text, re.DOTALL)
+            assert 'data-drawn="yes"' in first, f"{section.name} was not drawn"
+            assert "main-svg" in first
+
+
+@needs_browser
+def test_a_click_on_a_head_sorts_and_a_menu_chooses_for_all_sections(page, drawn):
+    figures = [float(text) for text in re.findall(r"<title>(.*?)</title>", drawn)[0].split()]
+    assert len(figures) == 5
+    assert figures == sorted(figures, reverse=True)
+    shown = re.findall(r'<div class="block" data-choice="([^"]+)">', drawn)
+    chosen = page[1][0].blocks[1].choice
+    assert shown.count(chosen) == sum(chosen in [block.choice for block in section.blocks] for section in page[1]) > 2
+
+
+def test_the_machine_the_seeds_and_what_is_mixed_are_said():
+    elsewhere = record("topk", environment={"machine": "another", "commit": "fedcba9876543210-dirty"})
+    results = Results([*seeds("none", 0.9, 0.8), elsewhere], files=["r.jsonl"])
+    facts = dict(report.facts(results))
+    assert facts["machine"] == "a machine, another"
+    assert facts["commit"] == "0123456789ab, fedcba987654-dirty"
+    assert (facts["seeds"], facts["dates"], facts["results"]) == ("0, 1", "2026-01-02 03:04 UTC", "3 training runs")
+    text = " ".join(report.warnings(results))
+    for part in ("2 machines are mixed", "2 commits are mixed", "changes that no commit has", "Of two seeds"):
+        assert part in text
+    assert report.warnings(Results(seeds("none", 0.9, 0.8, 0.7))) == []
+    assert "nothing to compare with" in report.warnings(Results([record("topk")]))[0]
+    assert "needs two seeds" in report.warnings(Results([record()]))[0]
+
+
+def test_an_empty_page_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="nothing to show"):
+        report.write(tmp_path / "r.html", Results(), [], "title")
+    assert not (tmp_path / "r.html").exists()
+
+
+@needs_browser
+def test_files_of_plots_are_images(tmp_path):
+    results = Results(seeds("none", 0.9, 0.8) + seeds("topk", 0.7, 0.6))
+    files = report.images(tmp_path / "plots", report.sections(results, ["quality_volume"]))
+    assert sorted(file.name for file in files) == ["quality_volume.png", "quality_volume.svg"]
+    assert files[0].read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    svg = files[1].read_text(encoding="utf-8")
+    assert svg.startswith("<svg")
+    assert "topk" in svg
+
+
+def test_without_a_browser_files_of_plots_are_one_clear_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match=r"drawn by Chrome or Chromium.*BROWSER_PATH"):
+        report.images(tmp_path, report.sections(everything(), ["speedup"]))
+
+
+def test_markdown_has_a_difference_only_above_the_noise_floor():
+    runs = [*seeds("none", 0.97, 0.98, 0.99), *seeds("topk", 0.90, 0.92), *seeds("a|b", 0.98, 0.97, compressor="qsgd")]
+    runs += [*seeds("none", 0.98, 0.96, workers=4), record("dgc", None, status="failed", error="worker 1 died")]
+    text = report.markdown(Results(runs))
+    assert "| `none` | 98.00 ± 1.00 | 3 | 1,000 | 97.00 ± 1.41 | 2 | 1,000 |" in text
+    assert "| `topk` | 91.00 ± 1.41 (-7.00) | 2 | 1,000 |" in text
+    assert r"| `a\|b` | 97.50 ± 0.71 ≈ | 2 | 1,000 |" in text
+    assert "2 workers: 3.51, of 3 seeds; 4 workers: 17.97, of 2 seeds" in text
+    assert "- `dgc`, classification, 2 workers, seed 0: worker 1 died" in text
+
+
+def test_the_page_of_the_codec_has_violins_for_each_size(tmp_path):
+    page = tmp_path / "latency.html"
+    write_violins(list(codec.rows([Identity(), QSGD(bits=8)], [1000, 4096], repeats=3)), page)
+    text = page.read_text(encoding="utf-8")
+    names = re.findall(r'"orientation":"h","name":"([^"]+)"', text)
+    assert sorted(names) == ["none", "none", "qsgd:bits=8", "qsgd:bits=8"]
+    for size in ("1,000 elements", "2^12 elements"):
+        assert f"<option>{size}</option>" in text
+    assert Loads(text).loads == []
+
+
+def test_nothing_measured_is_nothing_to_plot(tmp_path):
+    skipped = {"method": "topk", "params": {}, "op": "encode", "size": 8, "skipped": "too slow"}
+    with pytest.raises(ConfigError, match="nothing to plot"):
+        write_violins([skipped], tmp_path / "latency.html")
+    assert not (tmp_path / "latency.html").exists()
