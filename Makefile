@@ -10,7 +10,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo convergence test lint format tables test-neon build clean
+.PHONY: help demo convergence test lint format tables docs test-neon build clean
 
 help:
 	@echo 'make demo      train with 2 local workers, dense and with 2-bit gradients, and compare (DEMO="--compressor topk")'
@@ -19,6 +19,7 @@ help:
 	@echo 'make lint      ruff, mypy, pre-commit configuration'
 	@echo 'make format    let ruff mend what it can'
 	@echo 'make tables    rewrite the tables of README.md and docs/ from the registry'
+	@echo 'make docs      the site in site/, warnings are errors'
 	@echo 'make test-neon compare the NEON kernels with the scalar ones in an emulator'
 	@echo 'make build     a wheel in dist/'
 	@echo 'make clean     remove all that these commands made, .venv included'
@@ -45,6 +46,9 @@ format: .venv/.test
 tables: .venv/.test
 	$(BIN)/python -m tests.house.tables
 
+docs: .venv/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 test-neon:
 	csrc/tests/neon.sh
 
@@ -52,7 +56,7 @@ build: .venv/.made
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.made:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from gradwire import registry
@@ -21,6 +24,16 @@ def test_every_variant_has_a_section(kind: str, prefix: str) -> None:
     assert not missing
 
 
-def test_every_page_is_linked_from_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text()
-    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"docs/{page.name}" not in readme]
+def links(page: Path) -> set[Path]:
+    """The pages of the repository to which a page links."""
+    found = re.findall(r"\]\(([\w./-]+\.md)[)#]", page.read_text(encoding="utf-8"))
+    return {(page.parent / link).resolve() for link in found}
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    reached, new = set(), {ROOT / "README.md"}
+    while new:
+        assert all(page.is_file() for page in new), new
+        reached |= new
+        new = {link for page in new for link in links(page)} - reached
+    assert not set((ROOT / "docs").rglob("*.md")) - reached

@@ -8,14 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.house.source import ROOT
-
-
-def blocks(page: str, language: str) -> list[str]:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+from tests.docs.blocks import blocks
 
 
 def side(diff: str, sign: str) -> str:
@@ -38,24 +31,10 @@ def run(script: str, folder: Path) -> str:
 
 
 def test_the_diff_is_all_it_takes(tmp_path: Path) -> None:
-    (diff,) = blocks("README.md", "diff")
+    (diff,) = [block.code for block in blocks("README.md") if block.language == "diff"]
     before, after = side(diff, "-"), side(diff, "+")
     assert "gradwire" not in before
     compile(before, "before", "exec")
     out = run(after, tmp_path)
     assert [float(ratio) > 5 for ratio in re.findall(r"'ratio': ([\d.]+)", out)] == [True, True]
     assert re.findall(r"'steps': (\d+)", out) == ["20", "20"]
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/ddp.md", "docs/optim.md"])
-def test_complete_examples_run(page: str, tmp_path: Path) -> None:
-    complete = [block for block in blocks(page, "python") if "\nimport gradwire\n" in f"\n{block}"]
-    assert complete
-    for block in complete:
-        assert run(block, tmp_path).strip()
-
-
-def test_every_python_example_compiles() -> None:
-    for page in ["README.md", *(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]:
-        for block in blocks(page, "python"):
-            compile(block, page, "exec")

@@ -47,7 +47,8 @@ def run_ranks(
         RankFailedError: with the traceback of every rank that failed.
     """
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "gradwire"])
+    # A DDP model imports torch._dynamo when it is made, more than a second in each rank if the server has not.
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "gradwire"])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(world)]
         processes: list[BaseProcess] = [

@@ -1,0 +1,101 @@
+"""What the site has besides the pages of docs/: the reference, and pages of the repository.
+
+MkDocs calls the functions with ``on_`` in their names; mkdocs.yml says where this file is.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "gradwire"
+
+ADOPTED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+"""Pages of the repository that are pages of the site, too."""
+
+FOLDERS = {"compressors": "Compressors", "memory": "Memories", "comm": "Strategies"}
+"""Folders of one variant in each file: the reference has a page for each."""
+
+MODULES = {
+    "optim": "Optimizers", "kvstore": "KVStore", "schedules": "Schedules", "helpers": "Helpers", "wire": "Frames",
+    "errors": "Errors", "types": "Types",
+}  # fmt: skip
+"""Modules with a page of the reference: what they offer."""
+
+TESTING = ("contract", "bounds", "feedback", "inputs", "ranks", "processes", "memory", "sync")
+"""Of ``gradwire.testing``, all on one page."""
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Leave out of the navigation what is not there yet; a page that is nowhere in it fails the strict build."""
+    folder = Path(config.docs_dir)
+    written = {file.relative_to(folder).as_posix() for file in folder.rglob("*.md")}
+    config.nav = there(config.nav or [], written | {page for page, _ in generated()})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made here."""
+    for page, text in generated():
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """A link that leaves docs/ becomes its text: the site has no page for a file of the repository."""
+    return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", markdown)
+
+
+def there(entries: list[Any], pages: set[str]) -> list[Any]:
+    """Navigation without the pages that do not exist."""
+    kept: list[Any] = []
+    for entry in entries:
+        ((title, value),) = entry.items()
+        if isinstance(value, list):
+            kept.append({title: there(value, pages)})
+        elif value in pages:
+            kept.append(entry)
+    return kept
+
+
+def generated() -> Iterator[tuple[str, str]]:
+    """(page, Markdown) of every page that no file of docs/ holds."""
+    for file, page in ADOPTED.items():
+        yield page, (ROOT / file).read_text(encoding="utf-8").replace("](docs/", "](")
+    own = [name for name in offered("") if not any((PACKAGE / form).exists() for form in (name, f"{name}.py"))]
+    yield "api/index.md", described("gradwire", own)
+    for folder, title in FOLDERS.items():
+        yield f"api/{folder}.md", variants(folder, title)
+    for module, title in MODULES.items():
+        yield f"api/{module}.md", described(title, offered(module))
+    yield "api/testing.md", described("Testing", [name for each in TESTING for name in offered(f"testing.{each}")])
+
+
+def variants(folder: str, title: str) -> str:
+    """The contract with all its members, then each variant: its members are those of the contract."""
+    files = sorted((PACKAGE / folder).glob("[!_]*.py"), key=lambda file: (file.stem != "base", file.stem))
+    contract, *rest = (offered(f"{folder}.{file.stem}") for file in files)
+    alone = "".join(f"\n::: gradwire.{name}\n    options:\n      members: false\n" for names in rest for name in names)
+    return described(title, contract) + alone
+
+
+def described(title: str, objects: list[str]) -> str:
+    """A page of the reference, for mkdocstrings."""
+    return f"# {title}\n" + "".join(f"\n::: gradwire.{name}\n" for name in objects)
+
+
+def offered(module: str) -> list[str]:
+    """``__all__`` of a module, as dotted names below gradwire."""
+    path = PACKAGE.joinpath(*module.split(".")) if module else PACKAGE
+    file = path.with_suffix(".py") if path.with_suffix(".py").is_file() else path / "__init__.py"
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return [f"{module}.{name}" if module else name for name in ast.literal_eval(node.value)]
+    return []
