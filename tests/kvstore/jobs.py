@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from gradwire import ConfigError, GroupError, kvstore
@@ -107,12 +108,12 @@ def raises(rank):
 
 def until_killed(rank, endpoint, folder):
     """As the worker after the given one of three: steps without end."""
-    kv, out = DistStore("dist_sync", Place((endpoint,), rank + 1, 3), timeout=60), torch.empty(50, 50)
+    kv, keys = DistStore("dist_sync", Place((endpoint,), rank + 1, 3), timeout=60), ["w", "twin of w"]
     kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
-    kv.init("w", torch.zeros(50, 50))
+    kv.init(keys, [torch.zeros(50, 50) for _ in keys])
     for step in range(10**6):
-        kv.push("w", gradient(rank + 1, step, (50, 50)))
-        kv.pull("w", out)
+        kv.push(keys, [gradient(rank + 1, step, (50, 50)) for _ in keys])
+        kv.pull(keys, [torch.empty(50, 50) for _ in keys])
 
 
 def alone_then_killed(rank, endpoint, shape):
@@ -157,6 +158,84 @@ def mxnet_plan(rank, rounds, bound):
     values = run(kv, rounds, rank, torch.from_numpy, torch.Tensor.numpy)
     kv.barrier()
     return {name: torch.from_numpy(value) for name, value in values.items()}
+
+
+def lists_of_keys(rank):
+    """Push and pull lists of keys again and again, each in another way, and the same keys one by one."""
+    kv = kvstore.create("dist_sync", timeout=50, bound=50_000)
+    shapes = [(3,), (100_000,), (17, 5), (40,), (), (33,), (2, 3, 4), (0,)]
+    together, alone = ([f"{kind}{i}" for i in range(len(shapes))] for kind in "ta")
+    for keys in (together, alone):
+        kv.init(keys, [torch.zeros(shape) for shape in shapes])
+    told, lanes = [], []
+    for step, (name, params) in enumerate(WAYS):
+        if params is not None:
+            kv.set_gradient_compression(params)
+        grads = [gradient(rank, step, shape, i) for i, shape in enumerate(shapes)]
+        outs = [[torch.full(shape, -1.0) for shape in shapes] for _ in range(2)]
+        for key, grad in zip(alone, grads, strict=True):
+            kv.push(key, grad)
+        for key, out in zip(alone, outs[1], strict=True):
+            kv.pull(key, out)
+        lanes.append(push_list(kv, name, together, grads))
+        pull_list(kv, name, together, outs[0])
+        told.append((f"step {step}: {name}", *outs))
+    kv.barrier()
+    return told, lanes
+
+
+WAYS = [
+    ("plain", None), ("plain", None), ("plain", None), ("pulled one by one", None), ("plain", None),
+    ("plain", {"type": "2bit", "threshold": 0.4}), ("plain", None), ("pushed one by one", None), ("plain", None),
+    ("plain", None), ("plain", None), ("another order", None), ("a tuple", None), ("refused", None), ("plain", None),
+    ("other tensors", None), ("plain", {"type": "2bit", "threshold": 0.7}), ("plain", {"type": "topk", "ratio": 0.3}),
+    ("plain", {"type": "1bit", "threshold": 0.1}), ("plain", None), ("plain", {"type": "none"}), ("plain", None),
+    ("other tensors", None), ("urgent", None),
+]  # fmt: skip
+"""How the keys of a list are pushed and pulled in each step, and what is set before it."""
+
+
+def push_list(kv, name, keys, grads):
+    """Push; whether small keys go together after it."""
+    grads = [grad.clone() for grad in grads]
+    if name == "pushed one by one":
+        for key, grad in zip(keys, grads, strict=True):
+            kv.push(key, grad)
+    elif name == "another order":
+        kv.push(keys[::-1], grads[::-1])
+    elif name == "a tuple":
+        kv.push(tuple(keys), tuple(grads))
+    elif name == "other tensors":
+        kv.push(keys, [[grad.double()] if i % 2 else grad for i, grad in enumerate(grads)])
+    else:
+        if name == "refused":
+            refused(kv, keys, grads)
+        kv.push(keys, grads, 5 * (name == "urgent"))
+    for grad in grads:
+        # It was pushed: what the caller does with it now changes nothing.
+        grad.zero_()
+    return any(shared.lane is not None for shared in kv._keys.values())
+
+
+def refused(kv, keys, grads):
+    """A push that is refused, which must leave residuals and steps as they were."""
+    bad = [grad.clone() for grad in grads]
+    bad[5][32] = float("nan")
+    with pytest.raises(ConfigError, match="'t5'"):
+        kv.push(keys, bad)
+
+
+def pull_list(kv, name, keys, outs):
+    if name == "pulled one by one":
+        for key, out in zip(keys, outs, strict=True):
+            kv.pull(key, out)
+    elif name == "other tensors":
+        strided = [torch.stack([out, out], -1)[..., 0] for out in outs]
+        kv.pull(keys, strided)
+        for out, value in zip(outs, strided, strict=True):
+            out.copy_(value)
+    else:
+        kv.pull(keys, outs, 5 * (name == "urgent"))
 
 
 def many_keys(rank):

@@ -7,7 +7,7 @@ from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.kvstore.compression import OFF, parse
 from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.protocol import pack
+from gradwire.kvstore.protocol import VERSION, pack
 from gradwire.kvstore.rules import Rules
 from tests.kvstore.talk import ask, compressed, hello, init, messages, ops, pair, pull, push, values
 
@@ -259,7 +259,7 @@ def test_a_dead_worker_ends_the_wait_at_the_bound():
 def test_sync_and_async_do_not_mix():
     core = ServerCore(Rules(workers=2))
     hello(core, 0)
-    replies = core.receive(b"x", [pack("hello", version=1, rank=1, world=2, sync=False, session=bytes(16))], 0.0)
+    replies = core.receive(b"x", [pack("hello", version=VERSION, rank=1, world=2, sync=False, session=bytes(16))], 0.0)
     assert "must all be sync" in messages(replies)[0][2]["text"]
 
 

@@ -14,7 +14,7 @@ NUMBERS = {"learning_rate": 0.1, "momentum": 0.9}
 
 
 class Worker:
-    """Makes steps of one key in a thread, each when it is allowed to.
+    """Makes steps of one key in a thread, each when it is allowed to; of two in one call where they are small.
 
     Args:
         endpoints: of the servers.
@@ -29,6 +29,8 @@ class Worker:
         self.store = DistStore("dist_sync", Place(tuple(endpoints), rank, world), timeout=60, **options)
         self.rank, self.steps, self.shape, self.compression = rank, steps, shape, compression
         self.out, self.error, self.step = torch.empty(shape), None, 0
+        self.keys = ["w", "twin of w"] if shape == SHAPE else ["w"]
+        self.outs = [self.out, torch.empty(shape)][: len(self.keys)]
         self._allowed, self._changed = steps, threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -61,12 +63,13 @@ class Worker:
             if self.compression is not None:
                 self.store.set_gradient_compression(self.compression)
             self.store.set_optimizer("sgd", **NUMBERS)
-            self.store.init("w", torch.zeros(self.shape))
+            self.store.init(self.keys, [torch.zeros(self.shape) for _ in self.keys])
             for step in range(self.store.version("w"), self.steps):
                 with self._changed:
                     assert self._changed.wait_for(lambda step=step: step < self._allowed, 60)
-                self.store.push("w", gradient(self.rank, step, self.shape))
-                self.store.pull("w", self.out)
+                self.store.push(self.keys, [gradient(self.rank, step, self.shape)] * len(self.keys))
+                self.store.pull(self.keys, self.outs)
+                assert torch.equal(self.out, self.outs[-1]), f"step {step} of one key differs from its twin's"
                 self._told(step + 1)
             self.store.finish()
         except Exception as error:

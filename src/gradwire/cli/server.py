@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import torch
 
+from gradwire.kvstore.allocator import keep_memory
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.ending import Finished
 from gradwire.kvstore.environment import start_timeout
@@ -59,6 +60,7 @@ def command(
     Prints the address on its first line.
     """
     torch.set_num_threads(threads)
+    keep_memory()
     rules = Rules(workers, on_dead_worker, dead_after, staleness, snapshots=snapshot is not None)
     restored = snapshot is not None and snapshot.exists()
     core = load_core(snapshot, rules) if snapshot is not None and restored else ServerCore(rules)

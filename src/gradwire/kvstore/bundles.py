@@ -162,16 +162,16 @@ class ServerBundles(ServerSessions):
         """Let one push count, once."""
         counters = self.counters
         counters.bytes_in[method] = counters.bytes_in.get(method, 0) + contribution.data.numel()
-        counters.pushes[method] = counters.pushes.get(method, 0) + 1
+        counters.pushes[method] = counters.pushes.get(method, 0) + entry.count
         if self.sync:
             fresh = entry.offer(session.rank, step, contribution)
             if fresh:
-                counters.begin(entry.key, step, session.seen)
+                counters.begin(entry.topic, step, session.seen)
         else:
             fresh = entry.apply_one(session.rank, step, contribution, self.updaters)
-            counters.steps += fresh
-        counters.repeated += not fresh
-        self._touched.add(entry.key)
+            counters.steps += fresh * entry.count
+        counters.repeated += entry.count * (not fresh)
+        self._touched.add(entry.topic)
 
     def _pushed(self, session: Session, seq: int, steps: list[tuple[Entry, int]], start: int) -> list[Outgoing]:
         """Say that pushes count, once none of them is too far ahead of the slowest worker's."""

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from gradwire.errors import ConfigError, GradwireError, WireError
-from gradwire.kvstore.bundles import ServerBundles
 from gradwire.kvstore.compression import Compression
 from gradwire.kvstore.entry import AHEAD, Entry, expected_nbytes, raw
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.optimizers import OptimizerConfig, Updater
 from gradwire.kvstore.payloads import require_alone
 from gradwire.kvstore.protocol import CHUNK, DTYPES, REQUESTS, pack, unpack
+from gradwire.kvstore.server_joints import ServerJoints
 from gradwire.kvstore.session import Session
 from gradwire.kvstore.sessions import StrangerError
 from gradwire.kvstore.states import from_bytes, to_bytes
@@ -38,7 +38,7 @@ SETTINGS = 2 * AHEAD
 """Settings of the optimizer that pushes may name: a learning rate may change in every step."""
 
 
-class ServerCore(ServerBundles):
+class ServerCore(ServerJoints):
     """One server: sessions and their requests.
 
     Args:
@@ -215,7 +215,7 @@ class ServerCore(ServerBundles):
 
         def answer() -> list[Outgoing]:
             self.counters.pulls += 1
-            return self._chunks(session, seq, raw(entry.value[rows]), entry)
+            return self._chunks(session, seq, raw(entry.value[rows]), [entry])
 
         return self._when_there(session, seq, entry, step, answer)
 
@@ -254,7 +254,7 @@ class ServerCore(ServerBundles):
         if updater is None:
             raise ConfigError("a store has optimizer states after set_optimizer, and not before")
         data = torch.frombuffer(bytearray(to_bytes(updater.state_dict(), updater.config)), dtype=torch.uint8)
-        return self._chunks(session, seq, data, None)
+        return self._chunks(session, seq, data, [])
 
     def _restore(self, session: Session, rest: list[memoryview], seq: int, chunk: int, chunks: int) -> list[Outgoing]:
         updater = self._newest()
@@ -300,8 +300,10 @@ class ServerCore(ServerBundles):
         live = self.live
         # All steps first: a pull of many keys would find one after the other.
         for topic in touched:
-            entry = None if isinstance(topic, tuple) else self.entries.get(topic)
+            entry = self._unit(topic)
             while self.sync and entry is not None and (pushes := entry.ready(live)) is not None:
                 entry.apply(pushes, self.updaters)
-                self.counters.complete(entry.key, entry.version, self._now)
-        return [out for topic in touched for each in self._waits.take_ready(topic) for out in each.answer()]
+                self.counters.complete(entry.topic, entry.version, self._now, entry.count)
+        again, self._again = self._again, []
+        out = [out for each in again for out in each.answer()]
+        return out + [out for topic in touched for each in self._waits.take_ready(topic) for out in each.answer()]

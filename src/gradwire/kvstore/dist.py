@@ -20,9 +20,10 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, is_int, require
-from gradwire.kvstore.base import KVStore, UpdaterFunction
+from gradwire.kvstore.base import UpdaterFunction
 from gradwire.kvstore.bundles import Bundle, Bundles
 from gradwire.kvstore.compression import OFF, Compression
+from gradwire.kvstore.dist_lanes import DistLanes
 from gradwire.kvstore.environment import Place, bigarray_bound
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.links import LASTING, Links, finish_at_exit
@@ -37,7 +38,7 @@ from gradwire.kvstore.states import by_server, from_bytes, load_states, of_serve
 __all__ = ["DistStore"]
 
 
-class DistStore(KVStore):
+class DistStore(DistLanes):
     """Values on servers, shared by the workers of a group.
 
     Args:
@@ -60,7 +61,6 @@ class DistStore(KVStore):
         require(bounded, "staleness", "an integer >= 0, of a store of a type with 'async'", staleness)
         self.bound = bigarray_bound(BIGARRAY_BOUND) if bound is None else bound
         self.place, self.seed = where or find_place(), seed
-        self._keys: dict[StoreKey, Shared] = {}
         self._config = self._barriers = 0
         self._optimizers = [0] * len(self.place.servers)
         self._optimizer_name: str | None = None
@@ -168,7 +168,7 @@ class DistStore(KVStore):
             else:
                 requests.append(Request("init", {**fields, "chunk": 0, "chunks": 0}))
         versions = self._wait(requests, f"init of key {key!r}", [part.server for part in parts])
-        shared.step = max(versions)
+        shared.clock.step = max(versions)
         self._keys[key] = shared
 
     def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
@@ -179,9 +179,9 @@ class DistStore(KVStore):
                 if len(pairs) == 1 or not shared.small(key) or any(grad.is_sparse for grad in grads):
                     self._push(key, grads, priority)
                 else:
-                    self._settle(key, shared)
+                    shared = self._alone(key)
                     data = self._small_payload(key, shared, grads)
-                    shared.step += 1
+                    shared.clock.step += 1
                     bundles.add(shared.parts[0].server, key, shared.step, data)
         finally:
             # Also where a later key was refused: what was encoded is pushed.
@@ -191,7 +191,7 @@ class DistStore(KVStore):
         fields = {"items": bundle.items, **self._settings(server)}
         future = self._links.ask(server, Request("pushes", fields, bundle.data(), priority=priority))
         for key, _, _ in bundle.items:
-            self._keys[key].pushes.append(future)
+            self._keys[key].clock.pushes.append(future)
 
     def _small_payload(self, key: StoreKey, shared: Shared, grads: Sequence[Tensor]) -> Tensor:
         """The bytes of a small key's push; they are copied before the caller has its gradients back."""
@@ -203,16 +203,16 @@ class DistStore(KVStore):
         """What a push names: how its bytes were made, and the optimizer that it is for."""
         return {"config": 0 if self.compression == OFF else self._config, "optimizer": self._optimizers[server]}
 
-    def _settle(self, key: StoreKey, shared: Shared) -> None:
-        """Before another push of a key: raise what the ones before it met with."""
-        if self.staleness is None:
-            shared.forget_answered()
-        else:
-            self._check_pushes(key, wait=True)
+    def _alone(self, key: StoreKey) -> Shared:
+        """A key that is pushed by itself, after what the pushes before it met with was raised."""
+        shared = self._shared(key)
+        if shared.lane is not None:
+            shared.lane.part()
+        self._settle(shared.clock, f"key {key!r}")
+        return shared
 
     def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
-        shared = self._shared(key)
-        self._settle(key, shared)
+        shared = self._alone(key)
         # Encoded before the step is counted: a push that is refused was not made.
         if all(grad.is_sparse for grad in grads) and shared.in_rows:
             some = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
@@ -220,11 +220,11 @@ class DistStore(KVStore):
         else:
             total = shared.total(grads, copied=self.compression.push is None)
             payloads = [self._payload(key, shared, part, total) for part in shared.parts]
-        shared.step += 1
+        shared.clock.step += 1
         for part, (rows, data) in zip(shared.parts, payloads, strict=True):
             fields = {"key": key, "step": shared.step, "rows": rows, **self._settings(part.server)}
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
-            shared.pushes.append(self._links.ask(part.server, request))
+            shared.clock.pushes.append(self._links.ask(part.server, request))
 
     def _payload(self, key: StoreKey, shared: Shared, part: Part, total: Tensor) -> tuple[int, Tensor]:
         """-1, which says that it is dense, and the bytes of a part's push."""
@@ -265,7 +265,7 @@ class DistStore(KVStore):
         values = [pulling.add(key, self._shared(key), outs) for key, outs in pairs]
         pulling.close()
         # A push that was refused would be waited for in vain.
-        pushes = list(dict.fromkeys(future for key in keys for future in self._keys[key].pushes))
+        pushes = list(dict.fromkeys(future for key in keys for future in self._keys[key].clock.pushes))
         bound = "" if self.staleness is None else f", at most {self.staleness} steps ahead of the slowest worker,"
         what = f"the pull of {', '.join(map(repr, keys[:5]))}{bound}"
         try:
@@ -277,7 +277,7 @@ class DistStore(KVStore):
                 request.future.cancel()
             raise
         for key in keys:
-            self._keys[key].pushes.clear()
+            self._keys[key].clock.forget_answered()
         pulling.fill()
         return values
 
@@ -286,7 +286,7 @@ class DistStore(KVStore):
         if shared.in_rows:
             values = torch.empty((len(rows), *shared.shape[1:]), dtype=shared.dtype)
             requests, servers = row_requests(key, shared, rows.cpu(), values, priority)
-            self._wait(requests, f"rows of key {key!r}", servers, shared.pushes)
+            self._wait(requests, f"rows of key {key!r}", servers, shared.clock.pushes)
         else:
             values = self._values([(key, [])], priority, None)[0][rows.cpu()]
         with torch.no_grad():
@@ -332,15 +332,8 @@ class DistStore(KVStore):
         return self._links.wait([*first, *futures], what)[len(first) :]
 
     def _flush(self) -> None:
-        open_keys = {key: shared for key, shared in self._keys.items() if shared.pushes}
-        pushes = dict.fromkeys(future for shared in open_keys.values() for future in shared.pushes)
+        open_keys = {key: shared for key, shared in self._keys.items() if shared.clock.pushes}
+        pushes = dict.fromkeys(future for shared in open_keys.values() for future in shared.clock.pushes)
         for shared in open_keys.values():
-            shared.pushes = []
+            shared.clock.pushes = []
         self._links.wait(list(pushes), f"a push of key {', '.join(map(repr, list(open_keys)[:5]))}")
-
-    def _check_pushes(self, key: StoreKey, wait: bool = False) -> None:
-        """Raise what a push of the key met with."""
-        shared = self._keys[key]
-        done = [future for future in shared.pushes if wait or future.done()]
-        shared.pushes = [future for future in shared.pushes if future not in done]
-        self._links.wait(done, f"a push of key {key!r}")

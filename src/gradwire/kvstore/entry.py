@@ -24,6 +24,7 @@ from gradwire.kvstore.merge import Merger
 from gradwire.kvstore.optimizers import Updater
 from gradwire.kvstore.payloads import received, sizes
 from gradwire.kvstore.replica import Replica, follows, whole
+from gradwire.kvstore.waits import Topic
 
 __all__ = ["AHEAD", "Contribution", "Entry", "expected_nbytes", "raw"]
 
@@ -87,6 +88,21 @@ class Entry:
         self.merger = Merger(self.value.shape)
         self._expected: tuple[Compression | None, range] = (None, range(0))
 
+    @property
+    def topic(self) -> Topic:
+        """By which requests wait for it."""
+        return self.key
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        return f"key {self.key!r}"
+
+    @property
+    def count(self) -> int:
+        """Keys in it."""
+        return 1
+
     def expected(self, compression: Compression) -> range:
         """``expected_nbytes`` of a dense push; a compression is the same object until it changes."""
         if self._expected[0] is not compression:
@@ -102,7 +118,7 @@ class Entry:
         ours = (self.value.shape, self.value.dtype, self.start, self.total)
         if ours != (shape, dtype, start, total):
             raise ConfigError(
-                f"key {self.key!r} is {self.value.dtype} of shape {tuple(self.value.shape)} at {self.start} of "
+                f"{self.title} is {self.value.dtype} of shape {tuple(self.value.shape)} at {self.start} of "
                 f"{self.total} elements, another worker has {dtype} of shape {tuple(shape)} at {start} of {total}"
             )
 
@@ -122,7 +138,7 @@ class Entry:
         if rows >= 0:
             indices, data = data[: 8 * rows].view(torch.int64), data[8 * rows :].clone()
             if rows and not (int(indices.min()) >= 0 and int(indices.max()) < shape[0]):
-                raise WireError(f"a push names a row outside of key {self.key!r}")
+                raise WireError(f"a push names a row outside of {self.title}")
             shape = (rows, *shape[1:])
         if compression.push is not None:
             data = received(compression.push, shape, data)
@@ -148,20 +164,20 @@ class Entry:
         """
         if self.last.get(rank, 0) < step <= self.version:
             raise ConfigError(
-                f"step {step} of key {self.key!r} was made without worker {rank}, and step {self.version} is made: it "
+                f"step {step} of {self.title} was made without worker {rank}, and step {self.version} is made: it "
                 "had been silent for too long, or had finished; start it again"
             )
         if step <= self.version or rank in self.pending.get(step, {}):
             return False
         if step > self.version + AHEAD:
             raise ConfigError(
-                f"key {self.key!r} is at step {self.version}, a push is for step {step}: pull, or wait at a barrier, "
+                f"{self.title} is at step {self.version}, a push is for step {step}: pull, or wait at a barrier, "
                 f"before a worker is {AHEAD} steps ahead of the slowest"
             )
         for other, push in self.pending.get(step, {}).items():
             if push.compression.pull != contribution.compression.pull:
                 raise ConfigError(
-                    f"key {self.key!r}, step {step}: worker {rank} asks for answers compressed by "
+                    f"{self.title}, step {step}: worker {rank} asks for answers compressed by "
                     f"{contribution.compression.pull}, worker {other} by {push.compression.pull}; 'pull' of "
                     "set_gradient_compression must be the same on all workers"
                 )
@@ -225,9 +241,12 @@ class Entry:
         else:
             if self.lent:
                 self.value = lease(self.value.shape, self.value.dtype).copy_(self.value)
-            updater(self.key, merged, self.value)
+            self._update_by(updater, merged)
         self.lent = False
         self.version += 1
+
+    def _update_by(self, updater: Updater, merged: Tensor) -> None:
+        updater(self.key, merged, self.value)
 
     def lend(self) -> Tensor:
         """The value's memory: it stays as it is until the last view of it is gone, whatever is pushed meanwhile."""
@@ -247,7 +266,7 @@ class Entry:
             return False
         if step > newest + AHEAD:
             raise ConfigError(
-                f"key {self.key!r} has step {newest} of worker {rank}, a push is for step {step}: pull, or wait at a "
+                f"{self.title} has step {newest} of worker {rank}, a push is for step {step}: pull, or wait at a "
                 f"barrier, before {AHEAD} steps are on their way"
             )
         self.pending.setdefault(step, {})[rank] = push

@@ -59,7 +59,10 @@ class Link:
         self.unanswered: dict[int, Request] = {}
         self.declared: list[Request] = []
         self.log: dict[Any, dict[int, Request]] = {}
-        self._heap: list[tuple[tuple[int, bool], int, Request, int]] = []
+        self._lists: dict[Any, list[Any]] = {}
+        self._lists_of: dict[Any, list[Any]] = {}
+        self._reached: dict[Any, dict[Any, int]] = {}
+        self._heap: list[tuple[tuple[bool, int, bool], int, Request, int]] = []
         self._begun = 0
         self._order = itertools.count()
 
@@ -69,6 +72,11 @@ class Link:
             self.declared = [each for each in self.declared if self._may_be_named(each)] + [request]
         for key, step in request.logged():
             self.log.setdefault(key, {})[step] = request
+        if request.op == "join":
+            many = "joint", request.fields["number"]
+            self._lists[many] = request.fields["keys"]
+            for key in request.fields["keys"]:
+                self._lists_of.setdefault(key, []).append(many)
         if self.up:
             self._queue(request)
 
@@ -191,7 +199,7 @@ class Link:
     def _done(self, rest: list[memoryview], seq: int, version: int, durable: int) -> None:
         request = self.unanswered.get(seq)
         if request is not None:
-            self._forget(request.fields.get("key"), durable)
+            self._forget(request.topic, durable)
             self._finish(request, version)
 
     def _dones(self, rest: list[memoryview], seq: int, durable: list[int]) -> None:
@@ -219,19 +227,16 @@ class Link:
             return
         if request.missing is None:
             request.missing = set(range(chunks))
-            if request.out is None:
-                request.answer = bytearray(nbytes)
-            elif request.out.numel() != nbytes:
-                self._finish(request, error=WireError(f"a value has {nbytes} bytes, not {request.out.numel()}"))
+            if not request.make_room(nbytes):
+                self._finish(request, error=WireError(f"a value has {nbytes} bytes, which do not fit"))
                 return
-        into = np.frombuffer(request.answer or b"", np.uint8) if request.out is None else request.out.numpy()
         piece = np.frombuffer(rest[0], np.uint8) if rest else np.empty(0, np.uint8)
         if chunk * CHUNK + len(piece) > nbytes:
             raise WireError(f"piece {chunk} of a value ends beyond its {nbytes} bytes")
-        np.copyto(into[chunk * CHUNK : chunk * CHUNK + len(piece)], piece)
+        request.take(chunk * CHUNK, piece)
         request.missing.discard(chunk)
         if not request.missing:
-            self._forget(request.fields.get("key"), durable)
+            self._forget(request.topic, durable)
             self._finish(request, version)
 
     def _error(self, rest: list[memoryview], seq: int, kind: str, text: str) -> None:
@@ -256,9 +261,20 @@ class Link:
     def _pong(self, rest: list[memoryview], dead: list[int]) -> None:
         self.dead = set(dead)
 
-    def _forget(self, key: Any, durable: int) -> None:
-        """Drop the pushes of a key that the server will not ask for again."""
-        steps = self.log.get(key, {})
+    def _forget(self, topic: Any, durable: int) -> None:
+        """Drop the pushes of a key, or of a list of keys, that the server will not ask for again."""
+        for each in (topic, *self._lists.get(topic, ())):
+            self._drop(each, durable)
+        # Keys of a list that go alone now: when each of them is so far, the list's own pushes are.
+        for many in [many for many in self._lists_of.get(topic, ()) if self.log.get(many)]:
+            reached = self._reached.setdefault(many, {})
+            reached[topic] = durable
+            if len(reached) == len(self._lists[many]):
+                self._drop(many, min(reached.values()))
+                del self._reached[many]
+
+    def _drop(self, topic: Any, durable: int) -> None:
+        steps = self.log.get(topic, {})
         for step in [step for step in steps if step <= durable]:
             del steps[step]
 

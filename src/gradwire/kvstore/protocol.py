@@ -15,6 +15,9 @@ and more than once. Nothing in a header is evaluated: names are looked up, numbe
     rows       some rows of it                value
     pushes     of small keys, in one message  dones, when all of them count
     pulls      of small keys                  values, when all of them are there
+    join       a list of keys, by number      done
+    push_joint of all keys of a list          done, when all of them count
+    pull_joint of all keys of a list          value, when all of them are there
     staleness  how far ahead one may be       done
     barrier    I am here                      done, when all are
     states     the optimizer's states         value
@@ -49,7 +52,7 @@ __all__ = [
     "unpack",
 ]
 
-VERSION = 1
+VERSION = 2
 CHUNK = 1 << 20
 """Bytes of a frame at most: larger ones would keep small keys waiting, and travel no faster."""
 
@@ -113,6 +116,10 @@ def _several(*checks: Check) -> Check:
     return check
 
 
+def _keys(value: Any) -> bool:
+    return isinstance(value, list) and 1 < len(value) <= MAX_ITEMS and all(map(_key, value))
+
+
 def _counts(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= MAX_ITEMS and all(map(_count(0), value))
 
@@ -135,6 +142,9 @@ REQUESTS: Mapping[str, Mapping[str, Check]] = {
     "pushes": {**_CHUNKED, "items": _several(_key, _count(1), _count(0, CHUNK)), "config": _count(0),
                "optimizer": _count(0)},
     "pulls": {**_SEQ, "items": _several(_key, _count(0))},
+    "join": {**_SEQ, "number": _count(1), "keys": _keys},
+    "push_joint": {**_CHUNKED, "joint": _count(1), "step": _count(1), "config": _count(0), "optimizer": _count(0)},
+    "pull_joint": {**_SEQ, "joint": _count(1), "step": _count(0)},
     "staleness": {**_SEQ, "steps": _count(0, 2**31)},
     "barrier": {**_SEQ, "number": _count(1)},
     "states": _SEQ,

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 from torch import Tensor
 
 from gradwire.kvstore.protocol import CHUNK, chunk_count, pack
 
-__all__ = ["Request"]
+__all__ = ["Request", "Spread"]
+
+Block: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+
+
+class Spread(Protocol):
+    """Tensors that one answer fills."""
+
+    nbytes: int
+
+    def write(self, at: int, piece: Block) -> None:
+        """Take bytes of the answer, from byte ``at`` of it on."""
 
 
 @dataclass(eq=False)
@@ -21,7 +33,7 @@ class Request:
         op: as in the protocol.
         fields: of the header, without "seq" and the place of a piece.
         data: uint8 that follows, in pieces; None: nothing.
-        out: uint8 that the answer fills; None: the answer's bytes are handed over as they are.
+        out: uint8, or several tensors, that the answer fills; None: its bytes are handed over as they are.
         priority: larger ones go first.
         log: a push: kept and sent again until its step is on the server's disk.
         declare: sent again to a server that was restarted.
@@ -30,7 +42,7 @@ class Request:
     op: str
     fields: dict[str, Any]
     data: Tensor | None = None
-    out: Tensor | None = None
+    out: Tensor | Spread | None = None
     priority: int = 0
     log: tuple[Any, int] | None = None
     declare: bool = False
@@ -40,9 +52,29 @@ class Request:
     missing: set[int] | None = None
 
     @property
-    def rank(self) -> tuple[int, bool]:
-        """The least goes first: what is more urgent, then what is short."""
-        return -self.priority, self.pieces() > 1
+    def rank(self) -> tuple[bool, int, bool]:
+        """The least goes first: what others may name, then what is more urgent, then what is short."""
+        return not self.declare, -self.priority, self.pieces() > 1
+
+    @property
+    def topic(self) -> Any:
+        """Under which pushes are kept."""
+        return ("joint", self.fields["joint"]) if "joint" in self.fields else self.fields.get("key")
+
+    def make_room(self, nbytes: int) -> bool:
+        """Before the first piece of an answer; False: it has another size."""
+        if self.out is None:
+            self.answer = bytearray(nbytes)
+            return True
+        return nbytes == (self.out.numel() if isinstance(self.out, Tensor) else self.out.nbytes)
+
+    def take(self, at: int, piece: Block) -> None:
+        """Take bytes of the answer, from byte ``at`` of it on."""
+        if self.out is not None and not isinstance(self.out, Tensor):
+            self.out.write(at, piece)
+            return
+        into = np.frombuffer(self.answer or b"", np.uint8) if self.out is None else self.out.numpy()
+        np.copyto(into[at : at + len(piece)], piece)
 
     def logged(self) -> list[tuple[Any, int]]:
         """The keys and steps of the pushes in it."""

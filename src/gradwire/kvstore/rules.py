@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from gradwire.kvstore.keys import StoreKey
+from gradwire.kvstore.waits import Topic
 
 __all__ = ["Counters", "Rules"]
 
@@ -48,14 +48,14 @@ class Counters:
     """Seconds from the first push of a step to its update, of all steps."""
     refused: int = 0
     repeated: int = 0
-    begun: dict[tuple[StoreKey, int], float] = field(default_factory=dict)
+    begun: dict[tuple[Topic, int], float] = field(default_factory=dict)
     """When the first push of a step came that is not complete."""
 
-    def begin(self, key: StoreKey, step: int, now: float) -> None:
+    def begin(self, topic: Topic, step: int, now: float) -> None:
         """A push of a step is here."""
-        self.begun.setdefault((key, step), now)
+        self.begun.setdefault((topic, step), now)
 
-    def complete(self, key: StoreKey, step: int, now: float) -> None:
-        """A step was made."""
-        self.steps += 1
-        self.waited += now - self.begun.pop((key, step), now)
+    def complete(self, topic: Topic, step: int, now: float, count: int) -> None:
+        """A step was made of so many keys."""
+        self.steps += count
+        self.waited += count * (now - self.begun.pop((topic, step), now))

@@ -44,17 +44,18 @@ class Sender:
         self.kept: dict[str, Tensor] = {}
         self.state: State = {}
         self.steps = 0
+        self.seed, self.rank = seed, rank
         self._stream = Key(seed=seed, tensor=tensor_id(repr(key)), phase=phase, rank=rank)
-        self._compression = Compression()
+        self.compression = Compression()
         self._scratch = torch.empty(0, device=self.device)
 
     def use(self, compression: Compression) -> None:
         """Compress like this from now on. What is kept under the same name stays: a new threshold loses nothing."""
-        if compression == self._compression:
+        if compression == self.compression:
             return
         assert compression.push is not None
         assert compression.memory is not None
-        self._compression = compression
+        self.compression = compression
         kept = {}
         for buffer in compression.memory.buffers:
             fresh = torch.zeros(self.shape, dtype=compression.memory.kept_dtype, device=self.device)
@@ -73,8 +74,17 @@ class Sender:
         """
         if grad.is_sparse:
             return self._encode_rows(grad)
-        x = self._copy(grad)
+        return self.encode_own(self._copy(grad))
+
+    def encode_own(self, x: Tensor) -> Tensor:
+        """The same of a float32 gradient that may be written to, such as ``room()``."""
         return self._encode(x, self.kept, self.state)
+
+    def room(self) -> Tensor:
+        """Float32 of the key's shape, for a gradient that is encoded next."""
+        if self._scratch.shape != self.shape:
+            self._scratch = torch.empty(self.shape, device=self.device)
+        return self._scratch
 
     def rounds(self, grad: Tensor) -> Iterator[tuple[tuple[Tensor, ...], int, str]]:
         """A method of several rounds: yields its payload, the field that must be reduced now, and how.
@@ -84,7 +94,7 @@ class Sender:
         Raises:
             ConfigError: a value is not finite, and nothing was changed.
         """
-        compressor, memory = self._compression.push, self._compression.memory
+        compressor, memory = self.compression.push, self.compression.memory
         assert isinstance(compressor, MultiRound)
         assert memory is not None
         x = self._copy(grad)
@@ -100,7 +110,7 @@ class Sender:
         memory.update(x, self.kept, torch.zeros(1, dtype=torch.bool, device=self.device))
 
     def _encode(self, x: Tensor, kept: Mapping[str, Tensor], state: State) -> Tensor:
-        compressor, memory = self._compression.push, self._compression.memory
+        compressor, memory = self.compression.push, self.compression.memory
         assert compressor is not None
         assert memory is not None
         layout = layout_of(compressor, tuple(x.shape))
@@ -116,7 +126,7 @@ class Sender:
         return buffer
 
     def _encode_rows(self, grad: Tensor) -> Tensor:
-        compressor = self._compression.push
+        compressor = self.compression.push
         assert compressor is not None
         if self.state or isinstance(compressor, MultiRound):
             raise ConfigError(
@@ -132,9 +142,7 @@ class Sender:
 
     def _copy(self, grad: Tensor) -> Tensor:
         """The gradient in float32 where memory and compressor may write."""
-        if self._scratch.shape != self.shape:
-            self._scratch = torch.empty(self.shape, device=self.device)
-        return self._scratch.copy_(grad)
+        return self.room().copy_(grad)
 
     def _payload(self, nbytes: int) -> Tensor:
         if self.device.type != "cpu":

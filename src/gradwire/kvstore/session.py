@@ -11,6 +11,7 @@ from torch import Tensor
 from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.buffers import lease
 from gradwire.kvstore.compression import OFF, Compression
+from gradwire.kvstore.joint import Joint
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.protocol import CHUNK, chunk_count
 
@@ -46,6 +47,7 @@ class Session:
         joined: its rank had another process before, so its settings are numbered anew.
         reachable: nothing that was sent to it has failed since it was heard of.
         given: number of the replica of a key that the newest compressed answer led to.
+        joints: lists of keys that it names together, by its numbers.
     """
 
     peer: bytes
@@ -57,6 +59,7 @@ class Session:
     joined: bool = False
     reachable: bool = True
     given: dict[StoreKey, int] = field(default_factory=dict)
+    joints: dict[int, Joint] = field(default_factory=dict)
     open: dict[int, Assembly] = field(default_factory=dict)
 
     def declare(self, number: int, compression: Compression) -> None:

@@ -89,7 +89,7 @@ class ServerSessions(ServerState):
         fresh = Session(peer, rank, session, now)
         if known is not None:
             fresh.configs, fresh.barriers, fresh.given = known.configs, known.barriers, known.given
-            fresh.joined = known.joined
+            fresh.joined, fresh.joints = known.joined, known.joints
         else:
             self._start_again(fresh)
         self._enter(fresh)
@@ -111,7 +111,7 @@ class ServerSessions(ServerState):
         session.joined = session.rank in self._seen
         self.finished.discard(session.rank)
         session.barriers = self._passed
-        for entry in () if self.sync else self.entries.values():
+        for entry in () if self.sync else self.units():
             entry.forget_early(session.rank)
         for arrived in self._barriers.values():
             arrived.discard(session.rank)
@@ -141,4 +141,4 @@ class ServerSessions(ServerState):
 
     def _touch_all(self) -> None:
         """Who lives has changed: any step or wait may be complete."""
-        self._touched |= self._waits.topics() | {key for key, entry in self.entries.items() if entry.pending}
+        self._touched |= self._waits.topics() | {entry.topic for entry in self.units() if entry.pending}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,7 +21,29 @@ from gradwire.kvstore.replica import Held, follows
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.sender import Sender
 
-__all__ = ["Pulling", "Shared", "as_bytes", "as_is", "row_requests"]
+if TYPE_CHECKING:
+    from gradwire.kvstore.lanes import Lane
+
+__all__ = ["Clock", "Pulling", "Shared", "as_bytes", "as_is", "row_requests"]
+
+
+@dataclass
+class Clock:
+    """Steps that were pushed, and pushes that may not have been answered; of one key, or of all that share a lane."""
+
+    step: int = 0
+    pushes: list[Future[int]] = field(default_factory=list)
+
+    def forget_answered(self) -> None:
+        """Look no more at pushes that were answered.
+
+        Raises:
+            GradwireError: what one of them met with.
+        """
+        for future in self.pushes:
+            if future.done():
+                future.result()
+        self.pushes = [future for future in self.pushes if not future.done()]
 
 
 @dataclass
@@ -31,9 +54,9 @@ class Shared:
     dtype: torch.dtype
     sparse: bool
     parts: list[Part]
-    step: int = 0
+    clock: Clock = field(default_factory=Clock)
     senders: dict[int, Sender] = field(default_factory=dict)
-    pushes: list[Future[int]] = field(default_factory=list)
+    lane: Lane | None = None
     held: dict[int, Held] = field(default_factory=dict)
 
     def small(self, key: StoreKey) -> bool:
@@ -59,16 +82,10 @@ class Shared:
             self.senders[part.start] = Sender(name, torch.Size(self.part_shape(part)), seed=seed, rank=rank)
         return self.senders[part.start]
 
-    def forget_answered(self) -> None:
-        """Look no more at pushes that were answered.
-
-        Raises:
-            GradwireError: what one of them met with.
-        """
-        for future in self.pushes:
-            if future.done():
-                future.result()
-        self.pushes = [future for future in self.pushes if not future.done()]
+    @property
+    def step(self) -> int:
+        """Steps that this worker has pushed."""
+        return self.clock.step
 
     @property
     def in_rows(self) -> bool:
@@ -193,4 +210,6 @@ def as_is(tensor: Tensor, shared: Shared) -> bool:
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """The memory of a contiguous tensor."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    flat = tensor.contiguous().view(-1)
+    # One element, or none, is contiguous whatever its stride.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)

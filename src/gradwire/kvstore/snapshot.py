@@ -36,6 +36,7 @@ TOLD = {"key", "start", "total", "sparse", "version", "replaced"}
 
 def save_core(core: ServerCore, path: Path) -> None:
     """Write what a server knows; after it the workers may forget what is in it."""
+    core.apart()
     tensors: dict[str, Tensor] = {}
     told = []
     states = core.optimizer_states()
@@ -138,7 +139,7 @@ class Snapshots:
 
     def after(self, core: ServerCore) -> None:
         """Called between messages."""
-        newest = max((entry.version for entry in core.entries.values()), default=0)
+        newest = max((entry.version for entry in core.units()), default=0)
         if newest < self._due:
             return
         self._due = newest + self.every

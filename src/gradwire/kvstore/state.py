@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from gradwire.kvstore.protocol import CHUNK, chunk_count, pack
 from gradwire.kvstore.replica import is_payload
 from gradwire.kvstore.rules import Counters, Rules
 from gradwire.kvstore.session import Session
-from gradwire.kvstore.waits import Outgoing, Topic, Waits
+from gradwire.kvstore.waits import Outgoing, Topic, Waiting, Waits
 
 __all__ = ["ServerState"]
 
@@ -48,6 +48,8 @@ class ServerState:
         self._sessions: dict[bytes, Session] = {}
         self._waits = Waits()
         self._touched: set[Topic] = set()
+        self._again: list[Waiting] = []
+        """Requests that waited for something that is no more: they are looked at anew."""
 
     @property
     def live(self) -> set[int]:
@@ -72,7 +74,7 @@ class ServerState:
 
     def mark_durable(self) -> None:
         """All that was applied is on the disk."""
-        for entry in self.entries.values():
+        for entry in self.units():
             entry.durable, entry.durable_of = entry.version, dict(entry.last)
 
     def _error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
@@ -96,14 +98,14 @@ class ServerState:
         return []
 
     def _done(self, session: Session, seq: int, key: StoreKey | None = None, number: int = 0) -> list[Outgoing]:
-        entry = None if key is None else self.entries[key]
-        version = number if entry is None else self._version(entry, session.rank)
-        return [
-            (
-                session.peer,
-                [pack("done", seq=seq, version=version, durable=self._durable(entry, session.rank, version))],
-            )
-        ]
+        version, durable = (number, number) if key is None else self._reached(session.rank, [self._entry(key)])
+        return [(session.peer, [pack("done", seq=seq, version=version, durable=durable)])]
+
+    def _reached(self, rank: int, units: Sequence[Entry]) -> tuple[int, int]:
+        """The step up to which a worker's pushes of all of them are in the values, and need not be kept."""
+        versions = [self._version(entry, rank) for entry in units]
+        durables = [self._durable(entry, rank, version) for entry, version in zip(units, versions, strict=True)]
+        return min(versions, default=0), min(durables, default=0)
 
     def _version(self, entry: Entry, rank: int) -> int:
         """The step up to which a worker's pushes are in the value."""
@@ -121,22 +123,22 @@ class ServerState:
     def _missing(self, entry: Entry, rank: int, step: int) -> str:
         """What a request waits for."""
         if self._version(entry, rank) < step:
-            return f"key {entry.key!r} waits for step {step}"
+            return f"{entry.title} waits for step {step}"
         behind = [each for each in sorted(self.live) if step - entry.last.get(each, 0) > (self.staleness or 0)]
         return (
-            f"step {step} of key {entry.key!r} waits for worker {', '.join(map(str, behind))}, more than "
+            f"step {step} of {entry.title} waits for worker {', '.join(map(str, behind))}, more than "
             f"{self.staleness} steps behind"
         )
 
-    def _durable(self, entry: Entry | None, rank: int, version: int) -> int:
+    def _durable(self, entry: Entry, rank: int, version: int) -> int:
         """The step up to which a worker need not keep its pushes."""
-        if entry is None or not self.rules.snapshots:
+        if not self.rules.snapshots:
             return version
         return entry.durable if self.sync else entry.durable_of.get(rank, 0)
 
     def _value(self, session: Session, seq: int, entry: Entry) -> list[Outgoing]:
         self.counters.pulls += 1
-        return self._chunks(session, seq, entry.lend(), entry)
+        return self._chunks(session, seq, entry.lend(), [entry])
 
     def _answer(
         self, session: Session, seq: int, entry: Entry, have: int, compressor: Compressor | None
@@ -147,24 +149,40 @@ class ServerState:
         data, number = entry.answer(session.rank, known, compressor, shared=bool(self.sync))
         session.given[entry.key] = number
         name = compressor.name if compressor is not None and is_payload(data) else "none"
-        return self._chunks(session, seq, data, entry, name)
+        return self._chunks(session, seq, data, [entry], name)
 
     def _chunks(
-        self, session: Session, seq: int, data: Tensor, entry: Entry | None, method: str = "none"
+        self, session: Session, seq: int, data: Tensor, units: Sequence[Entry], method: str = "none"
     ) -> list[Outgoing]:
         count, view = chunk_count(data.numel()), data.numpy().data
         self.counters.bytes_out[method] = self.counters.bytes_out.get(method, 0) + data.numel()
-        version = 0 if entry is None else self._version(entry, session.rank)
-        told = {"version": version, "durable": self._durable(entry, session.rank, version)}
+        version, durable = self._reached(session.rank, units)
+        told = {"seq": seq, "chunks": count, "nbytes": data.numel(), "version": version, "durable": durable}
         return [
             (session.peer, [
-                pack("value", seq=seq, chunk=i, chunks=count, nbytes=data.numel(), **told),
+                pack("value", chunk=i, **told),
                 view[i * CHUNK : (i + 1) * CHUNK],
             ])
             for i in range(count)
         ]  # fmt: skip
 
+    def units(self) -> list[Entry]:
+        """What has steps of its own."""
+        return list(self.entries.values())
+
+    def apart(self) -> None:
+        """Let every key be what it would be if nobody had named it together with others."""
+
+    def _unit(self, topic: Topic) -> Entry | None:
+        """What has steps, by what requests for it wait for."""
+        return None if isinstance(topic, tuple) else self.entries.get(topic)
+
     def _entry(self, key: StoreKey) -> Entry:
+        """A key alone.
+
+        Raises:
+            ConfigError: there is no such key.
+        """
         if key not in self.entries:
             raise ConfigError(f"key {key!r} must be initialised before it is used: call init first")
         return self.entries[key]

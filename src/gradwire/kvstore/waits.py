@@ -65,6 +65,10 @@ class Waits:
         """Take out those that can be answered."""
         return self._take(topic, lambda each: each.ready())
 
+    def take_all(self, topic: Topic) -> list[Waiting]:
+        """Take out those that wait for a topic."""
+        return self._take(topic, lambda _: True)
+
     def take_stuck(self) -> list[Waiting]:
         """Take out all that cannot be answered."""
         return [each for topic in self.topics() for each in self._take(topic, lambda each: not each.ready())]

@@ -67,7 +67,7 @@ class Attacker:
         self.close()
 
 
-def introduction(rank, world=2, version=1, sync=False, session=None):
+def introduction(rank, world=2, version=2, sync=False, session=None):
     return pack("hello", version=version, rank=rank, world=world, sync=sync, session=session or os.urandom(16))
 
 

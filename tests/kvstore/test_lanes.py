@@ -1,0 +1,188 @@
+"""Lists of keys that a worker names again and again: nobody can tell them from keys that are named alone."""
+
+import itertools
+
+import torch
+import zmq
+
+from gradwire.kvstore.compression import parse
+from gradwire.kvstore.joint import MAX_JOINTS, Patience
+from gradwire.kvstore.lanes import Lane, Lanes, Spread
+from gradwire.kvstore.link import Link
+from gradwire.kvstore.placement import Part
+from gradwire.kvstore.request import Request
+from gradwire.kvstore.shared import Clock, Shared
+from tests.kvstore.group import run_workers
+from tests.kvstore.jobs import lists_of_keys
+
+
+def shared(*shape, server=0, dtype=torch.float32, step=0, sparse=False):
+    size = torch.Size(shape)
+    return Shared(size, dtype, sparse, [Part(server, 0, size.numel())], Clock(step))
+
+
+def roster(keys, names=None):
+    """A list on its second use."""
+    lanes = Lanes(keys)
+    names = list(keys) if names is None else names
+    assert lanes.find(names) is None
+    return lanes.find(names)
+
+
+def test_real_workers_get_the_bits_of_keys_that_are_alone(tmp_path):
+    for told, lanes in run_workers(lists_of_keys, 2, 2, folder=tmp_path):
+        for name, together, alone in told:
+            assert all(map(torch.equal, together, alone)), name
+        assert lanes.count(True) >= 8
+        assert lanes.count(False) >= 4
+
+
+def test_small_keys_of_a_server_and_a_dtype_share_a_lane():
+    keys = {
+        "d": shared(3), "a": shared(40), "c": shared(5, server=1), "b": shared(2, 2, server=1),
+        "alone": shared(4, server=2),
+        "half": shared(3, dtype=torch.float16), "half too": shared(3, dtype=torch.float16), "large": shared(10**6),
+        "none": shared(0), "rows": shared(4, 4, sparse=True), "codes": shared(4, dtype=torch.bfloat16),
+    }  # fmt: skip
+    found = roster(keys)
+    assert sorted((lane.server, lane.keys) for lane, _ in found.lanes) == [
+        (0, ["a", "d"]), (0, ["half", "half too"]), (1, ["b", "c"]),
+    ]  # fmt: skip
+    assert [[found.keys[place] for place in places] for lane, places in found.lanes] == [
+        lane.keys for lane, _ in found.lanes
+    ]
+    assert [found.keys[place] for place in found.rest] == ["alone", "large", "none", "rows", "codes"]
+
+
+def test_one_order_of_a_list_is_as_good_as_another():
+    keys = {key: shared(3) for key in "abc"}
+    lanes = Lanes(keys)
+    for names in ("abc", "cab", "abc", "cab"):
+        lanes.find(list(names))
+    assert len(lanes.fresh) == 1
+
+
+def test_names_that_are_equal_and_not_the_same_key_are_no_list():
+    lanes = Lanes({0: shared(3), 1: shared(3)})
+    assert lanes.find([0, 1]) is None
+    assert lanes.find([0, 1]).lanes
+    assert lanes.find([0, 1.0]) is None
+    assert lanes.find([False, 1]) is None
+    assert lanes.find([0, [1]]) is None
+
+
+def test_lists_and_lanes_are_bounded():
+    lanes = Lanes({number: shared(3) for number in range(40)})
+    for _ in range(2):
+        for a in range(40):
+            for b in range(a):
+                lanes.find([a, b])
+    assert len(lanes.fresh) == MAX_JOINTS
+
+
+def test_keys_at_another_step_come_together_when_they_are_at_the_same():
+    keys = {"a": shared(3, step=2), "b": shared(3, step=1)}
+    found = roster(keys)
+    assert not found.together()
+    keys["b"].clock.step = 2
+    assert found.together()
+    assert keys["a"].clock is keys["b"].clock
+    found.lanes[0][0].part()
+    keys["b"].clock.step += 1
+    assert (keys["a"].step, keys["b"].step) == (2, 3)
+
+
+def test_a_key_is_in_one_lane_at_a_time():
+    keys = {key: shared(3) for key in "abc"}
+    first, second = roster(keys, list("ab")), roster(keys, list("bc"))
+    assert first.together()
+    assert not second.together()
+    first.lanes[0][0].part()
+    assert second.together()
+
+
+def test_patience_grows_with_every_loss():
+    patience, waited = Patience(), []
+    for _ in range(12):
+        patience.lose()
+        waited.append(next(use for use in range(1, 5000) if patience.over()))
+    assert waited == sorted(waited)
+    assert waited[:4] == [1, 3, 7, 15]
+    assert waited[-1] == 1024
+
+
+def test_residuals_are_those_of_keys_that_were_always_alone():
+    compression = parse({"type": "2bit", "threshold": 0.5})
+    keys, plain = ({key: shared(size) for key, size in (("a", 3), ("b", 40), ("c", 33))} for _ in range(2))
+    lane = Lane(1, 0, keys)
+    generator = torch.Generator().manual_seed(3)
+    for step in range(6):
+        grads = {key: torch.randn(each.shape, generator=generator) for key, each in keys.items()}
+        for key, each in plain.items():
+            sender = each.sender(key, each.parts[0], 0, 0)
+            sender.use(compression)
+            sender.encode(grads[key])
+        if step in (0, 3):
+            for key, each in keys.items():
+                sender = each.sender(key, each.parts[0], 0, 0)
+                sender.use(compression)
+                sender.encode(grads[key])
+        else:
+            assert lane.together()
+            sender = lane.sender(compression, 0, 0)
+            lane.encode(sender, list(grads.values()), lane.gather(list(grads.values()), sender.room()))
+        if step in (2, 5):
+            lane.part()
+            for key in keys:
+                mine, other = keys[key].senders[0], plain[key].senders[0]
+                assert torch.equal(mine.kept["residual"], other.kept["residual"])
+                assert mine.steps == other.steps
+
+
+def test_an_answer_in_pieces_goes_to_the_tensors_as_they_are():
+    keys = {key: shared(*shape) for key, shape in (("a", (3,)), ("b", (5, 9)), ("c", ()))}
+    lane = Lane(1, 0, keys)
+    outs = [torch.full(tuple(each.shape), -1.0) for each in keys.values()]
+    values = [torch.randn(tuple(each.shape)) for each in keys.values()]
+    data = lane.gather(values).view(torch.uint8).numpy()
+    request = Request("pull_joint", {"joint": 1, "step": 0}, out=Spread(lane, outs))
+    assert not request.make_room(len(data) - 4)
+    assert request.make_room(len(data))
+    for at in range(0, len(data), 52):
+        request.take(at, data[at : at + 52])
+    assert all(map(torch.equal, outs, values))
+
+
+def test_pushes_are_kept_until_every_key_of_them_is_durable():
+    context = zmq.Context()
+    link = Link(context, "tcp://127.0.0.1:1", b"name", b"hello", None)
+    try:
+        seqs = itertools.count(1)
+
+        def asked(op, fields, log=None):
+            request = Request(op, fields, log=log, declare=op == "join", seq=next(seqs))
+            link.add(request)
+            return request.seq
+
+        def kept():
+            return {key: sorted(steps) for key, steps in link.log.items() if steps}
+
+        asked("join", {"number": 1, "keys": ["a", "b"]})
+        first = [asked("push_joint", {"joint": 1, "step": step}, (("joint", 1), step)) for step in (1, 2, 3)]
+        link._done([], first[0], 3, 1)
+        assert kept() == {("joint", 1): [2, 3]}
+        alone = {key: asked("push", {"key": key, "step": 4}, (key, 4)) for key in "ab"}
+        link._done([], alone["a"], 4, 4)
+        assert kept() == {("joint", 1): [2, 3], "b": [4]}
+        link._done([], alone["b"], 4, 2)
+        assert kept() == {("joint", 1): [3], "b": [4]}
+        link._done([], asked("push_joint", {"joint": 1, "step": 5}, (("joint", 1), 5)), 5, 4)
+        assert kept() == {("joint", 1): [5]}
+    finally:
+        link.close()
+        context.term()
+
+
+def test_what_others_name_is_said_first():
+    urgent = Request("push_joint", {"joint": 1, "step": 1}, torch.zeros(4, dtype=torch.uint8), priority=100)
+    assert Request("join", {"number": 1, "keys": ["a", "b"]}, declare=True).rank < urgent.rank
