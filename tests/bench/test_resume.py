@@ -18,7 +18,7 @@ from gradwire.bench.tasks.classification import Classification
 from gradwire.bench.train import Run, train
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
-from tests.bench.jobs import broken_and_whole
+from tests.bench.resume_jobs import broken_and_whole
 
 CASES = [
     ("classification", "none"), ("classification", "topk:ratio=0.01"), ("classification", "powersgd"),
