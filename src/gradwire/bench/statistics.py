@@ -8,7 +8,6 @@ other seeds is reported as mean and standard deviation.
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,9 +57,9 @@ def spread(values: Sequence[float]) -> Spread:
     >>> spread([1.0, 2.0, 3.0])
     Spread(mean=2.0, deviation=1.0, count=3)
     """
-    finite = all(math.isfinite(value) for value in values)
-    deviation = statistics.stdev(values) if finite and len(values) > 1 else 0.0 if finite else math.nan
-    return Spread(sum(values) / len(values), deviation, len(values))
+    mean = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
+    squares = math.fsum((value - mean) ** 2 for value in values) if math.isfinite(mean) else math.nan
+    return Spread(mean, math.sqrt(squares / max(len(values) - 1, 1)), len(values))
 
 
 def noise_floor(base: Spread, count: int) -> float | None:

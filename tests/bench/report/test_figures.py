@@ -152,7 +152,7 @@ def test_a_closer_view_is_offered_where_one_method_is_far_away_and_places_the_la
 def test_lower_is_better_turns_the_axis():
     figure = scatter([Dot("a", "cast", 1, 20.0), Dot("b", "cast", 2, 30.0)], {}, {}, (19.0, 21.0), lower=True)
     below, above = figure["layout"]["yaxis"]["range"]
-    assert below > 30 > 19 > above
+    assert below > 30 > 20 > above
     assert figure["layout"]["shapes"][0]["y0"] == 19.0
 
 

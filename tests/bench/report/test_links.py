@@ -73,9 +73,9 @@ def test_rows_that_failed_are_left_out_and_a_repeated_row_counts_once():
 def test_marks_are_in_milliseconds_and_times():
     found = of(replayed("ddp", "1gbit", 0.2), replayed("topk", "1gbit", 0.1), replayed("fp16", "1gbit", 0.4))
     assert [(mark.name, mark.series, mark.x) for mark in times(found)] == [
-        ("ddp", "1 Gbit/s", 200.0), ("topk", "1 Gbit/s", 100.0), ("fp16", "1 Gbit/s", 400.0)
+        ("ddp", "1 Gbit/s", 200.0), ("topk", "1 Gbit/s", 100.0), ("torch's fp16", "1 Gbit/s", 400.0)
     ]  # fmt: skip
-    assert {mark.name: mark.x for mark in speedups(found)} == {"ddp": 1.0, "topk": 2.0, "fp16": 0.5}
+    assert {mark.name: mark.x for mark in speedups(found)} == {"ddp": 1.0, "topk": 2.0, "torch's fp16": 0.5}
     assert [mark.family for mark in times(found)] == ["no compression", "sparsification", "torch's hook"]
 
 
@@ -83,6 +83,14 @@ def test_a_strategy_is_a_part_of_the_name():
     found = of(replayed("topk", "none", 1.0), replayed("topk", "none", 2.0, options={"strategy": "two_phase"}))
     assert found.methods == ["topk", "topk two_phase"]
     assert found.family("topk two_phase") == "sparsification"
+
+
+def test_a_hook_of_torch_and_a_method_of_ours_with_one_name_are_two():
+    ours, torchs = replayed("powersgd", "none", 1.0), replayed("powersgd", "none", 2.0, params=None)
+    found = of(replayed("ddp", "none", 1.0), ours, torchs)
+    assert {name: found.family(name) for name in found.methods} == {
+        "ddp": "no compression", "powersgd": "low rank", "torch's powersgd": "torch's hook"
+    }  # fmt: skip
 
 
 def test_bounds_are_other_marks_and_the_baseline_has_none():

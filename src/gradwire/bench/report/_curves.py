@@ -9,7 +9,7 @@ from typing import Literal
 
 from gradwire.bench.report._families import BASELINE
 from gradwire.bench.report._look import COLOURS, Plot, Spec, axis, by_family, hover, layout
-from gradwire.bench.report._panels import Entry, Panel, panels
+from gradwire.bench.report._panels import Entry, Panel
 from gradwire.bench.report._results import Results
 
 __all__ = ["Curve", "curve", "curve_plots"]
@@ -42,7 +42,7 @@ def curve(entry: Entry, over: Over) -> Curve:
 
 def curve_plots(results: Results, over: Over, title: str) -> Iterator[Plot]:
     """One for each panel in which a run has a history of two epochs or more."""
-    for panel in panels(results.runs):
+    for panel in results.panels:
         found = [curve(entry, over) for entry in panel.entries]
         found = [each for each in found if len(each.x) > 1]
         if found:

@@ -6,7 +6,7 @@ from functools import cache
 
 from gradwire import registry
 
-__all__ = ["BASELINE", "FAMILIES", "PLAIN", "family_of"]
+__all__ = ["BASELINE", "FAMILIES", "PLAIN", "family_of", "named"]
 
 BASELINE = "no compression"
 
@@ -17,6 +17,15 @@ FAMILIES = (
     BASELINE, "cast", "quantisation", "sparsification", "low rank", "hybrid", "wrapper", "torch's hook", "other"
 )  # fmt: skip
 """Those of ``Compressor.family``, and what is none; in the order of legends."""
+
+
+def named(method: str, *, ours: bool) -> str:
+    """What a method is called: torch's own hooks have names that ours may have too.
+
+    >>> named("powersgd", ours=True), named("powersgd", ours=False), named("ddp", ours=False)
+    ('powersgd', "torch's powersgd", 'ddp')
+    """
+    return method if ours or method in PLAIN else f"torch's {method}"
 
 
 @cache

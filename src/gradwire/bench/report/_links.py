@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from gradwire.bench.netlab import Link
-from gradwire.bench.report._families import PLAIN, family_of
+from gradwire.bench.report._families import PLAIN, family_of, named
 from gradwire.bench.report._look import rate_text
 from gradwire.bench.report._results import Results
 
@@ -146,7 +146,8 @@ def _title(row: Row) -> str:
 
 def _method(row: Row) -> str:
     strategy = (row.get("options") or {}).get("strategy")
-    return f"{row['method']} {strategy}" if strategy else str(row["method"])
+    name = named(row["method"], ours=row["params"] is not None)
+    return f"{name} {strategy}" if strategy else name
 
 
 def _slowest_first(links: Iterable[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from gradwire.bench.records import Record
-from gradwire.bench.report._panels import NOISE, Entry, Panel, panels
+from gradwire.bench.report._panels import NOISE, Entry, Panel
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._where import facts, warnings
 from gradwire.bench.statistics import CONFIDENCE
@@ -28,7 +28,7 @@ def markdown(results: Results) -> str:
     where = "; ".join(f"{name} {value}" for name, value in facts(results) if name not in ("files", "results"))
     lines = [f"Measured on: {where}.", *(f"**{warning}**" for warning in warnings(results)), _READING]
     groups: dict[str, list[Panel]] = {}
-    for panel in panels(results.runs):
+    for panel in results.panels:
         groups.setdefault(_title(panel), []).append(panel)
     for title, group in groups.items():
         lines += [f"### {title}", _floors(group), "\n".join(_table(group))]

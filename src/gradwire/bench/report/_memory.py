@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gradwire.bench.report._bars import Mark, rows_figure, rows_height
 from gradwire.bench.report._look import Plot, Spec, axis
-from gradwire.bench.report._panels import Panel, panels
+from gradwire.bench.report._panels import Panel
 from gradwire.bench.report._quality import data_size
 from gradwire.bench.report._results import Results
 
@@ -22,7 +22,7 @@ def memory_plots(results: Results, name: str, title: str, *, from_zero: bool) ->
         title: of the axis.
         from_zero: whether the axis begins there.
     """
-    for panel in panels(results.runs):
+    for panel in results.panels:
         marks = memory_marks(panel, name)
         if any(mark.x for mark in marks):
             plain = None if panel.baseline is None else panel.baseline.mean(name)

@@ -10,10 +10,11 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from gradwire.bench.records import Record, Settings
-from gradwire.bench.report._families import PLAIN, family_of
+from gradwire.bench.report._families import PLAIN, family_of, named
 from gradwire.bench.statistics import Spread, noise_floor, spread
 
 __all__ = ["NOISE", "Entry", "Panel", "panels"]
@@ -38,7 +39,7 @@ class Entry:
     family: str
     runs: tuple[Record, ...]
 
-    @property
+    @cached_property
     def quality(self) -> Spread:
         """At the end of training, over the seeds."""
         return spread([math.nan if run.quality is None else run.quality for run in self.runs])
@@ -77,7 +78,7 @@ class Panel:
     entries: tuple[Entry, ...]
     baseline: Entry | None
 
-    @property
+    @cached_property
     def scale(self) -> float:
         """100 where quality is a share, which is then shown in percent; else 1."""
         qualities = [run.quality for entry in self.entries for run in entry.runs if run.quality is not None]
@@ -156,7 +157,8 @@ def _entries(runs: Sequence[Record]) -> list[Entry]:
     found: dict[str, dict[str, list[Record]]] = {}
     for run in runs:
         configured = json.dumps([getattr(run.settings, name) for name in _CONFIGURED], sort_keys=True, default=repr)
-        found.setdefault(run.settings.method, {}).setdefault(configured, []).append(run)
+        name = named(run.settings.method, ours=run.settings.compressor is not None)
+        found.setdefault(name, {}).setdefault(configured, []).append(run)
     return [
         _entry(method if number == 1 else f"{method} #{number}", same)
         for method, configurations in found.items()

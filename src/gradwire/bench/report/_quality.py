@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from gradwire.bench.report._look import Plot, Spec, axis
-from gradwire.bench.report._panels import Entry, Panel, panels
+from gradwire.bench.report._panels import Entry, Panel
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._scatter import Dot, scatter
 
@@ -28,7 +28,7 @@ def panel_plots(
     results: Results, dots: Callable[[Panel], Sequence[Dot]], x: Callable[[Sequence[Dot]], Spec]
 ) -> Iterator[Plot]:
     """A plot of quality for each panel that has at least two dots."""
-    for panel in panels(results.runs):
+    for panel in results.panels:
         found = dots(panel)
         if len(found) > 1:
             lower = not panel.higher_is_better

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gradwire.bench.records import Record
+from gradwire.bench.report._panels import Panel, panels
 from gradwire.errors import ConfigError
 
 __all__ = ["Results", "read"]
@@ -40,6 +42,11 @@ class Results:
     codecs: Sequence[Row] = ()
     files: Sequence[str] = ()
     replaced: int = 0
+
+    @cached_property
+    def panels(self) -> list[Panel]:
+        """The runs that ended well, in groups that may be compared."""
+        return panels(self.runs)
 
 
 def read(paths: Sequence[Path]) -> Results:

@@ -56,7 +56,7 @@ def scatter(dots: Sequence[Dot], x: Spec, y: Spec, stripe: Range | None = None, 
     log = x.get("type") == "log"
     across = tuple(x["range"]) if log else _padded([dot.x for dot in ordered])
     heights = [dot.y for dot in ordered]
-    views = {"all": _padded([*heights, *(stripe or ())]), "near the best": near(heights, lower=lower)}
+    views = {"all": _padded(heights), "near the best": near(heights, lower=lower)}
     ranges = {name: (down[1], down[0]) if lower else down for name, down in views.items() if down is not None}
     texts = {name: _texts(ordered, across, down, log=log) for name, down in ranges.items()}
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gradwire.bench.report._panels import panels
 from gradwire.bench.report._results import Results
 
 __all__ = ["facts", "warnings"]
@@ -44,13 +43,13 @@ def _mixed(results: Results) -> Iterator[str]:
 
 
 def _unmeasured(results: Results) -> Iterator[str]:
-    lone = [panel.title for panel in panels(results.runs) if panel.baseline is None]
+    lone = [panel.title for panel in results.panels if panel.baseline is None]
     if lone:
         yield f"Without an uncompressed run there is nothing to compare with: {'; '.join(lone)}."
-    single = [panel.title for panel in panels(results.runs) if panel.baseline and panel.floor() is None]
+    single = [panel.title for panel in results.panels if panel.baseline and panel.floor() is None]
     if single:
         yield f"A noise floor needs two seeds without compression: {'; '.join(single)}."
-    pair = [panel.title for panel in panels(results.runs) if panel.baseline and panel.baseline.quality.count == 2]
+    pair = [panel.title for panel in results.panels if panel.baseline and panel.baseline.quality.count == 2]
     if pair:
         yield f"Of two seeds a noise floor is 12.7 standard deviations wide, of three 3.5: {'; '.join(pair)}."
     if any("seconds" in row and "samples" not in row for row in results.codecs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gradwire.bench.records import Record
-from gradwire.bench.report._panels import NOISE, Entry, Panel, panels
+from gradwire.bench.report._panels import NOISE, Entry, Panel
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._table import UNKNOWN, Cell, Table, Tone, bytes_cell, number, words
 from gradwire.bench.statistics import CONFIDENCE
@@ -30,7 +30,7 @@ _TONES: dict[str, Tone] = {NOISE: "noise", "better": "better", "worse": "worse"}
 
 def blocks(results: Results) -> Iterable[Table]:
     """One for each panel; a column that nothing is known of is left out."""
-    for panel in panels(results.runs):
+    for panel in results.panels:
         heads = [panel.unit if head == "quality" else head for head in _HEADS]
         rows = [_row(panel, entry) for entry in panel.entries]
         kept = [column for column in range(len(heads)) if any(row[column] is not UNKNOWN for row in rows)]
