@@ -35,7 +35,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import GradwireError, GroupError, is_int, require
 from gradwire.integrations.ddp import GradwireState, compress_ddp
 
-__all__ = ["HOOKS", "Contestant", "Plan", "Replayed", "replay"]
+__all__ = ["HOOKS", "Contestant", "Plan", "Replayed", "replay", "written"]
 
 HOOKS = ("ddp", "fp16", "powersgd")
 """What torch brings: no hook at all, and two of its own."""
@@ -125,7 +125,7 @@ def replay(plan: Plan, contestants: Sequence[Contestant]) -> Iterator[Row]:
     Raises:
         ConfigError: a link needs root, iproute2 or netem, and there is none.
     """
-    with nullcontext() if plan.link == Link() else Netlab(plan.workers, *_written(plan.link)) as made:
+    with nullcontext() if plan.link == Link() else Netlab(plan.workers, *written(plan.link)) as made:
         first: float | None = None
         for contestant in contestants:
             row = _row(plan, contestant, made)
@@ -135,7 +135,8 @@ def replay(plan: Plan, contestants: Sequence[Contestant]) -> Iterator[Row]:
             yield row
 
 
-def _written(link: Link) -> tuple[str, str]:
+def written(link: Link) -> tuple[str, str]:
+    """Its rate and its delay, as ``Netlab`` takes them."""
     return str(dataclasses.replace(link, delay=0.0)), f"{1e6 * link.delay:.0f}us"
 
 
