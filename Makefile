@@ -28,7 +28,7 @@ demo: .venv/.bench
 	$(BIN)/gradwire demo $(DEMO)
 
 convergence: .venv/.bench
-	$(BIN)/gradwire check convergence --json convergence.json --markdown docs/methods.md
+	$(BIN)/gradwire check convergence --json src/gradwire/bench/advise/convergence.json --markdown docs/methods.md
 
 test: lint
 	$(BIN)/pytest -n auto --dist loadscope --doctest-modules src tests $(PYTEST)

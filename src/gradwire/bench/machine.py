@@ -13,7 +13,7 @@ import torch
 from gradwire.ops.native import kernel_info
 from gradwire.version import __version__
 
-__all__ = ["commit", "environment", "machine"]
+__all__ = ["commit", "cores", "environment", "machine"]
 
 
 def environment() -> dict[str, object]:
@@ -27,8 +27,12 @@ def environment() -> dict[str, object]:
 @cache
 def machine() -> str:
     """Processor, cores this process may use, and system."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()}, {cores} cores, {platform.system()} {platform.machine()}"
+    return f"{_processor()}, {cores()} cores, {platform.system()} {platform.machine()}"
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

@@ -15,6 +15,7 @@ from gradwire.bench import convergence
 from gradwire.bench.convergence import BASELINE, TOLERANCE, Row
 from gradwire.bench.recommended import labels
 from gradwire.bench.written import method_of
+from gradwire.cli._check_advise import advise_command
 from gradwire.cli._output import emit, json_option
 from gradwire.memory.residual import DTYPES
 
@@ -26,6 +27,9 @@ _BETWEEN = re.compile(r"(<!-- convergence -->\n)(.*?)(<!-- end of convergence --
 @click.group("check")
 def command() -> None:
     """Check on this machine what compression promises."""
+
+
+command.add_command(advise_command)
 
 
 @command.command("convergence")

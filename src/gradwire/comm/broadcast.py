@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradwire.comm._channel import Channel
 from gradwire.comm._gathered import GatheredSession
 from gradwire.comm._part import Unit
 from gradwire.comm._variable import VariableSession
@@ -32,4 +31,4 @@ class Broadcast(Strategy):
     def plan(self, units: Sequence[Unit], site: Site) -> Session:
         if not all(unit.compressor.fixed_size for unit in units):
             return VariableSession(units, site)
-        return GatheredSession(units, site, Channel.broadcast)
+        return GatheredSession(units, site, lambda channel, rows: channel.broadcast(rows))

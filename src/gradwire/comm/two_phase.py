@@ -18,7 +18,7 @@ from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
 from gradwire.types import Key
 
-__all__ = ["TwoPhase"]
+__all__ = ["TwoPhase", "cut"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,228 @@
+"""Seconds that encoding and decoding take, bucket by bucket: the exchange itself, on a channel that carries nothing.
+
+Law: what is timed is ``Exchange.run`` on gradients of the real shapes, plan, memories, status words and all, minus the
+time in the channel. Whoever receives finds the bytes that this worker sent, so decoders do the work of W payloads.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.bench.advise.profile import Bucket
+from gradwire.bench.advise.wire import Round
+from gradwire.comm._channel import Channel
+from gradwire.compressors.base import Compressor
+from gradwire.exchange import Exchange
+from gradwire.metrics import Metrics
+from gradwire.policy import Policy
+
+__all__ = ["Codec", "DryChannel", "Measured", "dry_exchange", "measure"]
+
+WARM_UP, REPEATS = 2, 5
+_SPREAD = 1e-2
+
+
+class DryChannel(Channel):
+    """One of ``workers`` that are not there: rounds are written down, and end at once.
+
+    Args:
+        workers: how many there seem to be.
+        metrics: as for ``Channel``.
+        rank: which of them this one is.
+    """
+
+    def __init__(self, workers: int, metrics: Metrics, rank: int = 0) -> None:
+        super().__init__(None, metrics)
+        self.world, self.rank = workers, rank
+        self.rounds: list[Round] = []
+        self.inside = 0.0
+        self._sent: list[Tensor] = []
+
+    def begin_all_reduce(self, tensor: Tensor, how: str = "sum") -> Callable[[], None]:
+        """Note the round."""
+        if self.world > 1 and tensor.numel():
+            moved = 2 * (self.world - 1) * tensor.nbytes / self.world
+            self.rounds.append(Round("all_reduce", moved, moved))
+        return lambda: None
+
+    def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
+        """Note the round; every peer sends what this worker would send in its place."""
+        start = time.perf_counter()
+        peers = [j for j in range(self.world) if j != self.rank]
+        for j in peers:
+            self._fill(receives[j], [sends[self.rank], sends[j], *self._sent[j : j + 1]])
+        self._sent = list(sends)
+        sent, received = sum(sends[j].nbytes for j in peers), sum(receives[j].nbytes for j in peers)
+        if peers:
+            self.rounds.append(Round("exchange", sent, received))
+        self.inside += time.perf_counter() - start
+
+    def broadcast(self, rows: Tensor) -> None:
+        """Note the round."""
+        start = time.perf_counter()
+        for j in range(self.world):
+            rows[j].copy_(rows[self.rank])
+        moved = (self.world - 1) * rows[0].nbytes
+        self.rounds.append(Round("broadcast", moved, moved))
+        self.inside += time.perf_counter() - start
+
+    @staticmethod
+    def _fill(room: Tensor, found: Sequence[Tensor]) -> None:
+        """With the first message of its size: a payload of another size would be none."""
+        for message in found:
+            if message.numel() == room.numel() and message.data_ptr() != room.data_ptr():
+                room.copy_(message)
+                return
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One bucket on one worker, a number for each repeat; bytes are those of the last one.
+
+    Args:
+        encode: seconds.
+        decode: seconds: all of the exchange that is neither encoding nor a message.
+        rounds: that were asked of the channel.
+    """
+
+    encode: list[float]
+    decode: list[float]
+    rounds: tuple[Round, ...]
+
+    @classmethod
+    def joined(cls, repeats: Sequence[Measured]) -> Measured:
+        """Repeats of one bucket as one."""
+        encode, decode = ([getattr(each, name)[0] for each in repeats] for name in ("encode", "decode"))
+        return cls(encode, decode, repeats[-1].rounds)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Seconds of a method for each bucket, in the order of the profile; and the bytes of each where they are measured.
+
+    Args:
+        encode: seconds for each bucket.
+        decode: seconds for each bucket.
+        message: bytes that each peer got of a bucket, which may depend on the values; None: nobody knows.
+    """
+
+    encode: tuple[float, ...]
+    decode: tuple[float, ...]
+    message: tuple[float | None, ...]
+
+    @classmethod
+    def of_workers(cls, found: Sequence[Sequence[Measured]], workers: int) -> Codec:
+        """From what workers measured at the same time: in each repeat the slowest counts, of repeats the median."""
+        buckets = list(zip(*found, strict=True))
+        encode = tuple(slowest([each.encode for each in bucket]) for bucket in buckets)
+        decode = tuple(slowest([each.decode for each in bucket]) for bucket in buckets)
+        return cls(encode, decode, tuple(message_of(bucket[0].rounds, workers) for bucket in buckets))
+
+    @classmethod
+    def at_rate(cls, buckets: Sequence[Bucket], encode: float, decode: float, workers: int) -> Codec:
+        """From numbers.
+
+        Args:
+            buckets: of the model.
+            encode: seconds an element.
+            decode: seconds an element of one payload.
+            workers: payloads that are decoded.
+        """
+        sizes = [bucket.numel for bucket in buckets]
+        return cls(tuple(encode * n for n in sizes), tuple(decode * n * workers for n in sizes), (None,) * len(sizes))
+
+    def towards(self, far: Codec, share: float) -> Codec:
+        """On the line through this and ``far``: 0 is this, 1 is ``far``, and never below this."""
+
+        def line(near: Sequence[float], there: Sequence[float]) -> tuple[float, ...]:
+            return tuple(a + share * max(0.0, b - a) for a, b in zip(near, there, strict=True))
+
+        return Codec(line(self.encode, far.encode), line(self.decode, far.decode), self.message)
+
+
+def message_of(rounds: Sequence[Round], workers: int) -> float | None:
+    """Bytes to each peer in the last exchange; None: there was none."""
+    exchanges = [each for each in rounds if each.kind == "exchange"]
+    return exchanges[-1].sent / (workers - 1) if exchanges else None
+
+
+def slowest(samples: Sequence[Sequence[float]]) -> float:
+    return float(median(max(each) for each in zip(*samples, strict=True)))
+
+
+def dry_exchange(
+    compressor: Compressor, workers: int, rank: int = 0, policy: Policy | None = None, **options: Any
+) -> Exchange:
+    """An exchange that believes to be one of ``workers``.
+
+    Args:
+        compressor: with its parameters.
+        workers: how many.
+        rank: which of them.
+        policy: per-parameter choices.
+        options: for ``Exchange``.
+    """
+    made = Exchange(compressor, policy=policy, **options)
+    made.channel = DryChannel(workers, made.counters, rank)
+    made.keeper.world = workers
+    return made
+
+
+def measure(
+    buckets: Sequence[Bucket], compressor: Compressor, workers: int, *, options: Mapping[str, Any] | None = None,
+    meet: Callable[[float], float] = float, repeats: int = REPEATS, budget: float = math.inf,
+) -> list[Measured] | str:  # fmt: skip
+    """Time a method on one worker.
+
+    Args:
+        buckets: with the shapes to exchange.
+        compressor: with its parameters.
+        workers: that the exchange believes in.
+        options: for ``Exchange``.
+        meet: called before each bucket with the seconds so far, so that workers which share a machine compute at the
+            same time; returns those of the slowest.
+        repeats: that count, after others that warm up.
+        budget: seconds; when they are over no further step is begun.
+
+    Returns:
+        A measurement for each bucket; or why there is none.
+    """
+    exchange = dry_exchange(compressor, workers, **(options or {}))
+    noise = torch.Generator().manual_seed(0)
+    given = [torch.randn(bucket.numel, generator=noise).mul_(_SPREAD) for bucket in buckets]
+    flats = [torch.empty_like(each) for each in given]
+    steps: list[list[Measured]] = []
+    begun = time.perf_counter()
+    while len(steps) < WARM_UP + repeats:
+        exchange.begin_step()
+        step: list[Measured] = []
+        for bucket, flat, gradient in zip(buckets, flats, given, strict=True):
+            flat.copy_(gradient)
+            spent = meet(time.perf_counter() - begun)
+            if spent > budget and not steps:
+                return f"encoding and decoding take more than {budget:g} s a step"
+            step.append(_timed(exchange, flat, bucket))
+        steps.append(step)
+        if meet(time.perf_counter() - begun) > budget:
+            break
+    counted = steps[WARM_UP:] or steps[-1:]
+    return [Measured.joined(column) for column in zip(*counted, strict=True)]
+
+
+def _timed(exchange: Exchange, flat: Tensor, bucket: Bucket) -> Measured:
+    channel, metrics = exchange.channel, exchange.counters
+    assert isinstance(channel, DryChannel)
+    first, inside, encoded = len(channel.rounds), channel.inside, metrics.seconds["encode"]
+    start = time.perf_counter()
+    exchange.run(flat, bucket.params)
+    total = time.perf_counter() - start - (channel.inside - inside)
+    encode = metrics.seconds["encode"] - encoded
+    return Measured([encode], [max(0.0, total - encode)], tuple(channel.rounds[first:]))

@@ -1,0 +1,196 @@
+"""From a question to an answer: measure what was not given, and predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradwire import registry
+from gradwire.bench import models
+from gradwire.bench.advise.advice import Advice, Candidate, advise
+from gradwire.bench.advise.cluster import Cluster, worlds
+from gradwire.bench.advise.codec import Codec
+from gradwire.bench.advise.gauge import Wanted, gauge_codecs, gauge_model, gauge_wire
+from gradwire.bench.advise.profile import Profile, assigned
+from gradwire.bench.advise.script import profile_script
+from gradwire.bench.advise.wire import MESSAGE, PAYLOAD_SHARE, Wire
+from gradwire.bench.machine import cores, environment
+from gradwire.bench.netlab import Link, Netlab
+from gradwire.bench.recommended import RECOMMENDED, labels, recommended
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, require
+
+__all__ = ["Question", "answer", "everything", "named"]
+
+BASELINE = "none"
+MEASURED_WORKERS = 4
+"""Between so many a link is measured, at most."""
+
+DECODED = {"allreduce": 1, "two_phase": 2, "oktopk": 2}
+"""Payloads that a worker decodes, where it is not one of each worker."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked; the options of ``gradwire advise`` say what each means.
+
+    Raises:
+        ConfigError: a combination that has no answer.
+    """
+
+    model: str | None = None
+    small: bool = False
+    batch: int = 8
+    script: Path | None = None
+    arguments: Sequence[str] = ()
+    deadline: float = 120.0
+    compute: float | None = None
+    link: Link = field(default_factory=lambda: Link.parse("1gbit", "100us"))
+    measure_link: bool = False
+    workers: int = 4
+    nodes: int | None = None
+    inside: Link | None = None
+    together: int = 1
+    methods: Mapping[str, Compressor] = field(default_factory=dict)
+    strategy: str | None = None
+    codec: tuple[float, float] | None = None
+    budget: float = 6.0
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.script is None):
+            raise ConfigError("one of --model and --script must be given, got " + ("both" if self.model else "none"))
+        if self.model is not None:
+            models.find(self.model)
+        require(self.link.rate is not None, "--link", "a rate, as 1gbit", "none")
+        if self.nodes is not None:
+            right = self.workers % self.nodes == 0 and self.nodes < self.workers
+            require(right, "--nodes", f"a divisor of the {self.workers} workers, and fewer", self.nodes)
+        require(self.together <= self.workers, "--together", f"at most the {self.workers} workers", self.together)
+
+    @property
+    def meeting(self) -> int:
+        """How many exchange compressed messages."""
+        return self.nodes or self.workers
+
+    @property
+    def threads(self) -> int:
+        """Of a worker on this machine."""
+        return max(1, cores() // self.together)
+
+
+def everything() -> dict[str, Compressor]:
+    """Every registered method with its recommended settings."""
+    return {label: recommended(label).compressor for label in labels() if label != BASELINE}
+
+
+def named(text: str, parse: Callable[[str], Compressor]) -> Compressor:
+    """A bare name has the recommended settings, as in ``gradwire check convergence``."""
+    return recommended(text).compressor if text in RECOMMENDED or ":" not in text else parse(text)
+
+
+def answer(asked: Question, told: Callable[[str], object] = lambda _: None) -> tuple[Advice, dict[str, Any]]:
+    """Measure what is missing and predict all candidates.
+
+    Args:
+        asked: the question.
+        told: called with a line before each measurement.
+
+    Returns:
+        The advice, and the facts that it rests on, ready for JSON.
+
+    Raises:
+        ConfigError: something cannot be measured here.
+    """
+    candidates = [Candidate(label, each, asked.strategy) for label, each in asked.methods.items()]
+    for each in candidates:
+        registry.build("comm", each.strategy_for(asked.meeting)).check(each.compressor)
+    profile = profile_of(asked, told)
+    cluster = cluster_of(asked, told)
+    codecs = codecs_of(asked, profile, candidates, told)
+    advice = advise(profile, cluster, candidates, codecs)
+    facts = {
+        "title": _title(asked, profile), "notes": list(_notes(asked)), "workers": asked.workers, "nodes": asked.nodes,
+        "link": str(asked.link), "rate": cluster.wire.rate, "latency": cluster.wire.latency,
+        "message": cluster.wire.message, "compute": profile.seconds, "parameters": profile.numel,
+        "buckets": [{"elements": each.numel, "ready": each.ready} for each in profile.buckets],
+    }  # fmt: skip
+    return advice, facts | environment() | {"threads": asked.threads}
+
+
+def profile_of(asked: Question, told: Callable[[str], object]) -> Profile:
+    """The step without an exchange."""
+    if asked.script is not None:
+        told(f"running {asked.script} with one worker")
+        found = profile_script(asked.script, asked.arguments, deadline=asked.deadline)
+        return found if asked.compute is None else found.lasting(asked.compute)
+    name = str(asked.model)
+    if asked.compute is not None:
+        return assigned(list(models.facts(name, small=asked.small).shapes.items()), asked.compute)
+    told(f"training {name} on {asked.threads} threads, {asked.batch} examples a step")
+    return gauge_model(name, asked.batch, small=asked.small, threads=asked.threads)
+
+
+def cluster_of(asked: Question, told: Callable[[str], object]) -> Cluster:
+    """The links."""
+    rate = (asked.link.rate or 0) / 8 * PAYLOAD_SHARE
+    wire = Wire(asked.meeting, rate, asked.link.delay, MESSAGE)
+    if asked.measure_link:
+        workers = min(asked.meeting, MEASURED_WORKERS)
+        told(f"measuring the link between {workers} workers")
+        with Netlab(workers, str(Link(asked.link.rate))) as lab:
+            found = gauge_wire(workers, lab).wire(workers, asked.link)
+        wire = Wire(asked.meeting, found.rate, found.latency, found.message)
+    inside = None if asked.inside is None else Wire.of(asked.workers // asked.meeting, asked.inside)
+    return Cluster(asked.workers, wire, inside, cores() / asked.together / asked.threads)
+
+
+def codecs_of(
+    asked: Question, profile: Profile, candidates: Sequence[Candidate], told: Callable[[str], object]
+) -> list[Codec | str]:
+    """Measured at one or two numbers of workers, or made of the numbers that were given."""
+    strategies = [each.strategy_for(asked.meeting) for each in candidates]
+    if asked.codec is not None:
+        payloads = [DECODED.get(name, asked.meeting) for name in strategies]
+        return [Codec.at_rate(profile.buckets, *asked.codec, count) for count in payloads]
+    wanted = [
+        [Wanted(each.compressor, name, count) for count in worlds(name, asked.meeting)]
+        for each, name in zip(candidates, strategies, strict=True)
+    ]
+    flat = [each for group in wanted for each in group]
+    found = iter(
+        gauge_codecs(
+            profile.buckets, flat, together=asked.together, threads=asked.threads, budget=asked.budget, told=told
+        )
+    )
+    return [_reached(group, [next(found) for _ in group], asked.meeting) for group in wanted]
+
+
+def _reached(group: Sequence[Wanted], found: Sequence[Codec | str], workers: int) -> Codec | str:
+    near, far = found[0], found[-1]
+    if isinstance(near, str) or isinstance(far, str):
+        return near if isinstance(near, str) else str(far)
+    if len(group) == 1:
+        return near
+    first, last = group[0].workers, group[-1].workers
+    return near.towards(far, (workers - first) / (last - first))
+
+
+def _title(asked: Question, profile: Profile) -> str:
+    nodes = "" if asked.nodes is None else f" in {asked.nodes} nodes"
+    sizes = f"{profile.numel:,} elements in {len(profile.buckets)} buckets"
+    alone = f"{1e3 * profile.seconds:,.1f} ms without an exchange"
+    return f"{asked.model or asked.script}: {sizes}, {alone}; {asked.workers} workers{nodes}, {asked.link}"
+
+
+def _notes(asked: Question) -> Sequence[str]:
+    notes = []
+    if asked.nodes is not None:
+        notes.append(
+            "Two levels are what compress_fsdp(replicate=...) does: dense inside a node, compressed between nodes. "
+            "Under DistributedDataParallel they are hypothetical."
+        )
+    if max(worlds("two_phase", asked.meeting)) < asked.meeting:
+        notes.append("Codecs were measured as of fewer workers and extrapolated on a line.")
+    return notes

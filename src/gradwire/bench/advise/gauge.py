@@ -1,0 +1,220 @@
+"""What is measured before anything is predicted: the backward pass, the codecs, the links.
+
+Each measurement is one group of fresh workers. Workers that share a machine compute at the same time, so whatever they
+take from each other, cores and memory, is in the figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.bench import models
+from gradwire.bench.advise.codec import Codec, Measured, measure, slowest
+from gradwire.bench.advise.examples import example
+from gradwire.bench.advise.profile import Bucket, Profile, middle, watched
+from gradwire.bench.advise.wire import PAYLOAD_SHARE, Wire
+from gradwire.bench.launch import launch
+from gradwire.bench.netlab import Link, Netlab
+from gradwire.bench.replay import Replayed
+from gradwire.comm._channel import Channel
+from gradwire.compressors.base import Compressor
+from gradwire.errors import require
+from gradwire.metrics import Metrics
+
+__all__ = ["Alphas", "Wanted", "gauge_codecs", "gauge_model", "gauge_replayed", "gauge_wire"]
+
+STEPS = 5
+SMALL_REPEATS, LARGE_REPEATS = 40, 5
+_LARGE = 8 << 20
+_SMALL = 64
+_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A codec to measure.
+
+    Args:
+        compressor: with its parameters.
+        strategy: registered name.
+        workers: that its exchange believes in.
+    """
+
+    compressor: Compressor
+    strategy: str
+    workers: int
+
+
+@dataclass(frozen=True)
+class Alphas:
+    """What a group of workers measured of its link.
+
+    Args:
+        exchange: seconds of a round of 64 bytes from everyone to everyone.
+        all_reduce: seconds of one over 64 bytes.
+        rate: bytes a second that a worker can receive while it sends as many, through the processor and the link.
+    """
+
+    exchange: float
+    all_reduce: float
+    rate: float
+
+    def wire(self, workers: int, link: Link) -> Wire:
+        """The model of this link: its rate as written on the box, or what was measured where that is less."""
+        latency = self.all_reduce / (2 * (workers - 1))
+        message = max(0.0, self.exchange - latency) / (workers - 1)
+        limit = self.rate if link.rate is None else min(self.rate, link.rate / 8 * PAYLOAD_SHARE)
+        return Wire(workers, limit, latency, message)
+
+
+def gauge_model(name: str, batch: int, *, small: bool = False, threads: int = 1, steps: int = STEPS) -> Profile:
+    """One worker's training step of a model of ``gradwire models``, on this processor, on random examples.
+
+    Args:
+        name: of the model.
+        batch: examples.
+        small: the small variant.
+        threads: of torch.
+        steps: that count.
+    """
+    return _once(launch(1, _model, name, batch, small, threads, steps, timeout=_TIMEOUT))
+
+
+def gauge_replayed(name: str, workers: int, *, small: bool = False, compute: float = 0.0) -> Profile:
+    """The replay's backward pass on workers that share this machine: mostly the copying of gradients.
+
+    Args:
+        name: of the model.
+        workers: processes that run it at the same time.
+        small: the small variant.
+        compute: seconds that it pretends to compute.
+    """
+    return _once(launch(workers, _replayed, name, small, compute, timeout=_TIMEOUT))
+
+
+def gauge_codecs(
+    buckets: Sequence[Bucket], wanted: Sequence[Wanted], *, together: int = 1, threads: int = 1,
+    budget: float = 10.0, told: Callable[[str], object] = lambda _: None,
+) -> list[Codec | str]:  # fmt: skip
+    """The seconds of each codec, bucket by bucket, or why there are none.
+
+    Args:
+        buckets: of the model.
+        wanted: what to measure.
+        together: workers on this machine that encode at the same time.
+        threads: of each of them.
+        budget: seconds for each; see ``measure``.
+        told: called with a line before the work.
+    """
+    told(f"measuring {len(wanted)} codecs on {together} x {threads} threads, at most about {budget:g} s each")
+    results = launch(together, _codecs, tuple(buckets), tuple(wanted), threads, budget, timeout=_TIMEOUT + budget)
+    columns = zip(*results, strict=True)
+    return [
+        column[0] if isinstance(column[0], str) else Codec.of_workers(column, each.workers)
+        for each, column in zip(wanted, columns, strict=True)
+    ]  # fmt: skip
+
+
+def gauge_wire(workers: int, lab: Netlab | None = None) -> Alphas:
+    """What the link between workers on this machine costs.
+
+    Args:
+        workers: at least 2.
+        lab: whose links are measured; None: the loopback.
+    """
+    found = launch(workers, _wire, timeout=_TIMEOUT, lab=lab)
+    exchange, all_reduce, large = (slowest([each[name] for each in found]) for name in ("exchange", "reduce", "large"))
+    bytes_sent = (workers - 1) * _share(workers)
+    return Alphas(exchange, all_reduce, bytes_sent / max(large - exchange, large / 2))
+
+
+def _once(profiles: Sequence[Profile]) -> Profile:
+    """Of workers that ran at the same time, the mean: they wait for each other in every bucket."""
+    return middle(profiles, busy=profiles[0].busy)
+
+
+def _model(name: str, batch: int, small: bool, threads: int, steps: int) -> Profile:
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    model = models.build(name, small=small)
+    inputs = example(model, name, batch, small=small)
+    wrapped = DistributedDataParallel(model)
+    return watched(wrapped, lambda: _train(wrapped, inputs), steps)
+
+
+def _train(model: nn.Module, inputs: torch.Tensor) -> None:
+    model.zero_grad(set_to_none=True)
+    forget = getattr(getattr(model, "module", model), "reset", None)
+    if forget is not None:
+        forget()
+    model(inputs).square().mean().backward()
+
+
+def _replayed(name: str, small: bool, compute: float) -> Profile:
+    replayed = Replayed(models.facts(name, small=small).shapes, compute, seed=dist.get_rank())
+    model = DistributedDataParallel(replayed, init_sync=False)
+
+    def before() -> None:
+        model.zero_grad(set_to_none=True)
+        dist.barrier()
+
+    def step() -> None:
+        model(torch.zeros((), requires_grad=True)).backward()
+
+    return watched(model, step, STEPS, busy=compute == 0, before=before)
+
+
+def _codecs(
+    buckets: Sequence[Bucket], wanted: Sequence[Wanted], threads: int, budget: float
+) -> list[list[Measured] | str]:
+    torch.set_num_threads(threads)
+    return [
+        measure(buckets, each.compressor, each.workers, options={"strategy": each.strategy}, meet=_meet, budget=budget)
+        for each in wanted
+    ]
+
+
+def _meet(seconds: float) -> float:
+    """Wait for the others; the seconds of the slowest."""
+    if dist.get_world_size() == 1:
+        return seconds
+    slowest_of_all = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(slowest_of_all, dist.ReduceOp.MAX)
+    return slowest_of_all.item()
+
+
+def _share(workers: int) -> int:
+    """Bytes to each peer of a large exchange: whoever they are, so many in all."""
+    return _LARGE // (workers - 1)
+
+
+def _wire() -> Mapping[str, list[float]]:
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    channel = Channel(group, Metrics())
+    require(channel.world >= 2, "workers", "an integer >= 2", channel.world)
+    tiny, sums = torch.zeros(channel.world, _SMALL, dtype=torch.uint8), torch.zeros(_SMALL // 4)
+    large = torch.zeros(channel.world, _share(channel.world), dtype=torch.uint8)
+    return {
+        "exchange": _times(lambda: channel.all_gather(tiny), SMALL_REPEATS),
+        "reduce": _times(lambda: channel.all_reduce(sums), SMALL_REPEATS),
+        "large": _times(lambda: channel.all_gather(large), LARGE_REPEATS),
+    }
+
+
+def _times(call: Callable[[], Any], repeats: int, warm_up: int = 2) -> list[float]:
+    samples = []
+    for _ in range(warm_up + repeats):
+        dist.barrier()
+        start = time.perf_counter()
+        call()
+        samples.append(time.perf_counter() - start)
+    return samples[warm_up:]

@@ -1,0 +1,146 @@
+"""A step from its parts: the backward pass beside the communication thread.
+
+    bucket b is ready        when backward has computed and copied its gradients
+    the thread takes it      when it is ready and the bucket before it is done
+    encode, rounds, decode   one after the other; what is uncompressed travels meanwhile
+    the step ends            the tail of backward after the last bucket is back
+
+Law: a thread that computes gets the whole core while the other one waits or the network works. Where both compute and
+a worker has less than two cores, both are slowed down alike. Without a method DDP starts each bucket's all-reduce when
+it is ready: the link works them off in order, and the latency of one passes beside the bytes of the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradwire.bench.advise.profile import Profile
+from gradwire.bench.advise.traffic import Traffic, dense_traffic
+from gradwire.bench.advise.wire import Wire
+
+__all__ = ["Job", "Step", "compressed_step", "dense_step", "slowdown"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the communication thread does for one bucket.
+
+    Args:
+        encode: seconds of the processor before the first message.
+        decode: seconds of it after that.
+        traffic: rounds of messages.
+        inside: seconds of a node's own reduce-scatter before it, and again of the all-gather after it.
+    """
+
+    encode: float
+    decode: float
+    traffic: Traffic
+    inside: float = 0.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A predicted step; the terms before the total overlap, so they do not add up to it.
+
+    Args:
+        compute: seconds without an exchange.
+        encode: of all buckets.
+        wire: of all rounds, latencies and all.
+        decode: of all buckets.
+        total: of the step.
+        sent: bytes of the busiest worker.
+    """
+
+    compute: float
+    encode: float
+    wire: float
+    decode: float
+    total: float
+    sent: float
+
+
+def slowdown(cores: float) -> float:
+    """How much longer two threads of a worker take that compute at the same time, beside one alone.
+
+    Args:
+        cores: of the machine over its workers, > 0. Times of one thread were measured while all workers computed.
+
+    >>> slowdown(4.0), slowdown(2.0), slowdown(1.5), slowdown(1.0), slowdown(0.5)
+    (1.0, 1.0, 1.3333333333333333, 2.0, 2.0)
+    """
+    return max(1.0, 2 / cores) / max(1.0, 1 / cores)
+
+
+def dense_step(profile: Profile, wire: Wire, inside: Sequence[float] = ()) -> Step:
+    """DDP alone.
+
+    Args:
+        profile: of the backward pass.
+        wire: the link.
+        inside: for each bucket as ``Job.inside``; empty: workers are not in nodes.
+    """
+    free = back = busy = sent = 0.0
+    for bucket, near in zip(profile.buckets, inside or [0.0] * len(profile.buckets), strict=True):
+        free, back, busy = max(free, bucket.ready + near), max(back, bucket.ready + 2 * near), busy + 2 * near
+        for each in dense_traffic(bucket.numel, wire.workers):
+            free += wire.transfer(each)
+            back = max(back, free + wire.alpha(each) + near)
+            busy, sent = busy + wire.seconds(each), sent + each.sent
+    late = max(0.0, back - profile.buckets[-1].ready)
+    return Step(profile.seconds, 0.0, busy, 0.0, profile.seconds + late, sent)
+
+
+def compressed_step(profile: Profile, jobs: Sequence[Job], wire: Wire, cores: float = math.inf) -> Step:
+    """A method on one communication thread.
+
+    Args:
+        profile: of the backward pass.
+        jobs: one for each bucket.
+        wire: the link.
+        cores: of a worker.
+    """
+    factor = slowdown(cores) if profile.busy else 1.0
+    main = _Backward([bucket.ready for bucket in profile.buckets], factor)
+    now = 0.0
+    for number, job in enumerate(jobs):
+        now = max(now, main.ready(number)) + job.inside
+        encoded = main.beside(now, job.encode)
+        free = [now + wire.transfer(each) for each in job.traffic.dense]
+        dense = [end + wire.alpha(each) for end, each in zip(free, job.traffic.dense, strict=True)]
+        there = max([encoded, *free]) + sum(wire.seconds(each) for each in job.traffic.rounds)
+        now = main.beside(max([there, *dense]), job.decode) + job.inside
+    last = main.ready(len(jobs) - 1)
+    tail = profile.seconds - profile.buckets[-1].ready
+    total = max(now, last) + tail
+    rounds = [each for job in jobs for each in (*job.traffic.dense, *job.traffic.rounds)]
+    return Step(
+        profile.seconds, sum(job.encode for job in jobs),
+        sum(wire.seconds(each) for each in rounds) + sum(2 * job.inside for job in jobs),
+        sum(job.decode for job in jobs), total, sum(each.sent for each in rounds),
+    )  # fmt: skip
+
+
+class _Backward:
+    """The backward pass, which is slower while the communication thread computes beside it.
+
+    Args:
+        ready: seconds at which the buckets come if nothing else computes.
+        factor: by which both threads are slower together.
+    """
+
+    def __init__(self, ready: Sequence[float], factor: float) -> None:
+        self._ready, self._factor, self._lost = ready, factor, 0.0
+
+    def ready(self, number: int) -> float:
+        """When a bucket comes, after what has been beside it so far."""
+        return self._ready[number] + self._lost
+
+    def beside(self, now: float, seconds: float) -> float:
+        """Compute for so long, from now on; when it is done."""
+        left = max(0.0, self._ready[-1] + self._lost - now)
+        shared = min(left, seconds)
+        lost = shared * (self._factor - 1)
+        self._lost += lost
+        return now + seconds + lost

@@ -1,0 +1,203 @@
+"""When the backward pass hands out each bucket, and how long a step takes without any exchange.
+
+Law: a profile is measured under DistributedDataParallel with a hook that returns at once, so buckets, their order and
+the copying into and out of them are those of training. Seconds count from the beginning of the step.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.errors import ConfigError, require
+from gradwire.exchange import Named
+from gradwire.integrations._setup import in_memory
+
+__all__ = ["Bucket", "Profile", "Watch", "assigned", "watched"]
+
+_BUCKET_BYTES = 25 << 20
+"""DDP's default for all but the first, which is smaller so that communication begins early."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that travel together.
+
+    Args:
+        params: names and shapes, in the order of the bucket.
+        ready: seconds from the beginning of the step until its gradients are there.
+    """
+
+    params: tuple[Named, ...]
+    ready: float
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return sum(torch.Size(shape).numel() for _, shape in self.params)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One worker's step without an exchange.
+
+    Args:
+        buckets: in the order in which they are exchanged.
+        seconds: of the whole step.
+        busy: the processor that encodes computes the gradients too, as in training on CPUs.
+
+    Raises:
+        ConfigError: no bucket, or times that do not increase.
+    """
+
+    buckets: tuple[Bucket, ...]
+    seconds: float
+    busy: bool = True
+
+    def __post_init__(self) -> None:
+        require(bool(self.buckets), "Profile.buckets", "at least one", self.buckets)
+        times = [0.0, *(bucket.ready for bucket in self.buckets), self.seconds]
+        require(times == sorted(times), "Profile.seconds", "times that do not decrease", times)
+
+    @property
+    def numel(self) -> int:
+        """Elements of all buckets."""
+        return sum(bucket.numel for bucket in self.buckets)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Self:
+        """The inverse of ``as_dict``, also after JSON."""
+        buckets = [
+            Bucket(tuple((name, tuple(shape)) for name, shape in each["params"]), each["ready"])
+            for each in told["buckets"]
+        ]
+        return cls(tuple(buckets), told["seconds"], told["busy"])
+
+    def lasting(self, seconds: float, *, busy: bool = False) -> Self:
+        """The same buckets in a step of another length, on another processor: all times in proportion."""
+        factor = seconds / self.seconds if self.seconds else 0.0
+        buckets = tuple(Bucket(each.params, min(each.ready * factor, seconds)) for each in self.buckets)
+        return type(self)(buckets, seconds, busy)
+
+
+def assigned(shapes: Sequence[Named], seconds: float) -> Profile:
+    """The buckets that DDP would make of float32 parameters whose gradients come evenly, from the last to the first.
+
+    Args:
+        shapes: of the parameters, in the order of the network.
+        seconds: until the last gradient is there, on another processor than the one that encodes.
+    """
+    order = list(reversed(shapes))
+    tensors = [torch.empty(shape, device="meta") for _, shape in order]
+    c10d: Any = dist
+    limits = [c10d._DEFAULT_FIRST_BUCKET_BYTES, _BUCKET_BYTES]
+    indices, _ = c10d._compute_bucket_assignment_by_size(tensors, limits, [False] * len(tensors))
+    buckets = [
+        Bucket(tuple(order[i] for i in each), min(seconds, seconds * (max(each) + 1) / len(order))) for each in indices
+    ]
+    return Profile(tuple(buckets), seconds, busy=False)
+
+
+class Watch:
+    """A hook for DDP that notes which bucket came when, and what else was measured of a step.
+
+    Args:
+        model: wrapped. Gradients stay as they are: no other worker hears of them.
+    """
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        named = model.module.named_parameters()
+        self._names = {id(param): (name, tuple(in_memory(param).shape)) for name, param in named}
+        self._begun = 0.0
+        self._seen: list[Bucket] = []
+        self.steps: list[Profile] = []
+
+    @property
+    def handed_out(self) -> bool:
+        """Whether a bucket came since the step began."""
+        return bool(self._seen)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step is under way."""
+        return self._begun > 0
+
+    def begin(self) -> None:
+        """A step begins now; buckets of one that was not ended are forgotten."""
+        self._seen, self._begun = [], time.perf_counter()
+
+    def end(self) -> None:
+        """The step has ended."""
+        if self._seen:
+            self.steps.append(Profile(tuple(self._seen), time.perf_counter() - self._begun))
+
+    def __call__(self, state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
+        """Note a bucket."""
+        if bucket.buffer().is_cuda:
+            # Kernels are only launched so far: it is ready when they have run.
+            torch.cuda.current_stream(bucket.buffer().device).synchronize()
+        params = tuple(self._names[id(param)] for param in bucket.parameters())
+        self._seen.append(Bucket(params, time.perf_counter() - self._begun))
+        future: Future[torch.Tensor] = Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    def profile(self, warm_up: int, *, busy: bool = True) -> Profile:
+        """The median of the steps that have the last one's buckets, without the first ``warm_up``.
+
+        Raises:
+            ConfigError: no step is left.
+        """
+        counted = self.steps[warm_up:]
+        require(bool(counted), "steps", f"more than {warm_up}, which warm up", len(self.steps))
+        return middle([step for step in counted if same(step, counted[-1])], busy=busy)
+
+
+def same(one: Profile, other: Profile) -> bool:
+    return [bucket.params for bucket in one.buckets] == [bucket.params for bucket in other.buckets]
+
+
+def middle(steps: Sequence[Profile], *, busy: bool) -> Profile:
+    """Medians of all times; of numbers that increase in every step the medians increase too."""
+    columns = zip(*(step.buckets for step in steps), strict=True)
+    buckets = tuple(Bucket(column[0].params, median(each.ready for each in column)) for column in columns)
+    return Profile(buckets, median(step.seconds for step in steps), busy)
+
+
+def watched(
+    model: DistributedDataParallel, step: Callable[[], object], steps: int, warm_up: int = 2, *, busy: bool = True,
+    before: Callable[[], object] = lambda: None,
+) -> Profile:  # fmt: skip
+    """Run ``step`` on a model that has no hook yet, and say what it did.
+
+    Args:
+        model: on any group; its workers do not exchange anything.
+        step: forward and backward.
+        steps: that count.
+        warm_up: steps before them: DDP rebuilds its buckets after the first.
+        busy: see ``Profile``.
+        before: called before each step, outside of the measurement.
+
+    Raises:
+        ConfigError: the model hands out no gradients.
+    """
+    watch = Watch(model)
+    model.register_comm_hook(None, watch.__call__)
+    for _ in range(warm_up + steps):
+        before()
+        watch.begin()
+        step()
+        watch.end()
+    if not watch.steps:
+        raise ConfigError("model must hand out gradients in a step, got none")
+    return watch.profile(warm_up, busy=busy)

@@ -1,0 +1,134 @@
+"""What is advised, and what it rests on."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradwire import registry
+from gradwire.bench.advise.advice import MARGIN, Advice, Candidate, advise, break_even
+from gradwire.bench.advise.cluster import Cluster, worlds
+from gradwire.bench.advise.codec import Codec, Measured
+from gradwire.bench.advise.profile import Bucket, Profile
+from gradwire.bench.advise.quality import quality, table
+from gradwire.bench.advise.wire import Round, Wire
+from gradwire.bench.netlab import Link
+from gradwire.bench.recommended import labels, recommended
+from tests.house.source import ROOT
+
+LABELS = ("twobit:threshold=auto", "topk", "qsgd", "powersgd", "bf16", "signsgd")
+RESNET = Profile(tuple(Bucket(((f"p{i}", (1024, 6250)),), 0.05 * (i + 1)) for i in range(4)), 0.21, busy=False)
+"""25.6 M elements in 4 buckets."""
+
+
+def advice_at(link: str, nanoseconds: float, workers: int = 4) -> Advice:
+    cluster = Cluster(workers, Wire.of(workers, Link.parse(link)))
+    candidates = [Candidate(label, recommended(label).compressor) for label in LABELS]
+    codec = Codec.at_rate(RESNET.buckets, 1e-9 * nanoseconds, 1e-9 * nanoseconds, workers)
+    return advise(RESNET, cluster, candidates, [codec] * len(candidates))
+
+
+def test_a_slow_link_is_worth_compressing_for() -> None:
+    advice = advice_at("100mbit", 1.0)
+    assert advice.best is not None
+    assert advice.best.speedup > 5
+    assert advice.best.label in advice.verdict
+    assert "points on the digits" in advice.verdict
+    assert advice.as_dict()["compress"]
+
+
+def test_a_fast_link_and_a_slow_codec_are_not() -> None:
+    advice = advice_at("100gbit", 20.0)
+    assert advice.best is None
+    assert advice.verdict.startswith("do not compress: the fastest method to advise, ")
+    assert all(row.speedup < 1 + MARGIN for row in advice.rows)
+    assert not advice.as_dict()["compress"]
+
+
+def test_rows_are_in_order_and_ready_for_json() -> None:
+    advice = advice_at("1gbit", 1.0)
+    totals = [row.step.total for row in advice.rows if row.step]
+    assert len(totals) == len(LABELS)
+    assert totals == sorted(totals)
+    assert [row["label"] for row in json.loads(json.dumps(advice.as_dict()))["candidates"]] == [
+        row.label for row in advice.rows
+    ]
+
+
+def test_what_needs_another_recipe_is_shown_and_not_advised() -> None:
+    advice = advice_at("100mbit", 1.0)
+    (sign,) = [row for row in advice.rows if row.label == "signsgd"]
+    assert not sign.drop_in
+    assert "divided by 256" in sign.settings
+    assert advice.best is not sign
+
+
+def test_a_codec_that_was_not_measured_leaves_its_method_out() -> None:
+    cluster = Cluster(2, Wire.of(2, Link.parse("100mbit")))
+    advice = advise(RESNET, cluster, [Candidate("topk", recommended("topk").compressor)], ["it took too long"])
+    assert advice.best is None
+    assert advice.rows[0].skipped == "it took too long"
+    assert advice.verdict.startswith("do not compress: no candidate")
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.floats(0.1, 50), st.sampled_from([2, 4, 16]), st.sampled_from(LABELS))
+def test_the_break_even_is_where_the_predictions_cross(nanoseconds: float, workers: int, label: str) -> None:
+    cluster = Cluster(workers, Wire.of(workers, Link.parse("1gbit")))
+    candidate = Candidate(label, recommended(label).compressor)
+    codec = Codec.at_rate(RESNET.buckets, 1e-9 * nanoseconds, 1e-9 * nanoseconds, 2)
+    (row,) = advise(RESNET, cluster, [candidate], [codec]).rows
+    jobs = cluster.jobs(RESNET, candidate.compressor, codec, row.strategy)
+
+    def gain(bits: float) -> float:
+        at = cluster.at(bits)
+        return at.dense(RESNET).total - at.compressed(RESNET, jobs).total
+
+    if 0 < row.break_even < math.inf:
+        assert gain(row.break_even) > 0
+        assert all(gain(row.break_even * factor) <= 0 for factor in (1.001, 2, 10, 100))
+    else:
+        assert all((gain(bits) > 0) == (row.break_even > 0) for bits in (9e12,))
+    assert (row.speedup > 1) == (gain(1e9) > 0)
+
+
+def test_methods_that_never_or_always_pay() -> None:
+    assert break_even(lambda _: 2.0, lambda _: 1.0) == 0
+    assert break_even(lambda _: 1.0, lambda _: 2.0) == math.inf
+    assert break_even(lambda _: 1.0, lambda rate: 1e9 / rate) == pytest.approx(1e9, rel=1e-3)
+
+
+def test_codecs_of_many_workers_lie_on_a_line() -> None:
+    near, far = Codec((1.0,), (2.0,), (7.0,)), Codec((0.5,), (4.0,), (9.0,))
+    assert near.towards(far, 3.0) == Codec((1.0,), (8.0,), (7.0,))
+    assert near.towards(far, 0.0) == near
+    assert worlds("allgather", 10_000) == (4, 8)
+
+
+def test_the_slowest_worker_counts_in_each_repeat() -> None:
+    rounds = (Round("exchange", 24, 24), Round("exchange", 300, 300))
+    one, other = Measured([1.0, 5.0, 2.0], [1.0] * 3, rounds), Measured([3.0, 1.0, 2.0], [2.0] * 3, rounds)
+    assert Codec.of_workers([[one], [other]], 4) == Codec((3.0,), (2.0,), (100.0,))
+
+
+def test_the_qualities_are_those_of_the_documentation() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    shown = {row["method"]: [] for row in table()}
+    for row in table():
+        points = "" if row["method"] == "none" else f" ({row['points']:+.1f})"
+        shown[row["method"]].append(f" {row['accuracy']:.1%}{points} | {row['bytes_per_step']:,.0f} |")
+    lines = re.findall(r"^\| \[`([^`]+)`\]\(#\w+\) \|( \d+\.\d%.*?\|.*?\|.*?\|.*?\|)", page, re.MULTILINE)
+    assert {name: "".join(cells) for name, cells in shown.items()} == dict(lines)
+
+
+def test_every_method_has_a_known_quality() -> None:
+    assert {row["method"] for row in table()} == set(labels())
+    assert set(registry.names("compressors")) <= {row["method"] for row in table()}
+    known = quality("topk", workers=3)
+    assert known is not None
+    assert known.workers == 2

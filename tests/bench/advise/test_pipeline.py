@@ -1,0 +1,201 @@
+"""A step from its parts: by hand, and what must hold whatever the numbers are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradwire.bench.advise.cluster import Cluster
+from gradwire.bench.advise.codec import Codec
+from gradwire.bench.advise.pipeline import Job, compressed_step, dense_step, slowdown
+from gradwire.bench.advise.profile import Bucket, Profile
+from gradwire.bench.advise.traffic import Traffic
+from gradwire.bench.advise.wire import Round, Wire
+from gradwire.compressors.twobit import TwoBit
+from gradwire.errors import ConfigError
+
+MB = 250_000
+"""Elements of a megabyte."""
+
+PROFILE = Profile((Bucket((("a", (MB,)),), 1.0), Bucket((("b", (MB,)),), 2.0)), 2.5)
+LINK = Wire(workers=2, rate=1e6, latency=0.0, message=0.0)
+
+
+def exchange(nbytes: float) -> Traffic:
+    return Traffic((), (Round("exchange", nbytes, nbytes),))
+
+
+def job(encode: float, nbytes: float, decode: float) -> Job:
+    return Job(encode, decode, exchange(nbytes))
+
+
+def test_uncompressed_buckets_queue_for_the_link() -> None:
+    """Ready at 1 and at 2, 1 MB each at 1 MB/s: back at 2 and 3; the tail of 0.5 comes after that."""
+    step = dense_step(PROFILE, LINK)
+    assert (step.total, step.wire, step.sent, step.compute) == (3.5, 2.0, 2e6, 2.5)
+
+
+def test_the_latency_of_one_passes_beside_the_bytes_of_the_next() -> None:
+    step = dense_step(PROFILE, dataclasses.replace(LINK, rate=5e5, latency=0.25))
+    assert step.total == pytest.approx(1 + 2 + 2 + 2 * 0.25 + 0.5)
+
+
+def test_a_fast_link_hides_behind_the_backward_pass() -> None:
+    assert dense_step(PROFILE, dataclasses.replace(LINK, rate=1e15)).total == pytest.approx(2.5)
+
+
+def test_one_thread_works_buckets_off_one_after_the_other() -> None:
+    """From 1 on 0.2 + 3 + 0.3 for the first; the second is ready at 2 and waits until 4.5."""
+    step = compressed_step(PROFILE, [job(0.2, 3e6, 0.3), job(0.1, 1e6, 0.4)], LINK)
+    assert step.total == pytest.approx(4.5 + 0.1 + 1.0 + 0.4 + 0.5)
+    assert (step.encode, step.wire, step.decode, step.sent) == pytest.approx((0.3, 4.0, 0.7, 4e6))
+
+
+def test_a_method_that_is_done_in_time_costs_only_its_last_bucket() -> None:
+    step = compressed_step(PROFILE, [job(0.1, 1e5, 0.1), job(0.1, 1e5, 0.1)], LINK)
+    assert step.total == pytest.approx(2.0 + 0.3 + 0.5)
+
+
+def test_threads_that_share_a_core_take_from_each_other() -> None:
+    """0.4 s of encoding beside backward: both at half speed, so the second bucket comes 0.4 s later."""
+    jobs = [job(0.4, 0.0, 0.0), job(0.0, 0.0, 0.0)]
+    assert compressed_step(PROFILE, jobs, LINK, cores=1.0).total == pytest.approx(2.9)
+    assert compressed_step(PROFILE, jobs, LINK, cores=2.0).total == pytest.approx(2.5)
+    assert compressed_step(dataclasses.replace(PROFILE, busy=False), jobs, LINK, cores=1.0).total == 2.5
+
+
+def test_encoding_that_outlasts_backward_gets_the_core_again() -> None:
+    """1 s of backward is left at 1: shared until 3; 2 s of encoding remain, alone until 5."""
+    jobs = [job(3.0, 0.0, 0.0), job(0.0, 0.0, 0.0)]
+    assert compressed_step(PROFILE, jobs, LINK, cores=1.0).total == pytest.approx(5.5)
+
+
+def test_what_is_uncompressed_travels_while_the_rest_is_encoded() -> None:
+    dense = (Round("all_reduce", 5e5, 5e5),)
+    one = Profile((PROFILE.buckets[0],), 1.0)
+    beside = compressed_step(one, [Job(0.7, 0.0, Traffic(dense, exchange(1e6).rounds))], LINK)
+    behind = compressed_step(one, [Job(0.2, 0.0, Traffic(dense, exchange(1e6).rounds))], LINK)
+    alone = compressed_step(one, [Job(0.0, 0.1, Traffic(dense, ()))], LINK)
+    assert (beside.total, behind.total, alone.total) == pytest.approx((2.7, 2.5, 1.6))
+
+
+def test_inside_a_node_a_bucket_is_scattered_before_and_gathered_after() -> None:
+    one = Profile((PROFILE.buckets[0],), 1.0)
+    step = compressed_step(one, [Job(0.1, 0.1, exchange(1e6), inside=0.25)], LINK)
+    assert step.total == pytest.approx(1.0 + 0.25 + 0.1 + 1.0 + 0.1 + 0.25)
+    assert dense_step(one, LINK, [0.25]).total == pytest.approx(1.0 + 0.25 + 1.0 + 0.25)
+
+
+def test_two_levels_share_the_link_of_the_node_and_the_codec() -> None:
+    """4 workers in 2 nodes: half of a ring over 1 MB inside, at 10 MB/s, on either side; a half of the codec each."""
+    inside = Wire(workers=2, rate=1e7, latency=0.0, message=0.0)
+    cluster = Cluster(4, LINK, inside)
+    one = Profile((PROFILE.buckets[0],), 1.0)
+    (made,) = cluster.jobs(one, TwoBit(), Codec((0.4,), (0.2,), (None,)), "allgather")
+    assert (made.encode, made.decode, made.inside) == pytest.approx((0.2, 0.1, 0.05))
+    assert made.traffic.sent == MB / 4 + 8 + 4
+    assert cluster.dense(one).total == pytest.approx(1.0 + 0.05 + 1.0 + 0.05)
+
+
+def test_a_cluster_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nodes must be a divisor of the 5 workers, got 2"):
+        Cluster(5, LINK)
+    with pytest.raises(ConfigError, match="cores must be a number > 0, got 0"):
+        Cluster(2, LINK, cores=0)
+
+
+@pytest.mark.parametrize(
+    ("cores", "factor"), [(0.25, 2.0), (0.5, 2.0), (1.0, 2.0), (1.6, 1.25), (2.0, 1.0), (8.0, 1.0)]
+)
+def test_two_threads_beside_one(cores: float, factor: float) -> None:
+    assert slowdown(cores) == pytest.approx(factor)
+
+
+seconds = st.floats(0, 10)
+sizes = st.floats(0, 1e8)
+
+
+some_jobs = st.builds(
+    lambda encode, decode, dense, sent: Job(
+        encode, decode, Traffic((Round("all_reduce", dense, dense),), exchange(sent).rounds)
+    ),
+    seconds, seconds, sizes, sizes,
+)  # fmt: skip
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Profile, list[Job], Wire, float]:
+    count = draw(st.integers(1, 4))
+    times = sorted(draw(st.lists(seconds, min_size=count + 1, max_size=count + 1)))
+    buckets = tuple(Bucket(((f"p{i}", (1000,)),), times[i]) for i in range(count))
+    jobs = [draw(some_jobs) for _ in range(count)]
+    wire = Wire(draw(st.integers(2, 64)), draw(st.floats(1e3, 1e12)), draw(st.floats(0, 1)), draw(st.floats(0, 1)))
+    return Profile(buckets, times[-1], draw(st.booleans())), jobs, wire, draw(st.floats(0.1, 8))
+
+
+@settings(deadline=None, max_examples=100)
+@given(cases(), st.floats(1, 1000))
+def test_more_bandwidth_and_less_latency_are_never_slower(
+    case: tuple[Profile, list[Job], Wire, float], by: float
+) -> None:
+    profile, jobs, wire, cores = case
+    slow = compressed_step(profile, jobs, wire, cores).total
+    slack = 1e-9 * (1 + slow)
+    for better in (
+        dataclasses.replace(wire, rate=wire.rate * by), dataclasses.replace(wire, latency=wire.latency / by),
+        dataclasses.replace(wire, message=wire.message / by),
+    ):  # fmt: skip
+        assert compressed_step(profile, jobs, better, cores).total <= slow + slack
+        assert dense_step(profile, better).total <= dense_step(profile, wire).total + slack
+
+
+@settings(deadline=None, max_examples=100)
+@given(cases(), st.floats(0, 1))
+def test_fewer_bytes_and_a_faster_codec_are_never_slower(
+    case: tuple[Profile, list[Job], Wire, float], by: float
+) -> None:
+    profile, jobs, wire, cores = case
+    slow = compressed_step(profile, jobs, wire, cores).total
+    (first, *rest) = jobs
+    less = tuple(Round(each.kind, each.sent * by, each.received * by) for each in first.traffic.rounds)
+    for better in (
+        dataclasses.replace(first, traffic=Traffic(first.traffic.dense, less)),
+        dataclasses.replace(first, encode=first.encode * by), dataclasses.replace(first, decode=first.decode * by),
+    ):  # fmt: skip
+        assert compressed_step(profile, [better, *rest], wire, cores).total <= slow + 1e-9 * (1 + slow)
+
+
+@settings(deadline=None, max_examples=100)
+@given(cases())
+def test_a_step_is_never_shorter_than_its_parts(case: tuple[Profile, list[Job], Wire, float]) -> None:
+    profile, jobs, wire, cores = case
+    step = compressed_step(profile, jobs, wire, cores)
+    slack = 1e-9 * (1 + step.total)
+    assert step.total >= profile.seconds - slack
+    assert step.total >= sum(job.encode + job.decode for job in jobs) - slack
+    more = compressed_step(profile, jobs, wire, cores / 2)
+    assert more.total >= step.total - slack or slowdown(cores / 2) < slowdown(cores)
+
+
+@settings(deadline=None, max_examples=100)
+@given(cases(), st.floats(0.1, 10))
+def test_no_compression_takes_its_bytes_over_the_rate(case: tuple[Profile, list[Job], Wire, float], by: float) -> None:
+    profile, _, wire, _ = case
+    step = dense_step(profile, wire)
+    assert step.total >= max(profile.seconds, step.sent / wire.rate) - 1e-9 * (1 + step.total)
+    shorter = profile.lasting(profile.seconds / (1 + by))
+    assert dense_step(shorter, wire).total <= step.total + 1e-9 * (1 + step.total)
+
+
+def test_profiles_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Profile.buckets must be at least one, got \(\)"):
+        Profile((), 1.0)
+    with pytest.raises(ConfigError, match=r"Profile.seconds must be times that do not decrease"):
+        Profile(PROFILE.buckets, 1.5)
+    assert Profile.from_dict(PROFILE.as_dict()) == PROFILE
+    assert PROFILE.lasting(5.0) == Profile(
+        (Bucket(PROFILE.buckets[0].params, 2.0), Bucket(PROFILE.buckets[1].params, 4.0)), 5.0, False
+    )
