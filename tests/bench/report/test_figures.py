@@ -67,6 +67,15 @@ def test_plotly_accepts_every_plot(name):
             assert set(block.brief) <= set(block.heads)
 
 
+def test_the_table_has_what_else_is_measured_and_what_needs_no_learning():
+    more = {"measures": {"top-1": 0.9, "Dice": 0.75}, "baselines": {"chance": 0.1}}
+    (section,) = report.sections(Results([record(**more), record("topk", **more)]), ["quality_table"])
+    (table,) = section.blocks
+    assert table.heads[-1] == "Dice"
+    assert [row[-1].text for row in table.rows] == ["0.75", "0.75"]
+    assert table.notes[-1] == "Without learning: chance 10.00 (top-1, %)."
+
+
 def test_throughput_is_relative_and_quality_in_percent_with_the_spread_of_the_seeds():
     runs = [*seeds("none", 0.9, 0.9), *seeds("topk", 0.8, 0.6, examples_per_second=250.0)]
     found = {dot.name: dot for dot in by_throughput(only(runs))}

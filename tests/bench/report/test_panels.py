@@ -82,6 +82,16 @@ def test_throughput_is_relative_to_plain_ddp_where_that_ran_and_else_to_none():
     assert panel.relative_speed(entries["topk"]) == 0.5
 
 
+def test_runs_that_were_made_beside_others_have_no_times():
+    _, entries = only([record(), record("topk", environment={"jobs": 4}), record("qsgd", environment={"jobs": 1})])
+    assert {name: entry.speed is not None for name, entry in entries.items()} == {
+        "none": True,
+        "topk": False,
+        "qsgd": True,
+    }
+    assert entries["topk"].step is None
+
+
 def test_one_label_with_two_configurations_is_two_methods():
     runs = [record("topk", 0.5, options={"min_numel": 1}), record("topk", 0.7, options={"min_numel": 2})]
     _, entries = only(runs)

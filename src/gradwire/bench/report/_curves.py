@@ -43,7 +43,7 @@ def curve(entry: Entry, over: Over) -> Curve:
 def curve_plots(results: Results, over: Over, title: str) -> Iterator[Plot]:
     """One for each panel in which a run has a history of two epochs or more."""
     for panel in results.panels:
-        found = [curve(entry, over) for entry in panel.entries]
+        found = [curve(entry, over) for entry in panel.entries if entry.timed or over == "epoch"]
         found = [each for each in found if len(each.x) > 1]
         if found:
             yield Plot(panel.title, _figure(panel, found, over, title))

@@ -45,9 +45,19 @@ class Entry:
         return spread([math.nan if run.quality is None else run.quality for run in self.runs])
 
     @property
+    def timed(self) -> bool:
+        """Whether its times mean anything: no run was made beside another one."""
+        return all(run.environment.get("jobs", 1) == 1 for run in self.runs)
+
+    @property
     def speed(self) -> Spread | None:
-        """Examples a second."""
-        return self.over(lambda run: run.examples_per_second)
+        """Examples a second; None where it was not timed."""
+        return self.over(lambda run: run.examples_per_second) if self.timed else None
+
+    @property
+    def step(self) -> Spread | None:
+        """Seconds of a step; None where it was not timed."""
+        return self.over(lambda run: run.seconds.get("step")) if self.timed else None
 
     def over(self, figure: Callable[[Record], float | None]) -> Spread | None:
         """A figure of the runs; None where one of them does not have it."""

@@ -54,6 +54,9 @@ def _unmeasured(results: Results) -> Iterator[str]:
         yield f"Of two seeds a noise floor is 12.7 standard deviations wide, of three 3.5: {'; '.join(pair)}."
     if any("seconds" in row and "samples" not in row for row in results.codecs):
         yield "Codec rows without samples have no violin: measure with 'gradwire bench codec --samples'."
+    untimed = sum(run.environment.get("jobs", 1) > 1 for run in results.runs)
+    if untimed:
+        yield f"{untimed} runs were made beside others: they have no times here."
     if results.replaced:
         yield f"{results.replaced} runs were repeated later with equal settings: the last that did not fail counts."
 

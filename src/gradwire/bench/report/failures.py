@@ -36,7 +36,7 @@ def _runs(results: Results) -> Iterator[list[Cell]]:
 def _trouble(run: Record) -> str:
     """In words; empty: nothing is wrong."""
     found = [] if run.status == "ok" else [f"failed after {run.steps} steps: {run.error or 'no reason given'}"]
-    if not run.identical:
+    if not run.identical and not found:
         found.append("the workers ended with different parameters")
     if run.nonfinite_steps:
         found.append(f"{run.nonfinite_steps} steps were left out: a gradient was not finite")

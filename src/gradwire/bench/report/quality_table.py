@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gradwire.bench.records import Record
 from gradwire.bench.report._panels import NOISE, Entry, Panel
@@ -31,14 +31,12 @@ _TONES: dict[str, Tone] = {NOISE: "noise", "better": "better", "worse": "worse"}
 def blocks(results: Results) -> Iterable[Table]:
     """One for each panel; a column that nothing is known of is left out."""
     for panel in results.panels:
-        heads = [panel.unit if head == "quality" else head for head in _HEADS]
-        rows = [_row(panel, entry) for entry in panel.entries]
+        heads = [panel.unit if head == "quality" else head for head in (*_HEADS, *_others(panel))]
+        rows = [(*_row(panel, entry), *_measured(panel, entry)) for entry in panel.entries]
         kept = [column for column in range(len(heads)) if any(row[column] is not UNKNOWN for row in rows)]
         brief = [panel.unit if head == "quality" else head for head in _BRIEF]
-        yield Table(
-            panel.title, [heads[at] for at in kept], [[row[at] for at in kept] for row in rows], floor_note(panel),
-            brief,
-        )  # fmt: skip
+        notes = [*floor_note(panel), *_unlearned(panel)]
+        yield Table(panel.title, [heads[at] for at in kept], [[row[at] for at in kept] for row in rows], notes, brief)
 
 
 def floor_note(panel: Panel) -> list[str]:
@@ -63,7 +61,7 @@ def verdict_cell(panel: Panel, entry: Entry) -> Cell:
 
 def _row(panel: Panel, entry: Entry) -> Sequence[Cell]:
     quality, difference, dense = entry.quality, panel.difference(entry), entry.mean("dense_bytes_per_step")
-    packed, step, peak = entry.mean("bytes_per_step"), entry.over(_step), entry.mean("peak_rss_bytes")
+    packed, step, peak = entry.mean("bytes_per_step"), entry.step, entry.mean("peak_rss_bytes")
     other = None if entry is panel.baseline or difference is None else panel.shown(difference, signed=True)
     return (
         words(entry.method), Cell(panel.shown(quality.mean), panel.scale * quality.mean),
@@ -78,5 +76,24 @@ def _row(panel: Panel, entry: Entry) -> Sequence[Cell]:
     )  # fmt: skip
 
 
-def _step(run: Record) -> float | None:
-    return run.seconds.get("step")
+def _others(panel: Panel) -> list[str]:
+    """What the task measures beside its quality."""
+    names = dict.fromkeys(name for entry in panel.entries for run in entry.runs for name in run.measures)
+    return [name for name in names if name != panel.measure]
+
+
+def _measured(panel: Panel, entry: Entry) -> Iterator[Cell]:
+    for name in _others(panel):
+        found = entry.over(_measure(name))
+        yield number(None if found is None else found.mean, "{:.4g}")
+
+
+def _measure(name: str) -> Callable[[Record], float | None]:
+    return lambda run: run.measures.get(name)
+
+
+def _unlearned(panel: Panel) -> list[str]:
+    """What the measure is without any learning."""
+    known = panel.entries[0].runs[0].baselines
+    shown = ", ".join(f"{name} {panel.shown(value)}" for name, value in known.items())
+    return [f"Without learning: {shown} ({panel.unit})."] if shown else []
