@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,12 +15,11 @@ from gradwire.bench.convergence import BASELINE, TOLERANCE, Row
 from gradwire.bench.recommended import labels
 from gradwire.bench.written import method_of
 from gradwire.cli._check_advise import advise_command
+from gradwire.cli._markers import write_between
 from gradwire.cli._output import emit, json_option
 from gradwire.memory.residual import DTYPES
 
 __all__ = ["command"]
-
-_BETWEEN = re.compile(r"(<!-- convergence -->\n)(.*?)(<!-- end of convergence -->)", re.DOTALL)
 
 
 @click.group("check")
@@ -70,7 +68,7 @@ def convergence_command(
     rows = _told(convergence.rows(chosen, workers or (2, 4), seeds, epochs))
     emit([row.as_dict() for row in rows], json_to, lambda: [_table(rows)])
     if markdown_to is not None:
-        _write(markdown_to, convergence.markdown(rows))
+        write_between(markdown_to, "convergence", convergence.markdown(rows))
     if any(row.failed for row in rows):
         ctx.exit(1)
 
@@ -95,10 +93,3 @@ def _table(rows: list[Row]) -> RenderableType:
         figures = f"{row.accuracy:.1%}", f"{row.points:+.1f}", f"{row.bytes_per_step:,.0f}", f"{row.ratio:.1f}x"
         table.add_row(row.method, str(row.workers), *figures, f"{row.state_bytes:,}", row.verdict)
     return table
-
-
-def _write(path: Path, table: str) -> None:
-    page = path.read_text(encoding="utf-8") if path.exists() else ""
-    found = _BETWEEN.search(page)
-    text = page[: found.end(1)] + table + page[found.start(3) :] if found else table
-    path.write_text(text, encoding="utf-8")

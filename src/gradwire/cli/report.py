@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from rich.text import Text
 
 from gradwire.bench import report
 from gradwire.bench.report import Results, Section, Table
+from gradwire.cli._markers import write_between
 from gradwire.cli._output import emit, json_option
 
 __all__ = ["command"]
 
-_BETWEEN = re.compile(r"(<!-- quality -->\n)(.*?)(<!-- end of quality -->)", re.DOTALL)
 _WHOLE = 24
 """Letters that a cell may have and still is not broken, however narrow the terminal."""
 
@@ -59,7 +58,7 @@ def command(
     if output is not None:
         report.write(output, results, found, title)
     if markdown_to is not None:
-        _write_between(markdown_to, report.markdown(results))
+        write_between(markdown_to, "quality", report.markdown(results))
     if static_to is not None:
         report.images(static_to, found)
     emit(_data(results, found), json_to, lambda: _tables(results, found))
@@ -99,9 +98,3 @@ def _rich(table: Table) -> RichTable:
     for row in table.rows:
         made.add_row(*(Text(row[at].text, style=_STYLES.get(row[at].tone, "")) for at in kept))
     return made
-
-
-def _write_between(path: Path, text: str) -> None:
-    page = path.read_text(encoding="utf-8") if path.exists() else ""
-    found = _BETWEEN.search(page)
-    path.write_text(page[: found.end(1)] + text + page[found.start(3) :] if found else text, encoding="utf-8")

@@ -1,0 +1,21 @@
+"""A table that is written goes into its page: between its markers, or into a file of its own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["write_between"]
+
+
+def write_between(path: Path, name: str, text: str) -> None:
+    """Replace what stands between ``<!-- name -->`` and ``<!-- end of name -->``; without these, the whole file.
+
+    Args:
+        path: of a page, or of a file that is made.
+        name: of the markers.
+        text: ends with a line's end.
+    """
+    page = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = re.search(rf"(<!-- {re.escape(name)} -->\n)(.*?)(<!-- end of {re.escape(name)} -->)", page, re.DOTALL)
+    path.write_text(page[: found.end(1)] + text + page[found.start(3) :] if found else text, encoding="utf-8")
