@@ -34,18 +34,14 @@ void encode(const BucketEncode& b, std::int64_t begin, std::int64_t end, Piece& 
   }
 }
 
-using Table = std::array<float, kBuckets>;
-
 // What each code of a rank adds.
-Table addends(const BucketAddDecoded& b, std::int64_t rank) {
-  Table table{};
+void write_addends(const BucketAddDecoded& b, std::int64_t rank, float* table) {
   const std::uint8_t* const levels = b.levels.data + rank * b.levels.stride;
   for (std::int64_t code = 0; code < kBuckets && b.levels_count > 0; ++code) {
     float level;
     std::memcpy(&level, levels + sizeof level * std::size_t(std::min(code, b.levels_count - 1)), sizeof level);
-    table[std::size_t(code)] = b.scale * level;
+    table[code] = b.scale * level;
   }
-  return table;
 }
 
 }  // namespace
@@ -63,20 +59,10 @@ void bucket_encode(const BucketEncode& b, std::int64_t n, int threads) {
     for (std::size_t i = 0; i < kBuckets; ++i) b.sums[i] += piece.sums[i], b.counts[i] += piece.counts[i];
 }
 
-// A little of the sum at a time for all ranks, so that it stays in the L1 cache.
 void bucket_add_decoded(const BucketAddDecoded& b, std::int64_t n, int threads) {
-  count_call();
-  constexpr std::int64_t kStep = 2048;
-  std::vector<Table> tables;
-  for (std::int64_t rank = 0; rank < b.codes.count; ++rank) tables.push_back(addends(b, rank));
-  parallel_for(n, kStep, threads, [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t i = begin; i < end; i += kStep)
-      for (std::int64_t rank = 0; rank < b.codes.count; ++rank) {
-        const Table& table = tables[std::size_t(rank)];
-        const std::uint8_t* const codes = b.codes.data + rank * b.codes.stride;
-        for (std::int64_t j = i; j < std::min(i + kStep, end); ++j) b.out[j] = b.out[j] + table[codes[j]];
-      }
-  });
+  std::vector<float> addends(std::size_t(b.codes.count * kBuckets));
+  for (std::int64_t rank = 0; rank < b.codes.count; ++rank) write_addends(b, rank, addends.data() + rank * kBuckets);
+  run(&KernelTable::add_buckets, {b.codes, addends.data(), b.out}, n, 64, threads);
 }
 
 }  // namespace gradwire

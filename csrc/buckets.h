@@ -5,8 +5,6 @@
 
 namespace gradwire {
 
-constexpr std::int64_t kBuckets = 256;
-
 struct BucketEncode {
   const float* x;
   const std::uint8_t* bucket_of;  // of each value of the upper 16 bits of a float

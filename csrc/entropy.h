@@ -34,6 +34,9 @@ struct EntropyDecode {
   std::int64_t n;
 };
 
+// How often each byte occurs.
+void byte_counts(const std::uint8_t* symbols, std::int64_t* counts, std::int64_t n, int threads);
+
 void rans_encode(const EntropyEncode& e, int threads);
 void rans_decode(const EntropyDecode& d, int threads);
 void prefix_encode(const EntropyEncode& e, int threads);

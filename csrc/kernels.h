@@ -24,6 +24,7 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
 // One line per kernel: the name of the function in csrc/kernels/<name>.h and the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
   X(accumulate, Feedback)                            \
+  X(add_buckets, AddBuckets)                         \
   X(add_waves, AddWaves)                             \
   X(block_norms, BlockNorms)                         \
   X(cast_add_decoded, CastAddDecoded)                \

@@ -20,8 +20,11 @@ struct Step {
   std::uint32_t last, gap, start;  // the largest x that gives up no word; 4096 - f
 };
 
-// What the decoder needs of x mod 4096: f - 1, the distance from the symbol's start, the symbol: 12, 12 and 8 bits.
-using Slots = std::array<std::uint32_t, kTotal>;
+// What the decoder needs of x mod 4096: f, and the distance from the symbol's start, 16 bits each; the symbol.
+struct Slots {
+  std::array<std::uint32_t, kTotal> steps;
+  std::array<std::uint8_t, kTotal> symbols;
+};
 
 bool sums_up(const std::int32_t* table) {
   std::uint32_t sum = 0;
@@ -56,9 +59,9 @@ std::int64_t encode(const Step* steps, const std::uint8_t* symbols, std::int64_t
 }
 
 std::uint8_t take(const Slots& slots, std::uint32_t& x) {
-  const std::uint32_t slot = slots[x & (kTotal - 1)];
-  x = ((slot >> 20) + 1) * (x >> kBits) + (slot >> 8 & (kTotal - 1));
-  return std::uint8_t(slot);
+  const std::uint32_t i = x & (kTotal - 1), step = slots.steps[i];
+  x = (step >> 16) * (x >> kBits) + (step & 0xffff);
+  return slots.symbols[i];
 }
 
 std::uint32_t word_at(const std::uint8_t* at) {
@@ -78,8 +81,9 @@ bool decode(const Slots& slots, const std::uint8_t* bytes, std::int64_t size, st
     for (int j = 0; j < kStates; ++j) {
       std::uint32_t& x = states[std::size_t(j)];
       symbols[i + j] = take(slots, x);
-      const bool hungry = x < kLow;
-      x = hungry ? x << 16 | word_at(at) : x;
+      // Not a branch: whether a state takes a word is close to random.
+      const std::uint32_t hungry = x < kLow;
+      x = x << 16 * hungry | (word_at(at) & (0 - hungry));
       at += 2 * hungry;
     }
   for (; i < n; ++i) {
@@ -117,7 +121,8 @@ void rans_decode(const EntropyDecode& d, int threads) {
   Slots slots;
   std::size_t at = 0;
   for (std::uint32_t i = 0; i < kSymbols; ++i)
-    for (std::uint32_t j = 0, f = std::uint32_t(d.table[i]); j < f; ++j) slots[at++] = (f - 1) << 20 | j << 8 | i;
+    for (std::uint32_t j = 0, f = std::uint32_t(d.table[i]); j < f; ++j, ++at)
+      slots.steps[at] = f << 16 | j, slots.symbols[at] = std::uint8_t(i);
   decode_chunks(d, threads, [&](const std::uint8_t* bytes, std::int64_t size, std::uint8_t* symbols, std::int64_t n) {
     return decode(slots, bytes, size, symbols, n);
   });

@@ -46,6 +46,15 @@ struct EightbitAddDecoded {
   float scale;
 };
 
+constexpr std::int64_t kBuckets = 256;
+
+// What each code adds, kBuckets for a rank, one rank after the other.
+struct AddBuckets {
+  Rows codes;
+  const float* addends;
+  float* out;
+};
+
 struct Natural {
   std::uint8_t* bases;
   std::uint8_t* codes;

@@ -22,9 +22,14 @@ void entropy_decode(Address stream, Size nbytes, Address sizes, Address table, A
         threads);
 }
 
+void byte_counts_(Address symbols, Address counts, Size n, int threads) {
+  byte_counts(pointer<const std::uint8_t>(symbols, n), pointer<std::int64_t>(counts, kSymbols), n, threads);
+}
+
 }  // namespace
 
 void bind_entropy(nb::module_& m) {
+  kernel(m, "byte_counts", &byte_counts_, "symbols"_a, "counts"_a);
   kernel(m, "rans_encode", &entropy_encode<rans_encode>, "symbols"_a, "table"_a, "sizes"_a, "out"_a, "room"_a);
   kernel(m, "rans_decode", &entropy_decode<rans_decode>, "stream"_a, "nbytes"_a, "sizes"_a, "table"_a, "symbols"_a,
          "status"_a);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/accumulate.h"
+#include "kernels/add_buckets.h"
 #include "kernels/add_waves.h"
 #include "kernels/block_norms.h"
 #include "kernels/cast_add_decoded.h"

@@ -144,14 +144,16 @@ GRADWIRE_INLINE F32 lookup(const Table128& t, U32 index) {
 // 128 values by their halves: half as many steps as looking up whole ones, 32 at a time.
 #define GRADWIRE_HALVES_TABLE
 struct HalvesTable { __m512i low[4], high[4]; };
+// The halves of 32 values.
+GRADWIRE_INLINE void split_(const float* p, __m512i& low, __m512i& high) {
+  const __m512i a = _mm512_loadu_si512(p), b = _mm512_loadu_si512(p + 16);
+  low = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a)), _mm512_cvtepi32_epi16(b), 1);
+  high = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(a, 16))),
+                            _mm512_cvtepi32_epi16(_mm512_srli_epi32(b, 16)), 1);
+}
 GRADWIRE_INLINE HalvesTable halves_table(const float* p) {
   HalvesTable t;
-  for (int i = 0; i < 4; ++i) {
-    const __m512i a = _mm512_loadu_si512(p + 32 * i), b = _mm512_loadu_si512(p + 32 * i + 16);
-    t.low[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(a)), _mm512_cvtepi32_epi16(b), 1);
-    t.high[i] = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(_mm512_srli_epi32(a, 16))),
-                                   _mm512_cvtepi32_epi16(_mm512_srli_epi32(b, 16)), 1);
-  }
+  for (int i = 0; i < 4; ++i) split_(p + 32 * i, t.low[i], t.high[i]);
   return t;
 }
 GRADWIRE_INLINE __m512i halves_(const __m512i (&t)[4], __m512i index, __mmask32 upper, __mmask32 any) {
@@ -182,6 +184,29 @@ GRADWIRE_INLINE void lookup_centred(const HalvesTable& t, const std::uint8_t* p,
   const __m512i index = _mm512_mask_sub_epi16(code, minus, _mm512_set1_epi16(126), code);
   const __mmask32 upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
   halves_as_floats_(halves_(t.low, index, upper, any), halves_(t.high, index, upper, any), minus, first, second);
+}
+
+// 256 values by their halves.
+struct Table256 { __m512i low[8], high[8]; };
+GRADWIRE_INLINE Table256 table256(const float* p) {
+  Table256 t;
+  for (int i = 0; i < 8; ++i) split_(p + 32 * i, t.low[i], t.high[i]);
+  return t;
+}
+GRADWIRE_INLINE __m512i halves_(const __m512i (&t)[8], __m512i index, __mmask32 odd, __mmask32 upper) {
+  __m512i quarter[4];
+  for (int i = 0; i < 4; ++i) quarter[i] = _mm512_permutex2var_epi16(t[2 * i], index, t[2 * i + 1]);
+  return _mm512_mask_blend_epi16(upper, _mm512_mask_blend_epi16(odd, quarter[0], quarter[1]),
+                                 _mm512_mask_blend_epi16(odd, quarter[2], quarter[3]));
+}
+// The values of 32 bytes.
+GRADWIRE_INLINE void lookup(const Table256& t, const std::uint8_t* p, F32& first, F32& second) {
+  const __m512i index = spread_bytes_(p);
+  const __mmask32 odd = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
+  const __mmask32 upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16(128));
+  const __m512i low = halves_(t.low, index, odd, upper), high = halves_(t.high, index, odd, upper);
+  first = {_mm512_castsi512_ps(_mm512_unpacklo_epi16(low, high))};
+  second = {_mm512_castsi512_ps(_mm512_unpackhi_epi16(low, high))};
 }
 
 GRADWIRE_INLINE F32 load_f16(const void* p) {

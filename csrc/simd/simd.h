@@ -5,7 +5,7 @@
 //   U32   16 uint32            + - * & | ^ shl shr sar eq ge gt max_u32 select
 //   U64   8 uint64             xor3 high_half mul_low_halves store_low_halves: what Philox needs
 //   bits of words: gather_bits and scatter_bits, as pext and pdep
-//   Table4, Table16, Table128: values looked up by the low bits of each lane
+//   Table4, Table16, Table128: values looked up by the low bits of each lane; Table256: two vectors by 32 bytes
 //   Mask  a truth value a lane, & and_not; bits() and mask_of() convert to and from 16 bits, lane i in bit i
 //
 // Every operation rounds once, to nearest even, keeps subnormals, and gives the same bits on every target (NaNs may
@@ -26,6 +26,17 @@ constexpr int kLanes = 16;
 #include GRADWIRE_TARGET_HEADER
 
 namespace gradwire::GRADWIRE_TARGET {
+
+// Where a table does not fit into registers its values are read one by one: a gather takes longer.
+#if !defined(GRADWIRE_HALVES_TABLE)
+struct Table256 { const float* values; };
+GRADWIRE_INLINE Table256 table256(const float* p) { return {p}; }
+GRADWIRE_INLINE void lookup(const Table256& t, const std::uint8_t* p, F32& first, F32& second) {
+  float lanes[2 * kLanes];
+  for (int i = 0; i < 2 * kLanes; ++i) lanes[i] = t.values[p[i]];
+  first = load(lanes), second = load(lanes + kLanes);
+}
+#endif
 
 // The first `count` lanes from or to memory, nothing beyond; lanes not loaded are zero. For a constant count of
 // kLanes the compiler drops the slow branch, so one `step` serves the body of a loop and its tail.

@@ -268,6 +268,10 @@ void check_all(const std::string& target) {
   });
   check_entries(target);
   for (const std::int64_t divisor : {1, 3, 100}) check_topk(target, divisor);
+  const std::vector<float> addends = Buffers::values(kRanks * kBuckets);
+  check(target, "add_buckets", &KernelTable::add_buckets, [&](Buffers& x, std::int64_t n) {
+    return AddBuckets{x.rows(n), addends.data(), x.a.data()};
+  });
   CHECK(sums_add_decoded, SumsAddDecoded{x.bytes.data(), x.a.data(), 100, 0.3f});
   for (const std::int64_t columns : {1, 31, 1100})
     for (const std::int64_t rank : {1, 2, 3, 4, 6}) check_lowrank(target, columns, rank);

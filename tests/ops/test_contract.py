@@ -30,6 +30,7 @@ def _strided(x: Tensor) -> Tensor:
 # One element more would still be a valid call.
 FREE = {
     ("bucket_add_decoded", "levels"),
+    ("byte_counts", "symbols"),
     ("exponent_add_decoded", "out"),
     ("exponent_add_decoded", "streams"),
     ("exponent_encode", "codes"),

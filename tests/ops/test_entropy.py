@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gradwire.compressors._coders import elias, frequencies, huffman
-from gradwire.ops import prefix_decode, prefix_encode, rans_decode, rans_encode
+from gradwire.ops import byte_counts, prefix_decode, prefix_encode, rans_decode, rans_encode
 from gradwire.ops._entropy import CHUNK, chunk_count
-from tests.ops.harness import torch_threads
+from tests.ops.harness import Case, check_against_reference, random_bytes, sweep, torch_threads
 
 SIZES = (1, 2, 7, 8, 9, 1000, CHUNK, CHUNK + 1, 100003)
 CODERS = {
@@ -35,6 +35,13 @@ def decoded(decode, stream, sizes, table, n):
     symbols, status = torch.full((n,), 9, dtype=torch.uint8), torch.zeros(1, dtype=torch.int32)
     decode(stream, sizes, table, symbols, status)
     return symbols, status.item()
+
+
+@sweep
+def test_byte_counts(n, target, threads, offset):
+    for symbols in (random_bytes((n,), 3), torch.full((n,), 255, dtype=torch.uint8)):
+        case = Case(byte_counts, {"symbols": symbols}, {"counts": ((256,), torch.int64)})
+        check_against_reference(case, target, threads, offset)
 
 
 @pytest.mark.parametrize("n", SIZES)

@@ -124,7 +124,9 @@ def write_section(symbols: Tensor, out: Tensor, coder: Coder) -> int:
         symbols: uint8, n > 0 elements.
         out: uint8, n + 1 elements; those beyond the section are of no meaning.
     """
-    counts = torch.bincount(symbols, minlength=SYMBOLS).tolist()
+    found = torch.empty(SYMBOLS, dtype=torch.int64, device=symbols.device)
+    ops.byte_counts(symbols, found)
+    counts = found.tolist()
     table = coder.table(counts)
     sizes = torch.empty(-(-symbols.numel() // CHUNK), dtype=torch.int32, device=symbols.device)
     present = [i for i in range(SYMBOLS) if counts[i]]

@@ -194,8 +194,8 @@ def _upper(x: Tensor) -> Tensor:
 
 def _ranks(magnitudes: Tensor, count: int) -> Tensor:
     """For each upper half of a magnitude the quantile it lies in, of ``count``."""
-    every = torch.arange(_BINS // 2, dtype=torch.int32, device=magnitudes.device)
-    below = torch.searchsorted(magnitudes.sort().values, every, out_int32=True)
+    found = torch.bincount(magnitudes, minlength=_BINS // 2)
+    below = found.cumsum(0) - found
     return (below * count // max(1, magnitudes.numel())).clamp_(max=count - 1)
 
 

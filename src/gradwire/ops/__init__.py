@@ -7,6 +7,7 @@ from gradwire.ops.bitmap_encode import bitmap_encode
 from gradwire.ops.block_norms import block_norms
 from gradwire.ops.bucket_add_decoded import bucket_add_decoded
 from gradwire.ops.bucket_encode import bucket_encode
+from gradwire.ops.byte_counts import byte_counts
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
 from gradwire.ops.cast_encode_feedback import cast_encode_feedback
@@ -102,6 +103,7 @@ __all__ = [
     "block_norms",
     "bucket_add_decoded",
     "bucket_encode",
+    "byte_counts",
     "cast_add_decoded",
     "cast_encode",
     "cast_encode_feedback",

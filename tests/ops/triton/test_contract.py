@@ -29,7 +29,7 @@ LEFT_TO_TORCH = {
     "products of matrices": {
         "lowrank_add_decoded", "lowrank_left", "lowrank_left_feedback", "lowrank_right", "lowrank_right_feedback",
     },
-    "what a plain operation or two of torch do as well": {"sums_add_decoded"},
+    "what a plain operation or two of torch do as well": {"byte_counts", "sums_add_decoded"},
     "bytes whose place depends on those before": {
         "inceptionn_add_decoded", "inceptionn_encode", "prefix_decode", "prefix_encode",
         "rans_decode", "rans_encode", "rice_decode", "rice_encode", "ternary_add_decoded", "ternary_encode",
