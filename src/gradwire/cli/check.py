@@ -18,6 +18,7 @@ from gradwire.bench.recommended import RECOMMENDED, labels, recommended
 from gradwire.bench.train import Method
 from gradwire.cli._options import parse_method
 from gradwire.cli._output import emit, json_option
+from gradwire.cli._soak import soak_command
 from gradwire.memory.residual import DTYPES
 
 __all__ = ["command"]
@@ -28,6 +29,9 @@ _BETWEEN = re.compile(r"(<!-- convergence -->\n)(.*?)(<!-- end of convergence --
 @click.group("check")
 def command() -> None:
     """Check on this machine what compression promises."""
+
+
+command.add_command(soak_command)
 
 
 @command.command("convergence")
