@@ -12,7 +12,7 @@ from gradwire.bench.soak import FAULTS, GROWTH, ROUNDING, STRETCH, Plan, Report,
 from gradwire.cli._folder import app
 from tests.bench.leaky import Leaky
 
-GOOD = Report(100, 3, dict.fromkeys(FAULTS, 1), 1, 1, 1e-7, True, ((10**8, 10**8), (10**8, 10**8)), 2.0)
+GOOD = Report(100, 3, dict.fromkeys(FAULTS, 1), 1, 1, 1e-7, "topk", True, ((10**8, 10**8), (10**8, 10**8)), 2.0)
 
 
 def run(*arguments: str):

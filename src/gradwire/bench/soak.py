@@ -34,7 +34,7 @@ from gradwire.bench.launch import launch
 from gradwire.integrations.ddp import compress_ddp
 from gradwire.memory.base import Memory
 
-__all__ = ["FAULTS", "METHODS", "ROUNDING", "STRETCH", "Plan", "Report", "soak"]
+__all__ = ["FAULTS", "GROWTH", "METHODS", "ROUNDING", "STRETCH", "Plan", "Report", "soak"]
 
 STRETCH = 25
 """Steps between two counts."""
@@ -50,10 +50,12 @@ FAULTS = {"nan": 0.01, "inf": 0.01, "huge": 0.02, "zero": 0.03}
 
 METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("topk", {"ratio": 0.05}), ("efsignsgd", {}), ("qsgd", {"bits": 4}), ("three_lc", {}), ("powersgd", {"rank": 2}),
-    ("twobit", {"threshold": "auto"}), ("fp16", {}), ("topk", {"ratio": 0.1, "strategy": "two_phase"}),
-    ("qsgd", {"bits": 4, "strategy": "two_phase"}), ("onebit", {"scale": "mean"}), ("blockwise8", {}),
+    ("twobit", {"threshold": "auto"}), ("fp16", {"strategy": "allgather"}), ("onebit", {"scale": "mean"}),
+    ("topk", {"ratio": 0.1, "strategy": "two_phase"}), ("efsignsgd", {"strategy": "two_phase"}), ("blockwise8", {}),
 )  # fmt: skip
-"""In turns; all with a residual."""
+"""In turns, all with a residual; those whose books balance to the rounding of float32. They do not where float16 itself
+is summed (``fp16`` over ``allreduce``), nor where an unbiased method compresses a mean again (``qsgd`` over
+``two_phase``): that noise is kept by nobody."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Report:
         restarts: from checkpoints.
         changes: of the method.
         error: the largest part of a stretch that was lost or came twice.
+        worst: the method of that stretch.
         identical: all workers ended with the same bits.
         rss: bytes of each worker after a fifth of the run, and at its end.
         loss: mean of the last stretch, of the first worker.
@@ -97,6 +100,7 @@ class Report:
     restarts: int
     changes: int
     error: float
+    worst: str
     identical: bool
     rss: tuple[tuple[int, int], ...]
     loss: float
@@ -106,7 +110,10 @@ class Report:
         """What did not hold, in sentences."""
         found = [] if self.identical else ["parameters differ between workers"]
         if not self.error <= ROUNDING:
-            found.append(f"{self.error:.1e} of the gradients was lost or came twice, rounding is below {ROUNDING:.0e}")
+            found.append(
+                f"{self.error:.1e} of the gradients was lost or came twice with {self.worst}, rounding is below "
+                f"{ROUNDING:.0e}"
+            )
         grown = [f"{worker} by {after - before:,} bytes" for worker, (before, after) in enumerate(self.rss)
                  if after - before > GROWTH[0] + GROWTH[1] * before]  # fmt: skip
         return found + ([f"the memory of workers grew: {', '.join(grown)}"] if grown else [])
@@ -126,7 +133,7 @@ def soak(plan: Plan, timeout: float = 120.0) -> Report:
     faults: Counter[str] = sum((Counter(each["faults"]) for each in told), Counter())
     return Report(
         first["steps"], first["skipped"], {kind: faults[kind] for kind in FAULTS}, first["restarts"], first["changes"],
-        max(each["error"] for each in told), len({each["digest"] for each in told}) == 1,
+        first["error"], first["worst"], len({each["digest"] for each in told}) == 1,
         tuple(each["rss"] for each in told), first["loss"],
     )  # fmt: skip
 
@@ -146,7 +153,7 @@ class Soaked:
         self.data = torch.Generator().manual_seed(1000 * plan.seed + self.rank)
         self.faults: Counter[str] = Counter()
         self.steps = self.skipped = self.restarts = self.changes = 0
-        self.error, self.method, self.start = 0.0, 0, time.monotonic()
+        self.error, self.worst, self.method, self.start = 0.0, "", 0, time.monotonic()
         self.fault, self.scale = "", 1.0
         self._build()
 
@@ -168,7 +175,8 @@ class Soaked:
                 rss = resident()
         return {
             "steps": self.steps, "skipped": self.skipped, "faults": dict(self.faults), "restarts": self.restarts,
-            "changes": self.changes, "error": self.error, "rss": (rss, resident()), "loss": sum(losses) / len(losses),
+            "changes": self.changes, "error": self.error, "worst": self.worst,
+            "rss": (rss, resident()), "loss": sum(losses) / len(losses),
             "digest": digest(self.model),
         }  # fmt: skip
 
@@ -256,7 +264,8 @@ class Soaked:
             dist.all_reduce(scale)
             share = float(lost.norm() / scale.sum().clamp_min(1e-30))
             # A NaN is what must be noticed, too.
-            self.error = share if not share <= self.error else self.error
+            if not share <= self.error:
+                self.error, self.worst = share, self.state.exchange.compressor.name
         self._open_books()
 
     def _waits(self) -> dict[str, Tensor]:

@@ -46,7 +46,7 @@ def lines(report: Report) -> list[RenderableType]:
         f"faults      {faults}",
         f"restarts    {report.restarts}",
         f"changes     {report.changes}",
-        f"identity    {report.error:.1e} of the gradients apart, allowed {ROUNDING:.0e}",
+        f"identity    {report.error:.1e} of the gradients apart, with {report.worst}; allowed {ROUNDING:.0e}",
         f"parameters  {'the same bits' if report.identical else 'DIFFERENT'} on all workers",
         f"memory      {before:,} bytes, {after:,} at the end; allowed {GROWTH[0]:,} and {GROWTH[1]:.0%} more",
         f"loss        {report.loss:.3f}",
