@@ -15,6 +15,7 @@ from gradwire.bench.convergence import BASELINE, TOLERANCE, Row
 from gradwire.bench.recommended import labels
 from gradwire.bench.written import method_of
 from gradwire.cli._check_advise import advise_command
+from gradwire.cli._check_soak import soak_command
 from gradwire.cli._markers import write_between
 from gradwire.cli._output import emit, json_option
 from gradwire.memory.residual import DTYPES
@@ -28,6 +29,7 @@ def command() -> None:
 
 
 command.add_command(advise_command)
+command.add_command(soak_command)
 
 
 @command.command("convergence")
