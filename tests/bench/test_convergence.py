@@ -10,7 +10,7 @@ import pytest
 from gradwire import registry
 from gradwire.bench.convergence import Row, kept_in, markdown, rows
 from gradwire.bench.method import Method
-from gradwire.bench.recommended import MIN_NUMEL, RECOMMENDED, labels, recommended, setup_of
+from gradwire.bench.recommended import BY_TASK, MIN_NUMEL, RECOMMENDED, labels, recommended, setup_of
 from gradwire.bench.written import parse_method
 from gradwire.compressors.bf16 import BF16
 
@@ -73,6 +73,17 @@ def test_every_registered_method_has_settings_that_work() -> None:
     for name, setup in RECOMMENDED.items():
         assert setup.reason, name
     assert recommended("dgc").recipe == {"momentum": 0.0}
+
+
+@pytest.mark.parametrize("task", registry.names("bench.tasks"))
+def test_every_task_has_settings_that_its_recipe_and_its_methods_know(task: str) -> None:
+    recipe = registry.find("bench.tasks", task)().recipe
+    for name in labels():
+        dataclasses.replace(recipe, **recommended(name, task).recipe)
+    for name, setup in BY_TASK[task].items():
+        assert setup.reason, name
+        assert name.partition(":")[0] in registry.names("compressors")
+        assert (setup.params, setup.recipe, setup.loss_scale) != ({}, {}, 1.0), name
 
 
 def test_parameters_behind_a_name_may_have_settings_of_their_own() -> None:

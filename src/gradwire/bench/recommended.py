@@ -1,4 +1,4 @@
-"""How each method is best used on the digits: what differs from its defaults, and why, in one place.
+"""How each method is best used on a task: what differs from its defaults, and why. Here those of the digits.
 
 A method that is not here trains with its own defaults and the common recipe; one may be here a second time, with
 parameters behind its name. Everything was tried on 2 workers, where
@@ -7,42 +7,19 @@ dense training reaches 98 to 99 %.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
 from gradwire import registry
 from gradwire.bench.method import Method
+from gradwire.bench.othertasks import LANGUAGE, RECOMMENDATION, SEGMENTATION
+from gradwire.bench.setup import Setup
 from gradwire.compressors.topk import TopK
 
-__all__ = ["DIGITS", "MIN_NUMEL", "RECOMMENDED", "Setup", "labels", "recommended", "setup_of"]
+__all__ = ["BY_TASK", "DIGITS", "MIN_NUMEL", "RECOMMENDED", "labels", "recommended", "setup_of"]
 
 MIN_NUMEL = 256
 """Compresses 18,752 of the 19,026 elements; what is left are biases, norms and the 72 elements of the stem."""
 
 
 DIGITS = "classification"
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a method needs besides its name.
-
-    Args:
-        reason: for the difference from the defaults, one line.
-        params: of the compressor.
-        options: for ``compress_ddp``.
-        loss_scale: see ``Method``.
-        recipe: what differs in the task's recipe.
-        misses: why the method cannot end within 2 points of dense training; empty: it does.
-    """
-
-    reason: str = ""
-    params: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    loss_scale: float = 1.0
-    recipe: Mapping[str, Any] = field(default_factory=dict)
-    misses: str = ""
 
 
 RECOMMENDED: dict[str, Setup] = {
@@ -90,6 +67,12 @@ RECOMMENDED: dict[str, Setup] = {
 }
 
 
+BY_TASK: dict[str, dict[str, Setup]] = {
+    DIGITS: RECOMMENDED, "language": LANGUAGE, "recommendation": RECOMMENDATION, "segmentation": SEGMENTATION,
+}  # fmt: skip
+"""The settings of each task."""
+
+
 def labels() -> list[str]:
     """What is worth comparing: every registered compressor, and the settings that stand beside the recommended ones."""
     return sorted({*registry.names("compressors"), *RECOMMENDED})
@@ -97,7 +80,7 @@ def labels() -> list[str]:
 
 def setup_of(label: str, task: str = DIGITS) -> Setup:
     """The settings of a label on a task, or else of the compressor that it starts with."""
-    settings = {DIGITS: RECOMMENDED}.get(task, {})
+    settings = BY_TASK.get(task, {})
     return settings.get(label) or settings.get(label.partition(":")[0], Setup())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradwire import registry
 from gradwire.bench.method import Method
-from gradwire.bench.recommended import RECOMMENDED, recommended
+from gradwire.bench.recommended import BY_TASK, recommended
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 
@@ -69,7 +69,7 @@ def method_of(text: str, task: str = "classification", *, own: bool = False) -> 
     """
     if own:
         return Method(text, parse_method(text))
-    if text in RECOMMENDED:
+    if text in BY_TASK.get(task, {}):
         return recommended(text, task)
     method = recommended(text.partition(":")[0], task)
     return dataclasses.replace(method, label=text, compressor=parse_method(text)) if ":" in text else method

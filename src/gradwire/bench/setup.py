@@ -1,0 +1,30 @@
+"""What a method needs besides its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Setup"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The settings with which a method is trained on a task.
+
+    Args:
+        reason: for the difference from the defaults, one line.
+        params: of the compressor.
+        options: for ``compress_ddp``.
+        loss_scale: see ``Method``.
+        recipe: what differs in the task's recipe.
+        misses: why the method cannot end within 2 points of dense training; empty: it does.
+    """
+
+    reason: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    loss_scale: float = 1.0
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    misses: str = ""
