@@ -1,10 +1,13 @@
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from gradwire.bench.advise.check import Compared, Setting, holds
 from gradwire.bench.advise.pipeline import Step
 from gradwire.bench.netlab import Link
+from gradwire.cli._check_advise import _line, _table
 from gradwire.errors import ConfigError
 
 NUMBERS = ("--model", "resnet9", "--compute", "0.05", "--codec", "0.5,0.3")
@@ -82,3 +85,14 @@ def test_the_check_compares_links_that_have_a_rate(gradwire):
         Setting(["resnet9"], [2], [Link()], {})
     assert gradwire("check", "advise", "--link", "none").exit_code == 2
     assert gradwire("check", "advise", "--help").exit_code == 0
+
+
+def test_every_combination_is_shown_with_its_terms():
+    failed = Compared("resnet9", 2, "1gbit", "qsgd", None, None, None, "worker 1 died")
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(_table([compared(1.5, 1.0), failed]))
+    shown = " ".join(console.export_text().split())
+    assert "0 of 2 within 20%; 90% are needed" in shown
+    assert "resnet9 x2 1gbit topk 0.0 0.0 0.0 0.0 1,500.0 1,000.0 +50%" in shown
+    assert "qsgd failed" in shown
+    assert "worker 1 died" in _line(failed)

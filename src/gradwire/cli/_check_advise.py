@@ -69,22 +69,19 @@ def _line(row: Compared) -> str:
 
 def _table(rows: list[Compared]) -> RenderableType:
     good = sum(row.good for row in rows)
-    title = f"{good} of {len(rows)} within {WITHIN:.0%}; {SHARE:.0%} are needed"
-    table = Table("model", "link", "method", title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for name in ("workers", "compute", "encode", "wire", "decode", "predicted", "measured", "off"):
+    title = f"{good} of {len(rows)} within {WITHIN:.0%}; {SHARE:.0%} are needed; times in ms"
+    table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("step", overflow="fold", min_width=22)
+    for name in ("alone", "enc", "wire", "dec", "predicted", "measured", "off"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
     for row in rows:
-        step = row.step
-        terms = ("", "", "", "", "") if step is None else _milliseconds(
-            step.compute, step.encode, step.wire, step.decode, step.total
-        )  # fmt: skip
-        measured = "" if row.measured is None else f"{1e3 * row.measured:,.1f}"
-        off = "" if row.off is None else f"{row.off:+.0%}"
-        verdict = row.error or ("" if row.good else "off")
-        table.add_row(row.model, row.link, row.method, str(row.workers), *terms, measured, off, verdict)
+        table.add_row(f"{row.model} x{row.workers} {row.link} {row.method}", *_figures(row))
     return table
 
 
-def _milliseconds(*seconds: float) -> tuple[str, ...]:
-    return tuple(f"{1e3 * each:,.1f}" for each in seconds)
+def _figures(row: Compared) -> tuple[str, ...]:
+    step = row.step
+    terms = [] if step is None else [step.compute, step.encode, step.wire, step.decode, step.total]
+    measured = "" if row.measured is None else f"{1e3 * row.measured:,.1f}"
+    off = "failed" if row.off is None else f"{row.off:+.0%}"
+    return (*([f"{1e3 * each:,.1f}" for each in terms] or [""] * 5), measured, off)
