@@ -94,6 +94,30 @@ def test_a_launcher_that_is_asked_to_end_leaves_nothing_behind(what, number, cod
     gone(*pids, *servers)
 
 
+@pytest.mark.parametrize("what", ["stay", "stubborn"])
+def test_a_launcher_that_is_killed_leaves_nothing_behind(what, tmp_path):
+    process = started(what, tmp_path, "-n", "2")
+    pids = appear(*(tmp_path / f"{name}-{rank}" for name in ("pid", "child") for rank in range(2)))
+    servers = servers_of(process.pid)
+    assert len(servers) == 1
+    process.kill()
+    process.wait()
+    gone(*pids, *servers)
+    process.communicate(timeout=60)
+
+
+def test_what_ended_in_peace_may_have_left_something_running(tmp_path):
+    process = started("leave", tmp_path, "-n", "1")
+    (child,) = appear(tmp_path / "child-0")
+    try:
+        assert process.wait(60) == 0
+        time.sleep(1.0)
+        assert alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    process.communicate(timeout=60)
+
+
 @pytest.mark.parametrize("who", ["worker 1", "server 0"])
 def test_whoever_is_killed_ends_the_run(who, tmp_path):
     with Group([sys.executable, str(SCRIPT), "stay", str(tmp_path)], workers=2, servers=1) as group:

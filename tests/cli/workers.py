@@ -35,6 +35,12 @@ def stubborn(folder):
     stay(folder)
 
 
+def leave(folder):
+    """End in peace, with a child that goes on."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (folder / f"child-{RANK}").write_text(str(child.pid))
+
+
 def fail(folder):
     """Rank 1 ends with 7, when rank 0 is there; the others stay."""
     if RANK != 1:

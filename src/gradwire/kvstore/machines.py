@@ -24,6 +24,7 @@ from typing import IO, Any, TypeAlias
 from gradwire.errors import ConfigError
 from gradwire.kvstore import watch
 from gradwire.kvstore.hosts import Host
+from gradwire.kvstore.leash import Leash
 
 __all__ = ["GRACE", "Here", "Lines", "Machine", "Piped", "Watched", "end_all", "there", "tied"]
 
@@ -35,6 +36,9 @@ GRACE = 5.0
 QUIET = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=5",
          "-o", "ServerAliveCountMax=3")  # fmt: skip
 """No terminal, no questions, and no waiting for a machine that is gone."""
+
+LEASH = Leash()
+"""Of what this process started on this machine."""
 
 
 class Leader(subprocess.Popen[bytes]):
@@ -78,12 +82,15 @@ class Here(Machine):
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], label: str) -> subprocess.Popen[bytes]:
         try:
-            return Leader(command, env={**os.environ, **environment})
+            process = Leader(command, env={**os.environ, **environment})
         except OSError as error:
             raise ConfigError(f"{label} cannot be started: {error}") from None
+        LEASH.hold(process.pid)
+        return process
 
     def serve(self, command: Sequence[str], label: str) -> tuple[Piped, Lines]:
         process, first = Piped(command, stdout=subprocess.PIPE), new_lines()
+        LEASH.hold(process.pid)
         process.pumps = [pump(process.stdout, label, sys.stdout, first)]
         return process, first
 
@@ -180,6 +187,7 @@ def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
             signal_group(process, signal.SIGKILL)
             process.wait()
         for process in processes:
+            LEASH.let_go(process.pid)
             for thread in process.pumps if isinstance(process, Piped) else ():
                 thread.join(1.0)
 
