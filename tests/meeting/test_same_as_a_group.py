@@ -52,6 +52,7 @@ def _run(rank: int, kind: str, options: dict[str, Any], meeting: gradwire.Meetin
     return seen
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("min_numel", [0, 128])
 def test_a_meeting_of_two_is_a_group_of_two_bit_for_bit(min_numel: int) -> None:
     results = run_ranks(2, _both, min_numel, timeout=120)

@@ -43,8 +43,16 @@ class Work:
         return file.getvalue()
 
     def join(self) -> int:
+        before, way = self.optimizer.round, self.way()
         self.optimizer.join()
+        if self.optimizer.round != before:
+            # The round of these local steps is over: they wait for the next.
+            self.ways += way
         return self.optimizer.round
+
+    def way(self) -> Tensor:
+        held = torch.cat([param.detach().view(-1) for param in self.model.parameters()])
+        return (self.optimizer.agreed.data - held).double().nan_to_num(0.0, 0.0, 0.0)
 
     def local(self, seed: int, scale: float = 0.1) -> None:
         """Two local steps."""
@@ -55,9 +63,7 @@ class Work:
             self.optimizer.step()
 
     def exchange(self) -> dict[str, Any]:
-        held = torch.cat([param.detach().view(-1) for param in self.model.parameters()])
-        way = self.optimizer.agreed.data - held
-        self.ways += way.double().nan_to_num(0.0, 0.0, 0.0)
+        self.ways += self.way()
         self.optimizer.exchange_ways()
         return self.now()
 
@@ -80,10 +86,6 @@ class Work:
 
     def leave(self) -> None:
         self.optimizer.leave()
-
-    def forget(self) -> None:
-        """Another process takes the name: its ways are counted there."""
-        self.ways.zero_()
 
 
 class Worker:
