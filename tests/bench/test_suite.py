@@ -9,6 +9,7 @@ import pytest
 from gradwire.bench.recommended import labels
 from gradwire.bench.suite import load
 from gradwire.errors import ConfigError
+from tests.house.source import ROOT
 
 SUITE = """
 tasks = ["classification", "recommendation"]
@@ -93,3 +94,8 @@ def test_what_must_be_there(tmp_path: Path) -> None:
         load(written(tmp_path, 'tasks = ["classification"]'))
     with pytest.raises(ConfigError, match=r"nowhere\.toml cannot be read"):
         load(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize("suite", sorted((ROOT / "benchmarks").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_suites_of_the_project_can_be_run(suite: Path) -> None:
+    assert load(suite)
