@@ -19,6 +19,7 @@ LAYERS = (
     ("schedules", "exchange"),
     ("settings",),
     ("integrations",),
+    ("jax", "tensorflow"),
     ("optim", "kvstore"),
     ("rounds",),
     ("",),

@@ -10,11 +10,13 @@ import tomllib
 from tests.house.source import ROOT
 
 HEAVY = ("triton", "click", "rich", "sklearn", "scipy", "plotly", "zmq", "msgpack", "hypothesis", "gradwire.bench",
-         "gradwire.cli", "gradwire.testing", "accelerate", "lightning", "tensorboard", "transformers",
-         "wandb")  # fmt: skip
+         "gradwire.cli", "gradwire.testing", "accelerate", "jax", "keras", "lightning",
+         "tensorboard", "tensorflow", "transformers", "wandb")  # fmt: skip
 
 FRAMEWORKS = {
+    "jax": ("gradwire.jax", "jax"),
     "lightning": ("gradwire.integrations.lightning", "lightning"),
+    "tensorflow": ("gradwire.tensorflow", "tensorflow"),
     "transformers": ("gradwire.integrations.transformers", "huggingface"),
     "wandb": ("gradwire.integrations.wandb", "wandb"),
 }

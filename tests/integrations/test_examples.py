@@ -14,22 +14,38 @@ from tests.house.source import ROOT
 
 RUNS: dict[str, tuple[list[str], str]] = {
     "metrics": (["--folder", "."], r"rows 4 ratio (\d+\.\d)"),
+    "jax_optax": ([], r"steps 40 ratio (\d+\.\d)"),
+    "keras_fit": ([], r"steps 40 ratio (\d+\.\d)"),
     "hf_trainer": ([], r"steps 20 ratio (\d+\.\d)"),
     "lightning_ddp": ([], r"steps 40 ratio (\d+\.\d)"),
 }
 """Example -> its arguments, and what rank 0 says at the end."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
 def test_example_runs(name: str, tmp_path: Path) -> None:
     arguments, told = RUNS[name]
     script = [str(ROOT / "examples" / f"{name}.py"), *arguments]
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script], cwd=tmp_path,
-        capture_output=True, text=True, timeout=280, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=560, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = re.search(told, done.stdout)
     assert found, done.stdout
     assert float(found[1]) > 5
+
+
+def test_the_page_shows_what_the_examples_run() -> None:
+    page = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
+    shown = re.findall(r"`examples/(\w+)\.py`:\n\n```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert {name for name, _ in shown} == set(RUNS)
+    for name, block in shown:
+        example = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+        assert flush(block) in flush(example)
+
+
+def flush(code: str) -> str:
+    """Without what a block is indented by inside its function."""
+    return "".join(f"{line.strip()}\n" for line in code.splitlines())

@@ -13,10 +13,10 @@ from tests.integrations.huggingface_jobs import STEPS, everything
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(2, everything, str(tmp_path_factory.mktemp("huggingface")), timeout=280)
+    return run_ranks(2, everything, str(tmp_path_factory.mktemp("huggingface")), timeout=560)
 
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("way", ["accelerate", "trainer"])

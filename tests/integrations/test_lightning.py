@@ -14,10 +14,10 @@ from tests.integrations.lightning_jobs import STEPS, everything
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(2, everything, str(tmp_path_factory.mktemp("lightning")), timeout=280)
+    return run_ranks(2, everything, str(tmp_path_factory.mktemp("lightning")), timeout=560)
 
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_gradients_travel_compressed_and_ranks_stay_equal(told: list[dict[str, Any]]) -> None:

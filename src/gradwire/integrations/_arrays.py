@@ -1,0 +1,93 @@
+"""Gradients of other frameworks: arrays in host memory, seen through DLPack.
+
+Law: the core gets what it gets from torch: names, shapes and flat float32 buckets in the same order; so the bytes and
+the bits are those of ``compress_optimizer``. Arrays of other frameworks are only read, and what goes back is a copy of
+a bucket's part or a view that must be copied before the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gradwire.errors import is_float32, require
+from gradwire.integrations._buckets import Bucket, BucketState, split
+from gradwire.integrations._setup import prepare_named
+from gradwire.integrations._state import Units
+
+__all__ = ["ArrayState", "Spec"]
+
+CPU = torch.device("cpu")
+
+
+class Spec(NamedTuple):
+    """A parameter's shape, and its dtype by name, as frameworks write it: ``"float32"``."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class ArrayState(BucketState):
+    """The exchange of gradients that are not torch's.
+
+    Args:
+        specs: the parameters, by name, in the same order on all ranks.
+        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        options: ``bucket_mb`` (25), and those of ``compress_ddp`` but for the scaler and ``lr_correction``.
+        group: the ranks; None is the default group.
+
+    Raises:
+        ConfigError: a wrong option, or a parameter that is not a 16- or 32-bit float.
+        GroupError: ranks were given different options or parameters.
+    """
+
+    def __init__(
+        self, specs: Mapping[str, Spec], compressor: Any, options: Mapping[str, Any],
+        group: dist.ProcessGroup | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        rest = dict(options)
+        bucket_mb = rest.pop("bucket_mb", 25.0)
+
+        def select() -> dict[str, nn.Parameter]:
+            require(is_float32(bucket_mb) and bucket_mb > 0, "bucket_mb", "a number > 0", bucket_mb)
+            require(bool(specs), "parameters", "at least one", "none")
+            return {name: without_data(name, spec) for name, spec in specs.items()}
+
+        self.exchange, params = prepare_named(select, CPU, compressor, rest, group, bucket_mb=bucket_mb)
+        self.buckets = [Bucket(members, CPU) for members in split(list(params.items())[::-1], bucket_mb)]
+        self.units = Units(None, None, {})
+        self.sizes = {name: param.numel() for name, param in params.items()}
+        self._names = list(params)
+
+    def exchange_arrays(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
+        """The mean over the ranks of each gradient; all ranks must call it.
+
+        Args:
+            grads: in the order of the parameters, on CPU; None counts as zero.
+
+        Returns:
+            Views that the next step overwrites, in the parameters' dtypes.
+
+        Raises:
+            GroupError: a rank did not answer in time.
+        """
+        by_name = dict(zip(self._names, grads, strict=True))
+        self.average(lambda bucket: [by_name[name] for name, _ in bucket.named])
+        means = {
+            name: view.to(param.dtype)
+            for bucket in self.buckets
+            for (name, _), view, param in zip(bucket.named, bucket.views, bucket.params, strict=True)
+        }
+        return [means[name] for name in self._names]
+
+
+def without_data(name: str, spec: Spec) -> nn.Parameter:
+    """A torch parameter that takes no memory."""
+    allowed = ("float32", "float16", "bfloat16")
+    require(spec.dtype in allowed, f"dtype of {name}", "float32, float16 or bfloat16", spec.dtype)
+    return nn.Parameter(torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="meta"), requires_grad=False)

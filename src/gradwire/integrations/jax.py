@@ -1,0 +1,128 @@
+"""JAX: gradients averaged inside a compiled update, as the first link of an optax chain.
+
+Law: a transformation of optax is a pure function, and an exchange is not. So the callback is an ordered effect of the
+compiled program, which is neither dropped nor repeated nor moved past another, and the residuals are in the state of
+the transformation object; optax's own state is empty. The processes form a group of ``torch.distributed`` over Gloo,
+whatever devices JAX uses: gradients come to the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from gradwire.errors import ConfigError
+from gradwire.integrations._arrays import ArrayState, Spec
+from gradwire.integrations._optional import needs
+from gradwire.integrations._setup import share_start
+
+with needs("jax"):
+    import jax
+    import optax
+    from jax.experimental import io_callback
+
+__all__ = ["GradwireTransformation", "broadcast", "compress"]
+
+
+class GradwireTransformation(optax.GradientTransformation):
+    """An optax transformation with the state of its exchange. Made by ``compress``."""
+
+    state: ArrayState
+
+
+def compress(
+    params: Any, compressor: Any = "twobit", *, process_group: dist.ProcessGroup | None = None, **options: Any
+) -> GradwireTransformation:
+    """Replace gradients by their mean over the processes, exchanged compressed. All processes must call it.
+
+    Args:
+        params: the tree of parameters; only its names, shapes and dtypes are used.
+        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        process_group: of ``torch.distributed``, over Gloo; None is the default group.
+        options: ``bucket_mb`` (25), and those of ``compress_ddp`` but for ``scaler`` and ``lr_correction``.
+
+    Returns:
+        A ``GradientTransformation``; ``.state`` has ``metrics()``, ``state_dict()`` and the rest.
+
+    Raises:
+        ConfigError: a wrong option, or a parameter that is not a 16- or 32-bit float. From ``update``: another tree.
+        GroupError: processes were given different options or parameters.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax, torch.distributed as dist, gradwire.jax
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> params = {"w": jnp.zeros((64, 64)), "b": jnp.zeros(64)}
+        >>> wire = gradwire.jax.compress(params, "topk", ratio=0.01)
+        >>> optimizer = optax.chain(wire, optax.adam(1e-3))
+        >>> grads = jax.tree.map(jnp.ones_like, params)
+        >>> updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+        >>> wire.state.metrics()["steps"]
+        1
+        >>> dist.destroy_process_group()
+    """
+    specs = specs_of(params)
+    state = ArrayState(specs, compressor, options, process_group)
+
+    def exchange(*grads: Any) -> tuple[np.ndarray, ...]:
+        means = state.exchange_arrays([from_dlpack(grad) for grad in grads])
+        return tuple(as_numpy(mean) for mean in means)
+
+    def update(updates: Any, empty: Any, _: Any = None) -> tuple[Any, Any]:
+        leaves, tree = jax.tree.flatten(updates)
+        check_tree(specs, specs_of(updates))
+        shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+        return jax.tree.unflatten(tree, io_callback(exchange, shapes, *leaves, ordered=True)), empty
+
+    transformation = GradwireTransformation(lambda _: optax.EmptyState(), update)
+    transformation.state = state
+    return transformation
+
+
+def broadcast(params: Any, process_group: dist.ProcessGroup | None = None) -> Any:
+    """The first process's parameters on all of them. All processes must call it, with the same tree.
+
+    Args:
+        params: a tree of arrays.
+        process_group: of ``torch.distributed``, over Gloo; None is the default group.
+    """
+    leaves, tree = jax.tree.flatten(params)
+    tensors = [torch.from_numpy(np.array(leaf).reshape(-1).view(np.uint8)) for leaf in leaves]
+    share_start(tensors, process_group)
+    shared = [
+        jax.device_put(tensor.numpy().view(leaf.dtype).reshape(leaf.shape), leaf.sharding)
+        for tensor, leaf in zip(tensors, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(tree, shared)
+
+
+def specs_of(tree: Any) -> dict[str, Spec]:
+    """The leaves of a tree by their path."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): Spec(tuple(leaf.shape), str(leaf.dtype))
+        for path, leaf in leaves
+    }
+
+
+def check_tree(made_for: dict[str, Spec], given: dict[str, Spec]) -> None:
+    """Refuse gradients of other parameters, while the update is traced.
+
+    Raises:
+        ConfigError: naming the first that differs.
+    """
+    for name in [*made_for, *given]:
+        if made_for.get(name) != given.get(name):
+            raise ConfigError(f"gradient of {name} must be {made_for.get(name)}, as when compress was called, "
+                              f"got {given.get(name)}")  # fmt: skip
+
+
+def as_numpy(tensor: Tensor) -> np.ndarray:
+    """The tensor's memory as NumPy sees it; bfloat16, which torch does not hand over, by its bits."""
+    if tensor.dtype == torch.bfloat16:
+        return cast(np.ndarray, tensor.view(torch.int16).numpy().view(jax.numpy.bfloat16))
+    return tensor.numpy()

@@ -1,0 +1,182 @@
+"""Keras 3 on TensorFlow 2: an optimizer around an optimizer.
+
+Law: gradients are averaged before the inner optimizer sees them, in a Python function inside Keras's compiled step;
+they come through DLPack without a copy and go back as one. The processes form a group of ``torch.distributed`` over
+Gloo.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
+
+from gradwire import registry
+from gradwire.compressors.base import Compressor
+from gradwire.errors import require
+from gradwire.integrations._arrays import ArrayState, Spec
+from gradwire.integrations._optional import needs
+from gradwire.integrations._setup import share_start
+
+if "tensorflow" not in sys.modules and importlib.util.find_spec("triton"):
+    # Both bring LLVM, and TensorFlow 2.20 and later make theirs visible to all: Triton, which torch loads when it likes
+    # to, crashes the process unless it was there before (tensorflow/tensorflow#124205).
+    import triton  # noqa: F401
+
+with needs("tensorflow"):
+    import keras
+    import tensorflow as tf
+
+__all__ = ["DistributedOptimizer"]
+
+
+@keras.saving.register_keras_serializable(package="gradwire")
+class DistributedOptimizer(keras.optimizers.Optimizer):
+    """Averages gradients over the processes, exchanged compressed, and hands them to another Keras optimizer.
+
+    All processes must make one, with the same arguments, and train the same model. When it is built it gives all of
+    them the first process's trainable variables; statistics such as those of batch normalisation stay their own. A
+    variable that got no gradient counts as zero; that of an embedding is made dense.
+
+    XLA cannot call Python: ``model.compile(optimizer=..., jit_compile=False)``. Under ``mixed_float16`` wrap a
+    ``LossScaleOptimizer`` and say ``auto_scale_loss=False``, so that all processes skip the same steps.
+
+    Args:
+        optimizer: a Keras optimizer.
+        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        process_group: of ``torch.distributed``, over Gloo; None is the default group.
+        name: of this optimizer.
+        options: ``bucket_mb`` (25), and those of ``compress_ddp`` but for ``scaler`` and ``lr_correction``.
+
+    Raises:
+        ConfigError: another backend of Keras than TensorFlow. When it is built: a wrong option, variables that are not
+            16- or 32-bit floats, mixed precision without the above.
+        GroupError: when it is built: processes were given different options or models.
+
+    Example:
+        >>> import keras, torch.distributed as dist, gradwire.tensorflow
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+        >>> optimizer = gradwire.tensorflow.DistributedOptimizer(keras.optimizers.SGD(0.1), compressor="topk")
+        >>> model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
+        >>> data = keras.ops.ones((8, 64))
+        >>> _ = model.fit(data, data, batch_size=4, verbose=0)
+        >>> optimizer.state.metrics()["steps"]
+        2
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(
+        self, optimizer: Any, compressor: Any = "twobit", *, process_group: dist.ProcessGroup | None = None,
+        name: str | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        backend = keras.backend.backend()
+        allowed = "tensorflow; under torch use gradwire.compress_ddp, under jax gradwire.jax.compress"
+        require(backend == "tensorflow", "Keras's backend", allowed, backend)
+        keras_optimizer = isinstance(optimizer, keras.optimizers.Optimizer)
+        require(keras_optimizer, "optimizer", "a Keras optimizer", type(optimizer).__name__)
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner_optimizer, self.compressor, self.options = optimizer, compressor, options
+        self.process_group = process_group
+        self.state: ArrayState | None = None
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Meet the other processes, and take the first one's variables."""
+        scaled = isinstance(self.inner_optimizer, keras.optimizers.LossScaleOptimizer)
+        half = keras.config.dtype_policy().compute_dtype == "float16"
+        allowed = "a LossScaleOptimizer under mixed_float16, with compile(auto_scale_loss=False)"
+        require(scaled or not half, "optimizer", allowed, type(self.inner_optimizer).__name__)
+        self.inner_optimizer.build(variables)
+        super().build(variables)
+        specs = named(variables)
+        # Built while a step is traced, it must still happen now.
+        with tf.init_scope():
+            self.state = ArrayState(specs, self.compressor, self.options, self.process_group)
+            start = [torch.from_numpy(variable.numpy().copy()) for variable in variables]
+            share_start(start, self.process_group)
+            for variable, value in zip(variables, start, strict=True):
+                variable.assign(value.numpy())
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Average, and let the inner optimizer step."""
+        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        if self.state is None:
+            self.build(variables)
+            self.built = True
+        indices = [self._get_variable_index(variable) for variable in variables]
+        own = [None] * len(self._trainable_variables)
+        for index, grad in zip(indices, grads, strict=True):
+            own[index] = grad
+        means = self._average(own)
+        self.inner_optimizer.apply([means[index] for index in indices], variables)
+
+    def _average(self, grads: Sequence[Any]) -> Sequence[Any]:
+        """One call of Python for all gradients; those that are missing are told from outside."""
+        pairs = zip(grads, self._trainable_variables, strict=True)
+        dense = [tf.zeros(v.shape, v.dtype) if grad is None else tf.convert_to_tensor(grad) for grad, v in pairs]
+        means: Sequence[Any] = tf.py_function(self._exchange, dense, [grad.dtype for grad in dense])
+        for mean, grad in zip(means, dense, strict=True):
+            mean.set_shape(grad.shape)
+        return means
+
+    def _exchange(self, *grads: Any) -> list[Any]:
+        assert self.state is not None
+        means = self.state.exchange_arrays([from_dlpack(tf.experimental.dlpack.to_dlpack(grad)) for grad in grads])
+        # A copy, because the next step overwrites the means, and TensorFlow wants its memory aligned.
+        return [tf.experimental.dlpack.from_dlpack(to_dlpack(mean.clone())) for mean in means]
+
+    @property
+    def variables(self) -> list[Any]:
+        """Its own and the inner optimizer's, which Keras saves."""
+        return [*self._variables, *self.inner_optimizer.variables]
+
+    @property
+    def learning_rate(self) -> Any:
+        """The inner optimizer's."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.inner_optimizer.learning_rate = value
+
+    @property
+    def iterations(self) -> Any:
+        """The inner optimizer's."""
+        return self.inner_optimizer.iterations
+
+    def scale_loss(self, loss: Any) -> Any:
+        return self.inner_optimizer.scale_loss(loss)
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    def get_config(self) -> dict[str, Any]:
+        """What ``from_config`` takes; a process group is not saved."""
+        compressor = self.compressor.to_config() if isinstance(self.compressor, Compressor) else self.compressor
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        return {"name": self.name, "optimizer": inner, "compressor": compressor, **self.options}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Any:
+        """The inverse of ``get_config``."""
+        rest = dict(config)
+        inner = keras.saving.deserialize_keras_object(rest.pop("optimizer"), custom_objects=custom_objects)
+        compressor = rest.pop("compressor")
+        if isinstance(compressor, Mapping):
+            compressor = registry.from_config("compressors", compressor)
+        return cls(inner, compressor, **rest)
+
+
+def named(variables: Sequence[Any]) -> dict[str, Spec]:
+    """The variables by their paths; those of the same path are numbered."""
+    specs: dict[str, Spec] = {}
+    for variable in variables:
+        same = sum(name.partition("#")[0] == variable.path for name in specs)
+        specs[f"{variable.path}#{same}" if same else variable.path] = Spec(tuple(variable.shape), str(variable.dtype))
+    return specs

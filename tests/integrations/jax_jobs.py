@@ -1,0 +1,116 @@
+"""What the ranks of the JAX tests do; JAX is imported in them alone."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.integrations.array_jobs import METHODS, OPTIONS, SHAPES, STEPS, Means, compared, gradients
+from tests.integrations.jobs import answers
+
+
+def everything(rank: int) -> dict[str, Any]:
+    return {"compared": compared(rank, lambda method: means(rank, method)), "trained": trained(rank),
+            "refused": refused(), "bfloat16": bfloat16(rank)}  # fmt: skip
+
+
+def means(rank: int, method: str) -> tuple[Means, dict[str, Any]]:
+    import jax
+    import jax.numpy as jnp
+
+    import gradwire.jax
+
+    params = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
+    wire = gradwire.jax.compress(params, method, **OPTIONS, **METHODS[method])
+    update = jax.jit(wire.update)
+    given = [jax.tree.map(jnp.asarray, gradients(step, rank)) for step in range(STEPS)]
+    told = [jax.tree.map(np.array, update(grads, wire.init(params))[0]) for grads in given]
+    for step, grads in enumerate(given):
+        assert all(np.array_equal(grads[name], grad) for name, grad in gradients(step, rank).items()), "written into"
+    return told, wire.state.metrics()
+
+
+def trained(rank: int) -> dict[str, Any]:
+    """Forty steps of Adam in compiled loops of twenty, unbroken and resumed halfway; workers begin differently."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import gradwire.jax
+
+    teacher = jnp.sin(jnp.arange(320.0)).reshape(32, 10)
+    fresh = {"in": jax.random.normal(jax.random.key(rank), (32, 64)) / 6, "out": jnp.zeros((64, 10))}
+    fresh = gradwire.jax.broadcast(fresh)
+
+    def loss(params: Any, x: Any) -> Any:
+        return jnp.mean((jnp.tanh(x @ params["in"]) @ params["out"] - x @ teacher) ** 2)
+
+    def training(options: dict[str, Any]) -> tuple[Any, Any, Any]:
+        wire = gradwire.jax.compress(fresh, "topk", **options)
+        optimizer = optax.chain(wire, optax.adam(3e-2))
+
+        @jax.jit
+        def loop(params: Any, kept: Any, first: Any) -> Any:
+            def step(carry: Any, index: Any) -> Any:
+                params, kept = carry
+                x = jax.random.normal(jax.random.key(1000 * index + rank), (64, 32))
+                value, grads = jax.value_and_grad(loss)(params, x)
+                updates, kept = optimizer.update(grads, kept, params)
+                return (optax.apply_updates(params, updates), kept), value
+
+            return jax.lax.scan(step, (params, kept), first + jnp.arange(20))
+
+        return wire.state, optimizer.init(fresh), loop
+
+    options = {"ratio": 0.05, "min_numel": 64}
+    state, kept, loop = training(options)
+    (half, half_kept), losses = loop(fresh, kept, 0)
+    jax.block_until_ready(half)
+    file = io.BytesIO()
+    torch.save(state.state_dict(), file)
+    (whole, _), later = loop(half, half_kept, 20)
+    again, _, resumed_loop = training(options)
+    file.seek(0)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    (resumed, _), _ = resumed_loop(half, half_kept, 20)
+    _, _, without_loop = training(options)
+    (without, _), _ = without_loop(half, half_kept, 20)
+    end, metrics = bits_of(whole), state.metrics()
+    return {"start": bits_of(fresh), "end": end, "resumed": bits_of(resumed) == end, "without": bits_of(without) == end,
+            "losses": [float(losses[0]), float(later[-1])], "metrics": metrics}  # fmt: skip
+
+
+def bits_of(params: Any) -> bytes:
+    return b"".join(np.asarray(params[name]).tobytes() for name in sorted(params))
+
+
+def bfloat16(rank: int) -> list[Any]:
+    """Gradients of 16 bits go out and come back as such; the mean of 1 and 2 on two ranks."""
+    import jax.numpy as jnp
+
+    import gradwire.jax
+
+    params = {"w": jnp.zeros((64, 64), jnp.bfloat16)}
+    wire = gradwire.jax.compress(params, "topk", ratio=1.0)
+    mean = wire.update({"w": jnp.full((64, 64), 1.0 + rank, jnp.bfloat16)}, wire.init(params))[0]["w"]
+    return [str(mean.dtype), sorted(set(np.asarray(mean, np.float32).ravel().tolist()))]
+
+
+def refused() -> dict[str, str]:
+    import jax.numpy as jnp
+
+    import gradwire.jax
+
+    params = {"w": jnp.zeros((64, 64))}
+    wire = gradwire.jax.compress(params, "topk")
+    return answers({
+        "shape": lambda: wire.update({"w": jnp.zeros((64, 65))}, wire.init(params)),
+        "name": lambda: wire.update({"v": jnp.zeros((64, 64))}, wire.init(params)),
+        "dtype": lambda: gradwire.jax.compress({"w": jnp.zeros((64, 64), jnp.int32)}),
+        "typo": lambda: gradwire.jax.compress(params, "topk", ration=0.1),
+        "empty": lambda: gradwire.jax.compress({}),
+        "bucket": lambda: gradwire.jax.compress(params, bucket_mb=0),
+    })  # fmt: skip

@@ -1,0 +1,71 @@
+"""JAX and optax themselves, on two real processes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gradwire.testing.processes import run_ranks
+from tests.integrations.array_jobs import METHODS
+from tests.integrations.jax_jobs import everything
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def told() -> list[dict[str, Any]]:
+    return run_ranks(2, everything, timeout=560)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_compiled_update_gives_the_bits_and_bytes_of_the_torch_path(method: str, told: list[dict[str, Any]]) -> None:
+    for each in told:
+        result = each["compared"][method]
+        assert all(result["bits"])
+        assert all(result["moved"])
+        assert result["bytes"][0] == result["bytes"][1] > 0
+        assert result["ratio"] > 2
+
+
+def test_training_in_a_compiled_loop_keeps_parameters_equal(told: list[dict[str, Any]]) -> None:
+    trained = [each["trained"] for each in told]
+    assert trained[0]["start"] == trained[1]["start"]
+    assert trained[0]["end"] == trained[1]["end"] != trained[0]["start"]
+    assert all(each["losses"][1] < 0.95 * each["losses"][0] for each in trained)
+    assert [(each["metrics"]["steps"], each["metrics"]["nonfinite_steps"]) for each in trained] == [(40, 0)] * 2
+    assert all(each["metrics"]["ratio"] > 5 for each in trained)
+
+
+def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(told: list[dict[str, Any]]) -> None:
+    assert [each["trained"]["resumed"] for each in told] == [True, True]
+    assert [each["trained"]["without"] for each in told] == [False, False], "a weak test: residuals do not matter"
+
+
+def test_bfloat16_stays_bfloat16(told: list[dict[str, Any]]) -> None:
+    assert [each["bfloat16"] for each in told] == [["bfloat16", [1.5]]] * 2
+
+
+REFUSED = {
+    "shape": r"gradient of w must be Spec\(shape=\(64, 64\), dtype='float32'\).* got Spec\(shape=\(64, 65\)",
+    "name": r"ConfigError: gradient of w must be Spec.* got None",
+    "dtype": r"ConfigError: dtype of w must be float32, float16 or bfloat16, got 'int32'",
+    "typo": r"ConfigError: 'topk' has no parameter 'ration': did you mean 'ratio'",
+    "empty": r"ConfigError: parameters must be at least one, got 'none'",
+    "bucket": r"ConfigError: bucket_mb must be a number > 0, got 0",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_an_error(case: str, told: list[dict[str, Any]]) -> None:
+    for each in told:
+        assert re.search(REFUSED[case], each["refused"][case]), each["refused"][case]
+
+
+def test_the_example_of_the_docstring_runs() -> None:
+    code = "import doctest, sys, gradwire.integrations.jax as module; sys.exit(doctest.testmod(module).failed)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,71 @@
+"""Keras on TensorFlow itself, on two real processes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gradwire.testing.processes import run_ranks
+from tests.integrations.array_jobs import METHODS
+from tests.integrations.keras_jobs import everything
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def told() -> list[dict[str, Any]]:
+    return run_ranks(2, everything, timeout=560)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_inner_optimizer_gets_the_bits_and_bytes_of_the_torch_path(method: str, told: list[dict[str, Any]]) -> None:
+    for each in told:
+        result = each["compared"][method]
+        assert all(result["bits"])
+        assert all(result["moved"])
+        assert result["bytes"][0] == result["bytes"][1] > 0
+        assert result["ratio"] > 2
+
+
+def test_fit_begins_and_ends_with_equal_parameters(told: list[dict[str, Any]]) -> None:
+    trained = [each["trained"] for each in told]
+    assert trained[0]["before"] != trained[1]["before"]
+    assert trained[0]["end"] == trained[1]["end"]
+    assert all(each["losses"][-1] < 0.9 * each["losses"][0] for each in trained)
+    assert [(each["metrics"]["steps"], each["metrics"]["nonfinite_steps"]) for each in trained] == [(30, 0)] * 2
+    assert all(each["metrics"]["ratio"] > 5 for each in trained)
+
+
+def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(told: list[dict[str, Any]]) -> None:
+    for each in told:
+        trained = each["trained"]
+        assert trained["resumed"] == trained["end"]
+        assert trained["without"] != trained["end"], "a weak test: residuals do not matter"
+
+
+def test_it_goes_through_keras_serialisation(told: list[dict[str, Any]]) -> None:
+    assert told[0]["config"] == ["DistributedOptimizer", "Adam", 0.25, True, {"min_numel": 7}]
+
+
+REFUSED = {
+    "torch": r"ConfigError: optimizer must be a Keras optimizer, got 'SGD'",
+    "typo": r"ConfigError: 'topk' has no parameter 'ration': did you mean 'ratio'",
+    "dtype": r"ConfigError: dtype of d must be float32, float16 or bfloat16, got 'float64'",
+    "mixed": r"ConfigError: optimizer must be a LossScaleOptimizer under mixed_float16, with compile\(auto_scale_loss",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_an_error(case: str, told: list[dict[str, Any]]) -> None:
+    for each in told:
+        assert re.search(REFUSED[case], each["refused"][case]), each["refused"][case]
+
+
+def test_the_example_of_the_docstring_runs() -> None:
+    code = "import doctest, sys, gradwire.integrations.tensorflow as module; sys.exit(doctest.testmod(module).failed)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
