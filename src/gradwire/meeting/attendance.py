@@ -6,7 +6,9 @@
 Law: a round is closed by one note that hangs there first, whoever wrote it; so all agree on who came, without a
 leader. Expected are those of the note before and whoever has said since that it holds that state. Payloads hang for
 two rounds, so a worker that was a little late goes the way of the others by itself; who comes later asks for the
-state, and one of those who came puts it up when the round ends. Notes of closed rounds stay.
+state, and one of those who came puts it up when the round ends. Notes of closed rounds stay: they tell a worker that
+comes again in which rounds an earlier process of its name counted. A meeting has a mark of its own, because rounds of
+the same number at two places need not have led to the same state.
 """
 
 from __future__ import annotations
@@ -99,11 +101,12 @@ class Attendance:
                 f"...{theirs[around]}..., got ...{description[around]}..."
             )
 
-    def come(self, at: int) -> tuple[int, Closed] | None:
+    def come(self, at: int, mark: str = "") -> tuple[int, Closed] | None:
         """Take the name, and wait until the meeting is open.
 
         Args:
             at: the round whose state this worker holds, 0 if it has trained nothing yet.
+            mark: of the meeting where that round was.
 
         Returns:
             The round in which the meeting opened and its note, if this worker was there; None if it came later.
@@ -113,25 +116,39 @@ class Attendance:
         """
         self.board.put(f"token/{self.name}", self.token)
         late = self.board.read("open") is not None
-        # A worker that has trained nothing holds no state, once there is one.
-        self.announce(-1 if late and not at else at)
+        self.announce(at if not late or self.holds(at, mark) else -1, mark)
         if late:
             return None
         first = self._announced(0)
-        if len({each["name"] for each in first}) >= self.meeting.workers:
+        if len({each["name"] for each in first if each}) >= self.meeting.workers:
             self._open(first)
         elif not self.board.wait("open", self.meeting.timeout):
             raise GroupError(
-                f"{len(self._announced(0))} of {self.meeting.workers} workers came to the meeting at "
-                f"{self.board.place} within {self.meeting.timeout:g} s"
+                f"{len({each['name'] for each in self._announced(0) if each})} of {self.meeting.workers} workers came "
+                f"to the meeting at {self.board.place} within {self.meeting.timeout:g} s"
             )
         opened = self.board.read("open")
         note = Closed.read(opened["note"])
         return (int(opened["base"]), note) if self.name in note.roster else None
 
-    def announce(self, at: int) -> int:
+    @property
+    def mark(self) -> str:
+        """Of the open meeting, unlike that of any other."""
+        return str(self.board.read("open")["mark"])
+
+    @property
+    def base(self) -> int:
+        """The round after which the open meeting began."""
+        return int(self.board.read("open")["base"])
+
+    def holds(self, at: int, mark: str) -> bool:
+        """Whether the state after round ``at`` of a meeting is one that was here, too."""
+        opened = self.board.read("open")
+        return at > 0 and (mark == opened["mark"] or (at == opened["base"] and mark == opened["from"]))
+
+    def announce(self, at: int, mark: str = "") -> int:
         """Say that this worker holds the state after round ``at`` and takes part from there on; -1: it needs one."""
-        return self.board.append("joins", {"name": self.name, "round": at})
+        return self.board.append("joins", {"name": self.name, "round": at, "mark": mark})
 
     def leave(self, at: int) -> None:
         """Take no part in the rounds after ``at``; those who wait for this worker go on."""
@@ -139,17 +156,18 @@ class Attendance:
         if self._arrived(at + 1) and self._complete(at + 1):
             self._close(at + 1)
 
-    def _open(self, first: list[dict[str, Any]]) -> None:
-        rounds = {each["name"]: each["round"] for each in first if "round" in each}
-        base = max(rounds.values())
-        holding = {name for name, at in rounds.items() if at == base}
+    def _open(self, first: list[Any]) -> None:
+        states = {each["name"]: (each["round"], each["mark"]) for each in first if each and "round" in each}
+        names = in_order(states)
+        base = max(at for at, _ in states.values())
+        mark = next(states[name][1] for name in names if states[name][0] == base)
+        holding = [name for name in names if states[name] == (base, mark)]
         # Nobody has trained yet: the first in order says where all start.
-        holding = holding if base else set(in_order(holding)[:1])
-        names = in_order(rounds)
-        came = {name: [0, ""] for name in in_order(holding)}
+        holding = holding if base else holding[:1]
+        came = {name: [0, ""] for name in holding}
         note = {"came": came, "roster": names, "need": [name for name in names if name not in holding],
                 "seen": len(first)}  # fmt: skip
-        opened = self.board.first("open", {"base": base, "note": note})
+        opened = self.board.first("open", {"base": base, "note": note, "mark": self.token, "from": mark})
         self.board.first(f"closed/{opened['base']}", opened["note"])
         self.board.first("newest", opened["base"])
 
@@ -248,18 +266,23 @@ class Attendance:
         """Whether what this process handed in counts."""
         return closed.came.get(self.name, (0, ""))[1] == self.token
 
+    def sent_by_another(self, closed: Closed) -> bool:
+        """Whether what an earlier process of this name handed in counts."""
+        nbytes, token = closed.came.get(self.name, (0, ""))
+        return nbytes > 0 and token != self.token
+
     def _arrived(self, t: int) -> dict[str, list[Any]]:
         """Of a worker that died, came again and handed in again, what it handed in first."""
         notes = self.board.entries(f"arrivals/{t}")
-        return {note["name"]: note["handed"] for note in reversed(notes)}
+        return {note["name"]: note["handed"] for note in reversed(notes) if note}
 
-    def _announced(self, seen: int) -> list[dict[str, Any]]:
+    def _announced(self, seen: int) -> list[Any]:
         return self.board.entries("joins", after=seen)
 
     def _complete(self, t: int) -> bool:
         before = self.closed(t - 1)
         expected = set(before.roster)
-        for note in self._announced(before.seen):
+        for note in filter(None, self._announced(before.seen)):
             if note.get("left"):
                 expected.discard(note["name"])
             elif note["round"] == t - 1 > 0:
@@ -270,7 +293,7 @@ class Attendance:
         """Close round ``t`` with those who came; nothing happens if somebody has."""
         before, came = self.closed(t - 1), self._arrived(t)
         roster, need, notes = set(came), set(), self._announced(before.seen)
-        for note in notes:
+        for note in filter(None, notes):
             name = note["name"]
             need.discard(name)
             if note.get("left"):
@@ -281,7 +304,7 @@ class Attendance:
         ours = {"came": came, "roster": in_order(roster), "need": in_order(need), "seen": before.seen + len(notes)}
         if self.board.first(f"closed/{t}", ours) == ours:
             self.board.put("newest", t)
-            left = {note["name"] for note in notes if note.get("left")}
+            left = {note["name"] for note in notes if note and note.get("left")}
             missing = in_order(set(before.roster) - came.keys() - left)
             if missing:
                 log.warning("round %d closed without worker %s, who did not come within %g s", t, ", ".join(missing),

@@ -1,8 +1,9 @@
 """A store of ``torch.distributed`` as a board: notes that all can read, lists that all can add to, and bytes.
 
 Law: nothing here waits without a deadline, and a place that is gone is a ``GroupError`` that names it. A note that was
-put up ``first`` stays: whoever comes second finds the other's. A value of a ``TCPStore`` has at most 8 MB, so bytes
-hang there in pieces.
+put up ``first`` stays: whoever comes second finds the other's. A place in a list whose writer was killed before its
+note hung there is taken by the first reader, so it hides nothing behind it. A value of a ``TCPStore`` has at most 8 MB,
+so bytes hang there in pieces.
 """
 
 from __future__ import annotations
@@ -71,22 +72,17 @@ class Board:
 
     def append(self, name: str, note: Any) -> int:
         """Add to a list; the note's number, from 1."""
-        with self._there():
-            number = int(self.store.add(f"{name}/count", 1))
-        self.put(f"{name}/{number}", note)
-        return number
+        while True:
+            with self._there():
+                number = int(self.store.add(f"{name}/count", 1))
+            if self.first(f"{name}/{number}", note) is not None:
+                return number
 
     def entries(self, name: str, after: int = 0) -> list[Any]:
-        """The notes of a list behind number ``after``, up to the first that is counted and not yet there."""
+        """The notes of a list behind number ``after``; None where a place was counted and no note hung there yet."""
         with self._there():
             count = int(self.store.add(f"{name}/count", 0))
-        notes = []
-        for number in range(after + 1, count + 1):
-            note = self.read(f"{name}/{number}")
-            if note is None:
-                break
-            notes.append(note)
-        return notes
+        return [self.first(f"{name}/{number}", None) for number in range(after + 1, count + 1)]
 
     def hang(self, name: str, data: bytes) -> None:
         """Put up bytes."""

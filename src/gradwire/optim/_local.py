@@ -83,7 +83,8 @@ class LocalSteps(Exchanged):
         """Come to the meeting, after loading a checkpoint and before the first step; without a meeting it does nothing.
 
         The parameters become those on which the others have agreed. Steps of a loaded round that is over by now count
-        as what was not sent yet.
+        as what was not sent yet. If the state is from before a round in which this worker counted, what waits in it was
+        sent and is forgotten, with a warning.
 
         Raises:
             ConfigError: this worker is configured differently from the others.
@@ -152,7 +153,7 @@ class LocalSteps(Exchanged):
         names = [name for name, _ in self.named]
         kept = {key: dict(zip(names, flat.views, strict=True)) for key, flat in self.kept().items()}
         state = {**self.inner.state_dict(), "exchange": self.exchange.state_dict(), "kept": kept, "since": self.since}
-        return state if self.rounds is None else {**state, "late": self.rounds.late}
+        return state if self.rounds is None else {**state, **self.rounds.state_dict()}
 
     def metrics(self) -> dict[str, Any]:
         """Those of the exchange, and at a meeting those of its rounds."""
@@ -177,7 +178,7 @@ class LocalSteps(Exchanged):
         self.since = state_dict["since"]
         self.exchange.load_state_dict(state_dict["exchange"], on_resize=on_resize)
         if self.rounds is not None:
-            self.rounds.load(state_dict.get("late"))
+            self.rounds.load(state_dict.get("late"), state_dict.get("meeting", ""))
 
     def _refresh(self) -> None:
         """Follow parameters that were loaded or changed by hand since all ranks met."""

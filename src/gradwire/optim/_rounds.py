@@ -3,7 +3,8 @@
 Law: x_i = m_i + late_i + way_i is compressed. If the round closes with this worker's payload, m_i keeps what the
 payload does not say and ``late`` is empty; if without it, m_i is what it was and ``late`` grows by the way. So over any
 rounds, with whoever took part, the payloads that counted, m_i and late_i are together the ways gone. All take the same
-payloads in the same order, and have the same bits.
+payloads in the same order, and have the same bits. A process that comes again with a state from before a round in which
+an earlier process of its name counted forgets what waits in it: it was sent, and what that payload left is not known.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Rounds:
         self.attendance: Attendance | None = None
         self.workers: list[str] = []
         self.left_behind = self.nonfinite = 0
-        self.moved = False
+        self.mark = ""
+        self.moved = self.forgot = False
         self._made_for: Compressor | None = None
         self._current: Part | None = None
 
@@ -85,15 +87,17 @@ class Rounds:
         self.attendance = Attendance(self.meeting)
         self.attendance.agree(self.description)
         before = self.exchange.step
-        opened = self.attendance.come(before)
-        self.moved = False
+        opened = self.attendance.come(before, self.mark)
+        self.moved = self.forgot = False
         if opened is not None:
             self._begin(*opened, state)
-        elif before == 0:
-            self._fetch(state)
+        elif not self.attendance.holds(before, self.mark):
+            self._unless_sent_elsewhere(before, self.attendance.base)
+            self._fetch(state, self.attendance.base)
+        self.mark = self.attendance.mark
         yield from self._follow(state, known=True)
         self.moved = self.moved or self.exchange.step != before
-        if self.moved:
+        if self.moved and not self.forgot:
             self.late.add_(way)
 
     def leave(self) -> None:
@@ -128,11 +132,15 @@ class Rounds:
             "nonfinite_steps": self.nonfinite,
         }  # fmt: skip
 
-    def load(self, late: Tensor | None) -> None:
-        """Go on with what ``late`` was; None where the state was saved without a meeting."""
+    def state_dict(self) -> dict[str, Any]:
+        """What was not in time, and of which meeting the round is."""
+        return {"late": self.late, "meeting": self.mark}
+
+    def load(self, late: Tensor | None, mark: str = "") -> None:
+        """Go on with what ``state_dict`` gave; None where the state was saved without a meeting."""
         fits = late is None or late.shape == self.late.shape
         require(fits, "late of the state", f"of shape {tuple(self.late.shape)}", getattr(late, "shape", late))
-        self._current = None
+        self._current, self.mark = None, mark
         if late is None:
             self.late.zero_()
         else:
@@ -152,7 +160,28 @@ class Rounds:
             raise GroupError(
                 f"worker {closed.speaker!r} did not say within {there.meeting.deadline:g} s where all workers start"
             )
+        self._unless_sent_elsewhere(self.exchange.step, base)
         self._take(base, data, state)
+
+    def _unless_sent_elsewhere(self, before: int, base: int) -> None:
+        """What waits in a state older than that in which this meeting opened was sent, for all that is known here."""
+        if 0 < before < base:
+            self._forget(f"it has the state after round {before} of another meeting, and this one began with that "
+                         f"after round {base}")  # fmt: skip
+
+    def _forget(self, why: str) -> None:
+        """Keep nothing that waits."""
+        kept = [tensor for tensors in self.exchange.keeper.worker.values() for tensor in tensors.values()]
+        if any(bool(tensor.any()) for tensor in [self.late, *kept]):
+            log.warning("worker %s forgets the residual that it came with: %s. Save after every round to lose nothing",
+                        self.there.name, why)  # fmt: skip
+        self.exchange.keeper.load_state_dict({})
+        self.late.zero_()
+        self._current, self.forgot = None, True
+
+    def _unless_sent(self, t: int, closed: Closed) -> None:
+        if self.there.sent_by_another(closed):
+            self._forget(f"in round {t} an earlier process of this name sent from it")
 
     def _follow(self, state: Mapping[str, Flat], *, known: bool) -> Iterator[Tensor]:
         """Go the way of the others until no round is over that this worker has not seen.
@@ -166,9 +195,10 @@ class Rounds:
                 closed = there.closed(self.exchange.step + 1)
                 rows = there.payloads(self.exchange.step + 1, closed)
                 if rows is None:
-                    self._fetch(state)
+                    self._fetch(state, self.exchange.step)
                     known = True
                     continue
+                self._unless_sent(self.exchange.step + 1, closed)
                 self.workers = closed.sent
                 if rows:
                     yield self._decode(self._part(self.exchange.step + 1), rows)
@@ -187,8 +217,16 @@ class Rounds:
             self.exchange.counters.bytes_sent += len(data)
             self.there.publish(t, data)
 
-    def _fetch(self, state: Mapping[str, Flat]) -> None:
-        self._take(*self.there.fetch(nbytes_of(state)), state)
+    def _fetch(self, state: Mapping[str, Flat], seen: int) -> None:
+        """Get the state, from whoever has it.
+
+        Args:
+            seen: the last round of this meeting of which this worker knows.
+        """
+        t, data = self.there.fetch(nbytes_of(state))
+        for missed in range(seen + 1, t + 1):
+            self._unless_sent(missed, self.there.closed(missed))
+        self._take(t, data, state)
 
     def _take(self, t: int, data: bytes, state: Mapping[str, Flat]) -> None:
         flats = [flat.data for _, flat in sorted(state.items())]
@@ -209,8 +247,15 @@ class Rounds:
         payload = b""
         if finite and not bad:
             payload = self._send[: part.close_gaps(self._message, self._send)].cpu().numpy().tobytes()
-        with counters.timed("communicate"):
-            counted = there.counted(there.hand_in(t, payload))
+        try:
+            with counters.timed("communicate"):
+                counted = there.counted(there.hand_in(t, payload))
+        except BaseException:
+            # Whether it counts shows when this worker comes again; until then nothing was sent.
+            if finite:
+                part.rollback(self.flat)
+            self.attendance = None
+            raise
         counters.bytes_sent += len(payload)
         self.nonfinite += not payload
         if payload and counted:
