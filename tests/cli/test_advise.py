@@ -35,6 +35,8 @@ def test_a_table_for_nodes_says_what_is_on_paper(gradwire):
     assert shown.exit_code == 0, shown.output
     for text in ("uncompressed", "topk", "qsgd:bits=8", "?", "10000 workers in 1250 nodes", "compress_fsdp"):
         assert text in " ".join(shown.stdout.split())
+    # The codecs are the given numbers.
+    assert "Codecs were measured" not in shown.stdout
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,9 @@ def test_a_table_for_nodes_says_what_is_on_paper(gradwire):
             (*NUMBERS, "--workers", "10", "--nodes", "4"),
             "--nodes must be a divisor of the 10 workers, and fewer, got 4",
         ),
+        ((*NUMBERS, "--compute", "nan"), "--compute must be a finite number >= 0, got nan"),
+        ((*NUMBERS, "--compute", "inf"), "--compute must be a finite number >= 0, got inf"),
+        ((*NUMBERS, "--workers", "1000000000"), "--workers must be in [2, 100000], got 1000000000"),
         ((*NUMBERS, "--together", "9"), "--together must be at most the 4 workers, got 9"),
         (("--model", "resnet9", "--codec", "1"), "--codec must be two numbers of nanoseconds, each >= 0"),
         ((*NUMBERS, "--method", "topkk"), "unknown compressor 'topkk'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,13 +21,16 @@ from gradwire.bench.machine import cores, environment
 from gradwire.bench.netlab import Link, Netlab
 from gradwire.bench.recommended import RECOMMENDED, labels, recommended
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, require
+from gradwire.errors import ConfigError, is_int, require
 
 __all__ = ["Question", "answer", "everything", "named"]
 
 BASELINE = "none"
 MEASURED_WORKERS = 4
 """Between so many a link is measured, at most."""
+
+MOST_WORKERS = 100_000
+"""What each shard of a bucket takes is added up one by one."""
 
 DECODED = {"allreduce": 1, "two_phase": 2, "oktopk": 2}
 """Payloads that a worker decodes, where it is not one of each worker."""
@@ -63,6 +67,9 @@ class Question:
             raise ConfigError("one of --model and --script must be given, got " + ("both" if self.model else "none"))
         if self.model is not None:
             models.find(self.model)
+        measured = self.compute is None
+        require(measured or 0 <= (self.compute or 0) < math.inf, "--compute", "a finite number >= 0", self.compute)
+        require(is_int(self.workers, 2, MOST_WORKERS), "--workers", f"in [2, {MOST_WORKERS}]", self.workers)
         require(self.link.rate is not None, "--link", "a rate, as 1gbit", "none")
         if self.nodes is not None:
             right = self.workers % self.nodes == 0 and self.nodes < self.workers
@@ -191,6 +198,6 @@ def _notes(asked: Question) -> Sequence[str]:
             "Two levels are what compress_fsdp(replicate=...) does: dense inside a node, compressed between nodes. "
             "Under DistributedDataParallel they are hypothetical."
         )
-    if max(worlds("two_phase", asked.meeting)) < asked.meeting:
+    if asked.codec is None and max(worlds("two_phase", asked.meeting)) < asked.meeting:
         notes.append("Codecs were measured as of fewer workers and extrapolated on a line.")
     return notes
