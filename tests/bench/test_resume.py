@@ -71,6 +71,17 @@ def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(group: None, t
         Loop(Classification(), METHOD, 1) as loop,
     ):
         Snapshots(tmp_path, {"seed": 0}, resume=True).restore(loop)
+    # What could not be read now may be readable tomorrow.
+    assert steps_in(tmp_path) == [20, 22]
+
+
+@pytest.mark.parametrize("text", ["", '{"seed": ', "[3]", None])
+def test_settings_that_cannot_be_read_are_told(text: str | None, tmp_path: Path) -> None:
+    (tmp_path / "step-00000007").mkdir()
+    if text is not None:
+        (tmp_path / "settings.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"settings\.json must hold the settings of the run that is saved there"):
+        Snapshots(tmp_path, {"seed": 0}, resume=True).prepare()
 
 
 def test_a_draft_is_no_checkpoint_and_is_cleared_away(group: None, tmp_path: Path) -> None:

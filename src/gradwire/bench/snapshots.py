@@ -64,10 +64,13 @@ class Snapshots:
                 "folder"
             )
         if there:
-            self._compare(json.loads(note.read_text(encoding="utf-8")))
+            self._compare(settings_in(note))
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            note.write_text(json.dumps(dict(self.settings)), encoding="utf-8")
+            draft = self.folder / f".{note.name}"
+            draft.write_text(json.dumps(dict(self.settings)), encoding="utf-8")
+            # Never half of it: whoever is killed here must find the settings again.
+            draft.replace(note)
         except OSError as error:
             raise ConfigError(f"checkpoint {self.folder} must be a folder that can be written: {error}") from None
 
@@ -123,8 +126,12 @@ class Snapshots:
             shutil.rmtree(leftover, ignore_errors=True)
         found = [steps_in(self.folder) if dist.get_rank() == 0 and self.resume else []]
         dist.broadcast_object_list(found, src=0)
-        for step in reversed(found[0]):
-            if self._load(loop, self.folder / f"{_PREFIX}{step:08d}"):
+        places = [self.folder / f"{_PREFIX}{step:08d}" for step in reversed(found[0])]
+        for number, place in enumerate(places):
+            if self._load(loop, place):
+                # The run comes to the steps of those that cannot be read again.
+                for damaged in places[:number] if dist.get_rank() == 0 else ():
+                    shutil.rmtree(damaged, ignore_errors=True)
                 return
         if found[0]:
             raise ConfigError(f"no checkpoint in {self.folder} can be read: {'; '.join(self.damaged)}")
@@ -136,12 +143,24 @@ class Snapshots:
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             self.damaged.append(f"{place.name}: {error}")
         if not agreed(bool(parts)):
-            # The run goes on from the one before it and comes to this step again.
-            if dist.get_rank() == 0:
-                shutil.rmtree(place, ignore_errors=True)
             return False
         loop.load(*parts)
         return True
+
+
+def settings_in(note: Path) -> dict[str, Any]:
+    """What the run of a folder is.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        found = json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{note} must hold the settings of the run that is saved there: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{note} must hold the settings of the run that is saved there, got {found!r}")
+    return found
 
 
 def steps_in(folder: Path) -> list[int]:
