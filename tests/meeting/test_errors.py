@@ -124,6 +124,19 @@ def test_bytes_of_a_peer_that_are_no_payload(place: str, data: bytes) -> None:
     assert isinstance(refused.value, WireError)
 
 
+def test_a_state_may_take_longer_than_a_deadline() -> None:
+    place = dist.HashStore()
+    speaks, waits = (Attendance(gradwire.Meeting(place, name, deadline=0.05)) for name in "01")
+    slow = threading.Timer(0.5, speaks.publish, args=(3, b"state"))
+    slow.start()
+    assert waits.state(3, 5, 60.0) == b"state"
+    slow.join()
+    # Nobody puts it up: it ends where the state would be gone, or the time is.
+    waits.board.put("newest", 6)
+    assert waits.state(4, 5, 60.0) is None
+    assert waits.state(5, 5, 0.1) is None
+
+
 @pytest.mark.parametrize("note", [None, [], {"came": {}}, {"came": {"0": 3}, "roster": [], "need": [], "seen": 0}])
 def test_a_note_that_is_none(note: Any) -> None:
     with pytest.raises(WireError, match="a closed round is a note with came, roster, need and seen"):

@@ -239,7 +239,7 @@ class Attendance:
         while self.board.wait(f"closed/{t + 1}", until - time.monotonic()):
             t += 1
             if self.name in self.closed(t).need:
-                state = self.state(t, nbytes)
+                state = self.state(t, nbytes, until - time.monotonic())
                 if state is not None:
                     return t, state
                 self.announce(-1)
@@ -249,14 +249,19 @@ class Attendance:
             f"it; in that round were {roster}: if they are gone, start a new meeting place from their checkpoints"
         )
 
-    def state(self, t: int, nbytes: int) -> bytes | None:
-        """The state after round ``t``; None if nobody puts it up before the deadline.
+    def state(self, t: int, nbytes: int, seconds: float) -> bytes | None:
+        """The state after round ``t``, which may take longer than a deadline to put up; None if nobody does.
+
+        Args:
+            seconds: after which nobody does; or rounds later, when it would not hang there any more.
 
         Raises:
             WireError: it has another size.
         """
-        if not self.board.wait(f"state/{t}", self.meeting.deadline):
-            return None
+        until = time.monotonic() + seconds
+        while not self.board.wait(f"state/{t}", min(self.meeting.deadline, until - time.monotonic())):
+            if time.monotonic() >= until or self.newest() >= t + KEPT:
+                return None
         there = self.board.read(f"state/{t}")
         if there != nbytes:
             raise WireError(f"the state after round {t} must have {nbytes} bytes, got {there}")

@@ -155,13 +155,16 @@ class Rounds:
             self.exchange.step = base
             self._speak(base, closed, state)
             return
-        data = there.state(base, nbytes_of(state))
-        if data is None:
-            raise GroupError(
-                f"worker {closed.speaker!r} did not say within {there.meeting.deadline:g} s where all workers start"
-            )
         self._unless_sent_elsewhere(self.exchange.step, base)
-        self._take(base, data, state)
+        data = there.state(base, nbytes_of(state), there.meeting.timeout)
+        if data is not None:
+            self._take(base, data, state)
+        elif there.is_closed(base + 1):
+            self._fetch(state, base)
+        else:
+            raise GroupError(
+                f"worker {closed.speaker!r} did not say within {there.meeting.timeout:g} s where all workers start"
+            )
 
     def _unless_sent_elsewhere(self, before: int, base: int) -> None:
         """What waits in a state older than that in which this meeting opened was sent, for all that is known here."""
