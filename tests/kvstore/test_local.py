@@ -19,7 +19,7 @@ def test_the_type_is_the_name_given(name):
 
 @pytest.mark.parametrize("name", ["xyz", "", "nccl", "devise"])
 def test_an_unknown_type_is_refused(name):
-    with pytest.raises(ConfigError, match=r"Known: .*device"):
+    with pytest.raises(ConfigError, match=r"unknown type of store .*Known: .*device"):
         kvstore.create(name)
 
 

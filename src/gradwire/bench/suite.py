@@ -28,6 +28,7 @@ the baseline before the methods, and runs of the same workers and link together,
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -67,7 +68,7 @@ _SUITE: dict[str, _Check] = {
     "tasks": _TEXTS, "methods": _TEXTS, "links": _TEXTS, "baseline": _TEXT, "device": _TEXT,
     "workers": _lists(lambda value: is_int(value, 1, _MOST_WORKERS), f"integers in [1, {_MOST_WORKERS}]"),
     "seeds": (
-        lambda value: is_int(value, 1) or (isinstance(value, list) and all(is_int(seed, 0) for seed in value)),
+        lambda value: is_int(value, 1) or _lists(lambda seed: is_int(seed, 0), "seeds")[0](value),
         "how many, or a list of integers >= 0",
     ),
     "recommended": (_is(bool), "true or false"), "task": _TABLE, "method": _TABLE,
@@ -78,7 +79,8 @@ _TASK: dict[str, _Check] = {
     "recipe": _TABLE,
 }  # fmt: skip
 _METHOD: dict[str, _Check] = {
-    "options": _TABLE, "recipe": _TABLE, "loss_scale": (lambda value: _is(int, float)(value) and value > 0, "above 0"),
+    "options": _TABLE, "recipe": _TABLE,
+    "loss_scale": (lambda value: _is(int, float)(value) and 0 < value < math.inf, "finite and above 0"),
 }  # fmt: skip
 
 
@@ -107,7 +109,8 @@ def _ordered(suite: Table, folder: Path) -> list[Job]:
         require(name in tasks, f"task.{name}", f"of one of the tasks {', '.join(tasks)}", name)
     used = {method.label for task, _ in tasks.values() for method in _methods(task.name, suite)}
     for name in suite.get("method", {}):
-        require(name in used, f"method.{name}", "of one of the methods", nearest(name, used))
+        if name not in used:
+            raise ConfigError(f"method.{name} must be of one of the methods: {nearest(name, used)}")
     jobs = [job for name, (task, folder_of) in tasks.items() for job in _of_task(name, task, folder_of, suite)]
     unique = {job.settings.id: job for job in jobs}
     places = {job_id: place for place, job_id in enumerate(unique)}

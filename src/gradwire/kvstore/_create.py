@@ -42,7 +42,8 @@ def create(name: str = "local", **options: Any) -> KVStore:
     take_role()
     require(isinstance(name, str), "name", "a str", name)
     known = name.lower()
-    require(known in TYPES, "name", nearest(known, TYPES), name)
+    if known not in TYPES:
+        raise ConfigError(f"unknown type of store {name!r}: {nearest(known, TYPES)}")
     allowed = set(inspect.signature(TYPES[known]).parameters) - {"type"}
     for option in options:
         if option not in allowed:
