@@ -295,7 +295,13 @@ class ServerCore(ServerJoints):
         return []
 
     def _progress(self) -> list[Outgoing]:
-        """Of what was touched: apply steps that are complete, and answer those who waited for that."""
+        """Apply steps that are complete, and answer those who waited for that; an answer may put keys apart."""
+        out: list[Outgoing] = []
+        while self._touched or self._again:
+            out += self._progress_once()
+        return out
+
+    def _progress_once(self) -> list[Outgoing]:
         touched, self._touched = self._touched, set()
         live = self.live
         # All steps first: a pull of many keys would find one after the other.
