@@ -2,6 +2,8 @@
 
 import itertools
 
+import numpy as np
+import pytest
 import torch
 import zmq
 
@@ -69,6 +71,14 @@ def test_names_that_are_equal_and_not_the_same_key_are_no_list():
     assert lanes.find([0, 1.0]) is None
     assert lanes.find([False, 1]) is None
     assert lanes.find([0, [1]]) is None
+
+
+@pytest.mark.parametrize("names", [[False, True], [0.0, 1.0], [np.int64(0), 1]])
+def test_a_list_that_was_first_named_by_what_is_no_key_is_one_by_its_keys(names):
+    lanes = Lanes({0: shared(3), 1: shared(3)})
+    assert [lanes.find(names) for _ in range(3)] == [None] * 3
+    assert lanes.find([0, 1]).lanes[0][0].keys == [0, 1]
+    assert lanes.find(names) is None
 
 
 def test_lists_and_lanes_are_bounded():
