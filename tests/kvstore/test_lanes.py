@@ -188,6 +188,12 @@ def test_pushes_are_kept_until_every_key_of_them_is_durable():
         assert kept() == {("joint", 1): [3], "b": [4]}
         link._done([], asked("push_joint", {"joint": 1, "step": 5}, (("joint", 1), 5)), 5, 4)
         assert kept() == {("joint", 1): [5]}
+        asked("join", {"number": 2, "keys": ["a", "b", "c"]})
+        asked("join", {"number": 3, "keys": ["b", "c"]})
+        link._done([], asked("push_joint", {"joint": 3, "step": 6}, (("joint", 3), 6)), 6, 6)
+        assert kept() == {("joint", 1): [5]}
+        link._done([], asked("push_joint", {"joint": 2, "step": 7}, (("joint", 2), 7)), 7, 6)
+        assert kept() == {("joint", 2): [7]}
     finally:
         link.close()
         context.term()
