@@ -199,6 +199,24 @@ def test_pushes_are_kept_until_every_key_of_them_is_durable():
         context.term()
 
 
+def test_the_setting_of_now_is_said_again_whatever_is_declared_after_it():
+    context = zmq.Context()
+    link = Link(context, "tcp://127.0.0.1:1", b"name", b"hello", None)
+    try:
+        for seq, number in enumerate((1, 2, 3), 1):
+            link.add(Request("optimizer", {"number": number}, declare=True, seq=seq))
+        link.add(Request("join", {"number": 1, "keys": ["a", "b"]}, declare=True, seq=4))
+        assert ("optimizer", 3) in [(each.op, each.fields["number"]) for each in link.declared]
+        link.add(Request("push", {"key": "a", "optimizer": 3}, log=("a", 1), seq=5))
+        for number in (4, 5):
+            link.add(Request("optimizer", {"number": number}, declare=True, seq=number + 2))
+        declared = [(each.op, each.fields["number"]) for each in link.declared]
+        assert declared == [("optimizer", 3), ("join", 1), ("optimizer", 4), ("optimizer", 5)]
+    finally:
+        link.close()
+        context.term()
+
+
 def test_what_others_name_is_said_first():
     urgent = Request("push_joint", {"joint": 1, "step": 1}, torch.zeros(4, dtype=torch.uint8), priority=100)
     assert Request("join", {"number": 1, "keys": ["a", "b"]}, declare=True).rank < urgent.rank

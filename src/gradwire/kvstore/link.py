@@ -69,7 +69,7 @@ class Link:
     def add(self, request: Request) -> None:
         self.unanswered[request.seq] = request
         if request.declare:
-            self.declared = [each for each in self.declared if self._may_be_named(each)] + [request]
+            self.declared = [*self._may_be_named(), request]
         for key, step in request.logged():
             self.log.setdefault(key, {})[step] = request
         if request.op == "join":
@@ -183,14 +183,14 @@ class Link:
             self.unanswered[request.seq] = request
             self._queue(request)
 
-    def _may_be_named(self, request: Request) -> bool:
-        """Whether a push that may have to be sent again names this declaration; settings may change in every step."""
-        if request.op != "optimizer":
-            return True
-        pushes = (push for steps in self.log.values() for push in steps.values())
-        oldest: int = min((push.fields["optimizer"] for push in pushes), default=2**62)
-        number: int = request.fields["number"]
-        return number >= oldest
+    def _may_be_named(self) -> list[Request]:
+        """Declarations that a push may name, or one that has to be sent again; settings may change in every step."""
+        settings = [each.fields["number"] for each in self.declared if each.op == "optimizer"]
+        if not settings:
+            return self.declared
+        pushes = (push.fields["optimizer"] for steps in self.log.values() for push in steps.values())
+        oldest = min(pushes, default=max(settings))
+        return [each for each in self.declared if each.op != "optimizer" or each.fields["number"] >= oldest]
 
     def _queue(self, request: Request) -> None:
         request.missing = None
