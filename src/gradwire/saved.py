@@ -20,8 +20,8 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError, nearest, require
 
-__all__ = ["VERSION", "OnResize", "check", "check_names", "counted", "folded", "merge_states", "of_rank", "resized",
-           "state_of"]  # fmt: skip
+__all__ = ["VERSION", "OnResize", "check", "check_names", "checked_rank", "counted", "folded", "merge_states",
+           "of_rank", "resized", "state_of"]  # fmt: skip
 
 VERSION = 1
 
@@ -89,7 +89,7 @@ def check(state: Mapping[str, Any], world: int, on_resize: str) -> None:
         )
 
 
-def checked_rank(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+def checked_rank(state: Mapping[str, Any], rank: int | str) -> Mapping[str, Any]:
     """The entry of one rank, complete.
 
     Raises:

@@ -2,6 +2,8 @@
 
 import itertools
 
+import numpy as np
+import pytest
 import torch
 import zmq
 
@@ -69,6 +71,14 @@ def test_names_that_are_equal_and_not_the_same_key_are_no_list():
     assert lanes.find([0, 1.0]) is None
     assert lanes.find([False, 1]) is None
     assert lanes.find([0, [1]]) is None
+
+
+@pytest.mark.parametrize("names", [[False, True], [0.0, 1.0], [np.int64(0), 1]])
+def test_a_list_that_was_first_named_by_what_is_no_key_is_one_by_its_keys(names):
+    lanes = Lanes({0: shared(3), 1: shared(3)})
+    assert [lanes.find(names) for _ in range(3)] == [None] * 3
+    assert lanes.find([0, 1]).lanes[0][0].keys == [0, 1]
+    assert lanes.find(names) is None
 
 
 def test_lists_and_lanes_are_bounded():
@@ -178,6 +188,30 @@ def test_pushes_are_kept_until_every_key_of_them_is_durable():
         assert kept() == {("joint", 1): [3], "b": [4]}
         link._done([], asked("push_joint", {"joint": 1, "step": 5}, (("joint", 1), 5)), 5, 4)
         assert kept() == {("joint", 1): [5]}
+        asked("join", {"number": 2, "keys": ["a", "b", "c"]})
+        asked("join", {"number": 3, "keys": ["b", "c"]})
+        link._done([], asked("push_joint", {"joint": 3, "step": 6}, (("joint", 3), 6)), 6, 6)
+        assert kept() == {("joint", 1): [5]}
+        link._done([], asked("push_joint", {"joint": 2, "step": 7}, (("joint", 2), 7)), 7, 6)
+        assert kept() == {("joint", 2): [7]}
+    finally:
+        link.close()
+        context.term()
+
+
+def test_the_setting_of_now_is_said_again_whatever_is_declared_after_it():
+    context = zmq.Context()
+    link = Link(context, "tcp://127.0.0.1:1", b"name", b"hello", None)
+    try:
+        for seq, number in enumerate((1, 2, 3), 1):
+            link.add(Request("optimizer", {"number": number}, declare=True, seq=seq))
+        link.add(Request("join", {"number": 1, "keys": ["a", "b"]}, declare=True, seq=4))
+        assert ("optimizer", 3) in [(each.op, each.fields["number"]) for each in link.declared]
+        link.add(Request("push", {"key": "a", "optimizer": 3}, log=("a", 1), seq=5))
+        for number in (4, 5):
+            link.add(Request("optimizer", {"number": number}, declare=True, seq=number + 2))
+        declared = [(each.op, each.fields["number"]) for each in link.declared]
+        assert declared == [("optimizer", 3), ("join", 1), ("optimizer", 4), ("optimizer", 5)]
     finally:
         link.close()
         context.term()

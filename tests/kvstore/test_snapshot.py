@@ -11,7 +11,7 @@ from gradwire.kvstore import states
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.snapshot import FORMAT, Snapshots, load_core, save_core
-from tests.kvstore.talk import ask, hello, init, pull, push, values
+from tests.kvstore.talk import ask, hello, init, messages, pair, pull, push, values
 
 RULES = Rules(workers=1, snapshots=True)
 ENTRY = {
@@ -123,3 +123,20 @@ def test_the_first_step_is_written(tmp_path):
     writer, core = Snapshots(tmp_path / "file", 100), served(steps=1)[0]
     writer.after(core)
     assert core.entries["w"].durable == 1
+
+
+def test_barriers_go_on_after_a_restart(tmp_path):
+    """One worker had passed the third before the server ended, the answer to the other was lost."""
+    core, a, b = pair(snapshots=True)
+    for number in (1, 2, 3):
+        for peer in (a, b):
+            ask(core, peer, "barrier", 10 + number, number=number)
+    save_core(core, tmp_path / "snapshot")
+    core = load_core(tmp_path / "snapshot", core.rules)
+    a, b = (hello(core, rank) for rank in range(2))
+    assert ask(core, b, "barrier", 13, number=3) == []
+    told = messages(ask(core, a, "barrier", 14, number=4))
+    assert [(peer, op, fields["seq"]) for peer, op, fields, _ in told] == [(b, "done", 13)]
+    told = messages(ask(core, b, "barrier", 14, number=4))
+    assert sorted((peer, op) for peer, op, *_ in told) == [(a, "done"), (b, "done")]
+    assert ask(core, a, "barrier", 15, number=5) == []

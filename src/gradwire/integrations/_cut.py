@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError, require
-from gradwire.saved import OnResize, counted, folded
+from gradwire.saved import OnResize, checked_rank, counted, folded
 
 __all__ = ["Sharded", "of_shard", "recut", "repadded"]
 
@@ -58,12 +58,16 @@ def of_shard(state: Mapping[str, Any], shard: int, shards: int) -> dict[str, Any
 
 
 def repadded(state: Mapping[str, Any], cuts: Mapping[str, Sharded]) -> dict[str, Any]:
-    """A state whose ranks keep whole parameters, with the padding of these cuts; names it does not know stay."""
+    """A state whose ranks keep whole parameters, with the padding of these cuts; names it does not know stay.
+
+    Raises:
+        ConfigError: tensors of a rank are missing.
+    """
 
     def fit(name: str, tensors: Sequence[Tensor]) -> Tensor:
         return cuts[name].pad(tensors[0]) if name in cuts else tensors[0]
 
-    return {**state, "ranks": {rank: joined([entry], fit) for rank, entry in state["ranks"].items()}}
+    return {**state, "ranks": {rank: joined([checked_rank(state, rank)], fit) for rank in state["ranks"]}}
 
 
 def recut(
@@ -72,7 +76,8 @@ def recut(
     """The state of one shard's replica group out of those that ``of_shard`` made, of as many shards or of others.
 
     Raises:
-        ConfigError: it is of another number of shards and ``on_resize`` is "error"; a shard or a rank is missing.
+        ConfigError: it is of another number of shards and ``on_resize`` is "error"; a shard, a rank or tensors of one
+            are missing.
     """
     whole = {"shards", "parts", "world"} <= set(state)
     require(whole, "state", "of a model with replicate=, with world, shards and parts", sorted(map(str, state)))
@@ -93,8 +98,9 @@ def recut(
         return cuts[name].pad(torch.cat(list(tensors))).view(shards, -1)[shard]
 
     parts = [ranks_of(state, old) for old in range(state["shards"])]
-    ranks = {str(rank): joined([entry_of(part, rank, state["world"]) for part in parts], fit)
-             for rank in range(state["world"])}  # fmt: skip
+    before = state["world"]
+    ranks = {str(rank): joined([folded(checked_rank({"ranks": part}, rank), before) for part in parts], fit)
+             for rank in range(before)}  # fmt: skip
     return {**rest, "ranks": ranks}
 
 
@@ -102,11 +108,6 @@ def ranks_of(state: Mapping[str, Any], shard: int) -> Mapping[str, Entry]:
     part = state["parts"].get(str(shard))
     require(part is not None, "parts of the state", f"with shard {shard}", sorted(state["parts"]))
     return part["ranks"]  # type: ignore[no-any-return]
-
-
-def entry_of(ranks: Mapping[str, Entry], rank: int, world: int) -> Entry:
-    require(str(rank) in ranks, "ranks of the state", f"with rank {rank}", sorted(ranks))
-    return folded(ranks[str(rank)], world)
 
 
 def joined(entries: Sequence[Entry], fit: Callable[[str, Sequence[Tensor]], Tensor]) -> Entry:

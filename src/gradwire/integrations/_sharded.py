@@ -62,8 +62,9 @@ class ShardedState(ExchangeState):
         if self.shards:
             return recut(state, self.shard, self.shards, self.cuts, on_resize)
         require("parts" not in state, "state", "of a model without replicate=", sorted(map(str, state)))
-        elsewhere = on_resize != "error" and state.get("world") != self.exchange.channel.world
-        return repadded(state, self.cuts) if elsewhere and "ranks" in state else state
+        if on_resize == "error" or state.get("world") == self.exchange.channel.world or "ranks" not in state:
+            return state
+        return repadded(state, self.cuts) if on_resize == "reshard" else {**state, "ranks": {}}
 
 
 class ReduceScatter:

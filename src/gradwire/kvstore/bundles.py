@@ -175,6 +175,7 @@ class ServerBundles(ServerSessions):
 
     def _pushed(self, session: Session, seq: int, steps: list[tuple[Entry, int]], start: int) -> list[Outgoing]:
         """Say that pushes count, once none of them is too far ahead of the slowest worker's."""
+        self._keep_apart(steps)
         for at, (entry, step) in enumerate(steps[start:], start):
             ready = partial(self._within_bound, entry, step)
             if not ready():
@@ -193,6 +194,7 @@ class ServerBundles(ServerSessions):
 
     def _pulled(self, session: Session, seq: int, steps: list[tuple[Entry, int]], start: int) -> list[Outgoing]:
         """The values, once all of them are there."""
+        self._keep_apart(steps)
         for at, (entry, step) in enumerate(steps[start:], start):
             if not self._has_step(entry, session.rank, step):
                 ready = partial(self._has_step, entry, session.rank, step)
@@ -221,6 +223,11 @@ class ServerBundles(ServerSessions):
         while sum(frame.numel() for _, frame in self._frames.values()) > FRAMES:
             self._frames.popitem(last=False)
         return self._frames[keys][1]
+
+    def _keep_apart(self, steps: Sequence[tuple[Entry, int]]) -> None:
+        """Each key alone again: while a request waited for one of its keys, others may have come together."""
+        for entry, _ in steps:
+            self._entry(entry.key)
 
     def _all_durable(self, session: Session, steps: Sequence[tuple[Entry, int]]) -> list[int]:
         return [self._durable(entry, session.rank, self._version(entry, session.rank)) for entry, _ in steps]

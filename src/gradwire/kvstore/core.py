@@ -229,20 +229,32 @@ class ServerCore(ServerJoints):
 
     def _barrier(self, session: Session, rest: list[memoryview], seq: int, number: int) -> list[Outgoing]:
         number += session.barriers
+        if self.restored:
+            # Nobody told this server which were passed: who comes to one has passed those before it.
+            self._pass(number - 1)
         if number > self._passed + 1:
             raise WireError(f"barrier {number} is not the next one, {self._passed + 1}")
         arrived = self._barriers.setdefault(number, set())
         arrived.add(session.rank)
         self._barriers = {n: ranks for n, ranks in self._barriers.items() if n > number - 2}
 
+        def ready() -> bool:
+            return number <= self._passed or self.live <= arrived
+
         def answer() -> list[Outgoing]:
-            self._passed = max(self._passed, number)
+            self._pass(number)
             return self._done(session, seq)
 
         topic = ("barrier", number)
         self._touched.add(topic)
         missing = f"barrier {number} waits for worker {', '.join(map(str, sorted(self.live - arrived)))}"
-        return self._when(topic, session, seq, missing, lambda: self.live <= arrived, answer)
+        return self._when(topic, session, seq, missing, ready, answer)
+
+    def _pass(self, number: int) -> None:
+        """Barriers up to this one are behind all workers."""
+        if number > self._passed:
+            self._passed = number
+            self._touched |= {("barrier", each) for each in self._barriers if each <= number}
 
     def _finish(self, session: Session, rest: list[memoryview], seq: int) -> list[Outgoing]:
         self.finished.add(session.rank)
@@ -295,7 +307,13 @@ class ServerCore(ServerJoints):
         return []
 
     def _progress(self) -> list[Outgoing]:
-        """Of what was touched: apply steps that are complete, and answer those who waited for that."""
+        """Apply steps that are complete, and answer those who waited for that; an answer may put keys apart."""
+        out: list[Outgoing] = []
+        while self._touched or self._again:
+            out += self._progress_once()
+        return out
+
+    def _progress_once(self) -> list[Outgoing]:
         touched, self._touched = self._touched, set()
         live = self.live
         # All steps first: a pull of many keys would find one after the other.

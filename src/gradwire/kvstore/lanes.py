@@ -224,6 +224,8 @@ class Lanes:
             return None
         roster = self._rosters[name]
         if roster is None:
+            if not {*map(type, name)} <= {int, str}:
+                return None
             roster = self._rosters[name] = self._roster(name)
         # 1, 1.0 and True are the same name of a list, and not the same keys.
         return roster if roster.lanes and list(map(type, keys)) == list(map(type, roster.keys)) else None

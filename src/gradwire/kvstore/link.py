@@ -59,7 +59,7 @@ class Link:
         self.unanswered: dict[int, Request] = {}
         self.declared: list[Request] = []
         self.log: dict[Any, dict[int, Request]] = {}
-        self._lists: dict[Any, list[Any]] = {}
+        self._lists: dict[Any, set[Any]] = {}
         self._lists_of: dict[Any, list[Any]] = {}
         self._reached: dict[Any, dict[Any, int]] = {}
         self._heap: list[tuple[tuple[bool, int, bool], int, Request, int]] = []
@@ -69,12 +69,12 @@ class Link:
     def add(self, request: Request) -> None:
         self.unanswered[request.seq] = request
         if request.declare:
-            self.declared = [each for each in self.declared if self._may_be_named(each)] + [request]
+            self.declared = [*self._may_be_named(), request]
         for key, step in request.logged():
             self.log.setdefault(key, {})[step] = request
         if request.op == "join":
             many = "joint", request.fields["number"]
-            self._lists[many] = request.fields["keys"]
+            self._lists[many] = set(request.fields["keys"])
             for key in request.fields["keys"]:
                 self._lists_of.setdefault(key, []).append(many)
         if self.up:
@@ -183,14 +183,14 @@ class Link:
             self.unanswered[request.seq] = request
             self._queue(request)
 
-    def _may_be_named(self, request: Request) -> bool:
-        """Whether a push that may have to be sent again names this declaration; settings may change in every step."""
-        if request.op != "optimizer":
-            return True
-        pushes = (push for steps in self.log.values() for push in steps.values())
-        oldest: int = min((push.fields["optimizer"] for push in pushes), default=2**62)
-        number: int = request.fields["number"]
-        return number >= oldest
+    def _may_be_named(self) -> list[Request]:
+        """Declarations that a push may name, or one that has to be sent again; settings may change in every step."""
+        settings = [each.fields["number"] for each in self.declared if each.op == "optimizer"]
+        if not settings:
+            return self.declared
+        pushes = (push.fields["optimizer"] for steps in self.log.values() for push in steps.values())
+        oldest = min(pushes, default=max(settings))
+        return [each for each in self.declared if each.op != "optimizer" or each.fields["number"] >= oldest]
 
     def _queue(self, request: Request) -> None:
         request.missing = None
@@ -263,12 +263,14 @@ class Link:
 
     def _forget(self, topic: Any, durable: int) -> None:
         """Drop the pushes of a key, or of a list of keys, that the server will not ask for again."""
-        for each in (topic, *self._lists.get(topic, ())):
+        keys = self._lists.get(topic, {topic})
+        for each in (topic, *keys):
             self._drop(each, durable)
-        # Keys of a list that go alone now: when each of them is so far, the list's own pushes are.
-        for many in [many for many in self._lists_of.get(topic, ()) if self.log.get(many)]:
+        # Keys of a list that go alone now, or in another list: when each of them is so far, the list's own pushes are.
+        lists = {many for key in keys for many in self._lists_of.get(key, ()) if many != topic and self.log.get(many)}
+        for many in lists:
             reached = self._reached.setdefault(many, {})
-            reached[topic] = durable
+            reached |= dict.fromkeys(keys & self._lists[many], durable)
             if len(reached) == len(self._lists[many]):
                 self._drop(many, min(reached.values()))
                 del self._reached[many]

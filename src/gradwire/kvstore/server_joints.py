@@ -139,6 +139,9 @@ class ServerJoints(ServerBundles):
         answer: Callable[[], list[Outgoing]],
     ) -> list[Outgoing]:  # fmt: skip
         """Answer when something holds for all keys, be they together or apart then."""
+        if those.entry is None:
+            # Another list may have brought some of them together.
+            self._alone(those)
         for entry in those.units():
             ready = partial(holds, entry, step)
             if not ready():
@@ -164,13 +167,16 @@ class ServerJoints(ServerBundles):
                 self._within |= dict.fromkeys((each.key for each in joint.members), joint)
                 self._together[joint.topic] = joint
         elif joint.entry is None:
-            for each in joint.members:
-                self._entry(each.key)
+            self._alone(joint)
         return joint.entry
+
+    def _alone(self, joint: Joint) -> None:
+        for each in joint.members:
+            self._entry(each.key)
 
     def _part(self, joint: Joint) -> None:
         assert joint.entry is not None
-        for step in joint.entry.pending:
+        for step in joint.entry.pending if self.sync else ():
             begun = self.counters.begun.pop((joint.topic, step), self._now)
             for each in joint.members:
                 self.counters.begin(each.key, step, begun)

@@ -95,6 +95,7 @@ class ServerState:
     def _close(self, peer: bytes) -> list[Outgoing]:
         if self._sessions.pop(peer, None) is not None:
             self._waits.drop(peer)
+            self._again = [each for each in self._again if each.peer != peer]
         return []
 
     def _done(self, session: Session, seq: int, key: StoreKey | None = None, number: int = 0) -> list[Outgoing]:
