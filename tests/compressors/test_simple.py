@@ -33,7 +33,8 @@ CHECKS = contract.CHECKS + contract.BOUNDS
 
 def documented() -> dict[str, type[SimpleCompressor]]:
     """The classes of the documentation's examples, compiled from the page itself."""
-    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    found = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    blocks = [block for block in found if re.search("^class ", block, re.MULTILINE)]
     space: dict = {"__name__": "documented"}
     exec(compile("\n".join(blocks), str(DOCS), "exec"), space)
     return space

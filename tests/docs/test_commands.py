@@ -15,6 +15,7 @@ from tests.house.source import ROOT
 README = {
     "make demo": "tests/demo runs it",
     "make test": "this is it",
+    "gradwire advise": "tests/cli/test_advise.py runs it on a smaller model",
     "gradwire launch": "tests/cli/test_launch.py runs the example",
     "gradwire replay": "needs root; tests/bench/netlab runs one where there is root",
 }

@@ -96,7 +96,7 @@ class SketchML(Compressor):
         q, shown = self.buckets - 1, [own.numel() for own in signs]
         positive = min(max(round(q * shown[0] / max(1, sum(shown))), _GROUPS), q - _GROUPS)
         ranks = [_ranks(own, count) for own, count in zip(signs, (positive, q - positive), strict=True)]
-        buckets = torch.stack([ranks[0] + 1, ranks[1] + 1 + positive]).to(torch.uint8)
+        buckets = torch.stack([ranks[0].add_(1).to(torch.uint8), ranks[1].add_(1 + positive).to(torch.uint8)])
         buckets[:, 0] = 0
         return positive, buckets.view(-1)
 

@@ -8,20 +8,26 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817
 
 import gradwire
 
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
-if sys.argv[1] == "unwrapped":
-    sys.exit()
-if sys.argv[1] == "broken":
-    raise ValueError("the disk is full")
-wrapped = DDP(model)
-gradwire.compress_ddp(wrapped, "twobit", threshold=0.01)
-optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-for _ in range(int(sys.argv[1])):
-    wrapped.eval()
-    wrapped(torch.randn(8, 64))
-    wrapped.train()
-    optimizer.zero_grad()
-    wrapped(torch.randn(32, 64)).square().mean().backward()
-    optimizer.step()
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10))
+    if sys.argv[1] == "unwrapped":
+        sys.exit()
+    if sys.argv[1] == "broken":
+        raise ValueError("the disk is full")
+    wrapped = DDP(model)
+    gradwire.compress_ddp(wrapped, "twobit", threshold=0.01)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    for _ in range(int(sys.argv[1])):
+        wrapped.eval()
+        wrapped(torch.randn(8, 64))
+        wrapped.train()
+        optimizer.zero_grad()
+        wrapped(torch.randn(32, 64)).square().mean().backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
