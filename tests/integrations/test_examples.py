@@ -13,6 +13,7 @@ import pytest
 from tests.house.source import ROOT
 
 RUNS: dict[str, tuple[list[str], str]] = {
+    "accelerate_loop": ([], r"steps 24 ratio (\d+\.\d)"),
     "metrics": (["--folder", "."], r"rows 4 ratio (\d+\.\d)"),
     "jax_optax": ([], r"steps 40 ratio (\d+\.\d)"),
     "keras_fit": ([], r"steps 40 ratio (\d+\.\d)"),

@@ -1,0 +1,42 @@
+"""A loop under Hugging Face Accelerate, with the largest 2 % of each gradient, saved and taken up again.
+
+    torchrun --standalone --nproc-per-node 2 examples/accelerate_loop.py
+"""
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from gradwire.integrations.accelerate import compress
+
+EPOCHS = 5
+
+
+def main() -> None:
+    """Fit a random linear map."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    x = torch.randn(256, 64)
+    data = TensorDataset(x, x @ torch.randn(64, 8))
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    loader = DataLoader(data, batch_size=16, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    state = compress(accelerator, model, "topk", ratio=0.02)
+    for epoch in range(EPOCHS):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            accelerator.backward(nn.functional.mse_loss(model(inputs), targets))
+            optimizer.step()
+        if epoch == EPOCHS // 2:
+            accelerator.save_state("checkpoint")
+    accelerator.load_state("checkpoint")
+    metrics = state.metrics()
+    accelerator.print(f"steps {metrics['steps']} ratio {metrics['ratio']:.1f}")
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
