@@ -1,6 +1,6 @@
 """A loop under Hugging Face Accelerate, with the largest 2 % of each gradient, saved and taken up again.
 
-    torchrun --standalone --nproc-per-node 2 examples/accelerate_loop.py
+torchrun --standalone --nproc-per-node 2 examples/accelerate_loop.py
 """
 
 import torch
