@@ -1,6 +1,8 @@
 """A loop under Hugging Face Accelerate, with the largest 2 % of each gradient, saved and taken up again.
 
-torchrun --standalone --nproc-per-node 2 examples/accelerate_loop.py
+    torchrun --standalone --nproc-per-node 2 examples/accelerate_loop.py
+
+The residuals lie beside the model and the optimizer in the folder that Accelerate saves, a file for each process.
 """
 
 import torch
