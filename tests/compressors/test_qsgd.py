@@ -29,10 +29,10 @@ def test_no_element_is_off_by_more_than_one_level(bits, norm, x):
     norms = blocks.abs().amax(1) if norm == "linf" else blocks.square().sum(1).sqrt()
     error = (decoded(code, x, Key()) - x).abs().double()
     step = (norms / code.top).repeat_interleave(16)[: len(x)]
-    # Squares of what is beyond leave the range of float32's normal numbers, at either end.
-    size = step * code.top
-    beyond = (size > 1e19) | (size < 1e-19) if norm == "l2" else torch.zeros(len(x), dtype=torch.bool)
-    assert bool(((error <= step * (1 + 1e-5) + 2.0**-120) | beyond).all())
+    overflow = step * code.top > 1e19 if norm == "l2" else torch.zeros(len(x), dtype=torch.bool)
+    # Squares below 2^-149 are zero in float32, and a norm of 16 of them may be so much too small.
+    lost = 2.0**-120 if norm == "linf" else 2.0**-72
+    assert bool(((error <= step * (1 + 1e-5) + lost) | overflow).all())
 
 
 @given(x=gradients(min_size=1, max_size=16))

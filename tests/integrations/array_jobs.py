@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,3 +63,12 @@ def compared(rank: int, theirs: Callable[[str], tuple[Means, dict[str, Any]]]) -
             "moved": [bool(each["w"].any()) for each in means],
         }  # fmt: skip
     return told
+
+
+def check_compared(results: Sequence[Mapping[str, Any]]) -> None:
+    """On every rank: torch's bits and bytes, something moved, and it was compressed."""
+    for result in results:
+        assert all(result["bits"])
+        assert all(result["moved"])
+        assert result["bytes"][0] == result["bytes"][1] > 0
+        assert result["ratio"] > 2
