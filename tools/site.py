@@ -29,16 +29,11 @@ MODULES = {
 }  # fmt: skip
 """Modules with a page of the reference: what they offer."""
 
+FRAMEWORKS = ("lightning", "accelerate", "transformers", "tensorflow", "jax", "tensorboard", "wandb")
+"""Of ``gradwire.integrations``, what is for other packages, all on one page."""
+
 TESTING = ("contract", "bounds", "feedback", "inputs", "ranks", "processes", "memory", "sync")
 """Of ``gradwire.testing``, all on one page."""
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Leave out of the navigation what is not there yet; a page that is nowhere in it fails the strict build."""
-    folder = Path(config.docs_dir)
-    written = {file.relative_to(folder).as_posix() for file in folder.rglob("*.md")}
-    config.nav = there(config.nav or [], written | {page for page, _ in generated()})
-    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -53,18 +48,6 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", markdown)
 
 
-def there(entries: list[Any], pages: set[str]) -> list[Any]:
-    """Navigation without the pages that do not exist."""
-    kept: list[Any] = []
-    for entry in entries:
-        ((title, value),) = entry.items()
-        if isinstance(value, list):
-            kept.append({title: there(value, pages)})
-        elif value in pages:
-            kept.append(entry)
-    return kept
-
-
 def generated() -> Iterator[tuple[str, str]]:
     """(page, Markdown) of every page that no file of docs/ holds."""
     for file, page in ADOPTED.items():
@@ -75,7 +58,8 @@ def generated() -> Iterator[tuple[str, str]]:
         yield f"api/{folder}.md", variants(folder, title)
     for module, title in MODULES.items():
         yield f"api/{module}.md", described(title, offered(module))
-    yield "api/testing.md", described("Testing", [name for each in TESTING for name in offered(f"testing.{each}")])
+    yield "api/frameworks.md", together("Frameworks", "integrations", FRAMEWORKS)
+    yield "api/testing.md", together("Testing", "testing", TESTING)
 
 
 def variants(folder: str, title: str) -> str:
@@ -84,6 +68,11 @@ def variants(folder: str, title: str) -> str:
     contract, *rest = (offered(f"{folder}.{file.stem}") for file in files)
     alone = "".join(f"\n::: gradwire.{name}\n    options:\n      members: false\n" for names in rest for name in names)
     return described(title, contract) + alone
+
+
+def together(title: str, folder: str, modules: tuple[str, ...]) -> str:
+    """One page for what several modules of a folder offer."""
+    return described(title, [name for each in modules for name in offered(f"{folder}.{each}")])
 
 
 def described(title: str, objects: list[str]) -> str:
