@@ -56,6 +56,21 @@ def test_tables_of_a_task_and_of_a_method_change_their_runs_alone(tmp_path: Path
     assert runs["classification", "none"].recipe == {}
 
 
+def test_one_method_twice_is_known_by_names_of_its_own(tmp_path: Path) -> None:
+    text = """
+tasks = ["classification"]
+methods = ["topk:ratio=0.05", "topk, nothing kept"]
+[method."topk, nothing kept"]
+method = "topk:ratio=0.05"
+options = { memory = "none" }
+"""
+    runs = {run.method: run for run in (job.settings for job in load(written(tmp_path, text)))}
+    kept, nothing = runs["topk:ratio=0.05"], runs["topk, nothing kept"]
+    assert kept.compressor == nothing.compressor == {"name": "topk", "ratio": 0.05} | nothing.compressor
+    assert (kept.options, nothing.options) == ({"min_numel": 256}, {"min_numel": 256, "memory": "none"})
+    assert kept.id != nothing.id
+
+
 def test_all_are_all_as_they_are_recommended(tmp_path: Path) -> None:
     text = 'tasks = ["classification"]\nmethods = ["all"]\n'
     assert {job.settings.method for job in load(written(tmp_path, text))} == set(labels())
@@ -81,6 +96,8 @@ def test_all_are_all_as_they_are_recommended(tmp_path: Path) -> None:
         ("[method.topk]\nloss_scale = inf", "loss_scale must be finite and above 0, got inf"),
         ("[method.topk]\nloss_scale = -1", r"method\.topk\.loss_scale must be finite and above 0, got -1"),
         ("[method]\ntopk = 3", "method.topk must be a table, got 3"),
+        ("[method.topk]\nmethod = 3", "method.topk.method must be a text, got 3"),
+        ('[method.topk]\nmethod = "topp"', "unknown compressor 'topp'"),
         ("= 3", "cannot be read: Invalid"),
     ],
 )

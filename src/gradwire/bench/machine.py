@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import torch
 from gradwire.ops.native import kernel_info
 from gradwire.version import __version__
 
-__all__ = ["commit", "cores", "environment", "machine"]
+__all__ = ["busy_seconds", "commit", "cores", "crowded", "environment", "machine"]
 
 
 def environment() -> dict[str, object]:
@@ -33,6 +35,32 @@ def machine() -> str:
 def cores() -> int:
     """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def crowded(threads: int) -> Callable[[], float]:
+    """A clock for one of so many threads that all compute at the same time.
+
+    Where there is a core for each, it is the wall clock. Else it is the processor time of the calling thread, times
+    threads over cores: the wall clock would not see what a thread waits before its work begins, and most pieces of work
+    are shorter than what the system gives a thread at a time.
+
+    Args:
+        threads: in all, on this machine.
+    """
+    share = threads / cores()
+    return time.perf_counter if share <= 1 else lambda: share * time.thread_time()
+
+
+def busy_seconds() -> float:
+    """Processor time that this machine has spent since it started, interrupts of the network as well; 0 where the
+    system does not tell.
+    """
+    try:
+        ticks = [int(each) for each in Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]]
+    except OSError:
+        return 0.0
+    idle, waiting = ticks[3:5]
+    return (sum(ticks) - idle - waiting) / os.sysconf("SC_CLK_TCK")
 
 
 @cache

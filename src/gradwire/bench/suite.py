@@ -21,6 +21,10 @@
     recipe = { momentum = 0.0 }
     loss_scale = 1.0
 
+    [method."topk, nothing kept"]                # one method twice: here under a name of its own
+    method = "topk:ratio=0.001"
+    options = { memory = "none" }
+
 Law: the order is the one in which a suite that is cut off says most: the first seed of everything before the second,
 the baseline before the methods, and runs of the same workers and link together, because they share one group.
 """
@@ -79,7 +83,7 @@ _TASK: dict[str, _Check] = {
     "recipe": _TABLE,
 }  # fmt: skip
 _METHOD: dict[str, _Check] = {
-    "options": _TABLE, "recipe": _TABLE,
+    "method": _TEXT, "options": _TABLE, "recipe": _TABLE,
     "loss_scale": (lambda value: _is(int, float)(value) and 0 < value < math.inf, "finite and above 0"),
 }  # fmt: skip
 
@@ -153,16 +157,16 @@ def _methods(task: str, suite: Table) -> list[Method]:
     texts: list[str] = [suite.get("baseline", "none")]
     for text in own.get("methods", suite["methods"]):
         texts += labels() if text == _EVERY else [text]
-    plain = not suite.get("recommended", True)
-    return [_changed(method_of(text, task, own=plain), suite) for text in dict.fromkeys(texts)]
+    return [_method(text, task, suite) for text in dict.fromkeys(texts)]
 
 
-def _changed(method: Method, suite: Table) -> Method:
-    own = suite.get("method", {}).get(method.label, {})
-    _check(own, _METHOD, f"method.{method.label}.")
+def _method(label: str, task: str, suite: Table) -> Method:
+    own = suite.get("method", {}).get(label, {})
+    _check(own, _METHOD, f"method.{label}.")
+    method = method_of(own.get("method", label), task, own=not suite.get("recommended", True))
     return dataclasses.replace(
-        method, options={**method.options, **own.get("options", {})}, recipe={**method.recipe, **own.get("recipe", {})},
-        loss_scale=float(own.get("loss_scale", method.loss_scale)),
+        method, label=label, options={**method.options, **own.get("options", {})},
+        recipe={**method.recipe, **own.get("recipe", {})}, loss_scale=float(own.get("loss_scale", method.loss_scale)),
     )  # fmt: skip
 
 

@@ -132,8 +132,20 @@ def cases(draw: st.DrawFn) -> tuple[Profile, list[Job], Wire, float]:
     times = sorted(draw(st.lists(seconds, min_size=count + 1, max_size=count + 1)))
     buckets = tuple(Bucket(((f"p{i}", (1000,)),), times[i]) for i in range(count))
     jobs = [draw(some_jobs) for _ in range(count)]
-    wire = Wire(draw(st.integers(2, 64)), draw(st.floats(1e3, 1e12)), draw(st.floats(0, 1)), draw(st.floats(0, 1)))
+    latency, message, moving = (draw(st.floats(0, 1)) for _ in range(3))
+    wire = Wire(draw(st.integers(2, 64)), draw(st.floats(1e3, 1e12)), latency, message, moving)
     return Profile(buckets, times[-1], draw(st.booleans())), jobs, wire, draw(st.floats(0.1, 8))
+
+
+def test_workers_that_share_a_core_wait_for_what_moves_their_bytes() -> None:
+    """One second of the wire in 1.4 takes a quarter of the half core, so codecs last 0.5 / (0.5 - 0.25 / 1.4)."""
+    one = dataclasses.replace(PROFILE, buckets=(Bucket((("a", (1000,)),), 0.0),), seconds=0.0)
+    shared = dataclasses.replace(LINK, cores=0.25)
+    longer = 0.5 / (0.5 - 0.25 / 1.4)
+    assert compressed_step(one, [job(0.1, 1e6, 0.3)], shared, cores=0.5).total == pytest.approx(1 + 0.4 * longer)
+    assert compressed_step(one, [job(0.1, 1e6, 0.3)], shared, cores=2.0).total == pytest.approx(1.4)
+    elsewhere = dataclasses.replace(one, busy=False)
+    assert compressed_step(elsewhere, [job(0.1, 1e6, 0.3)], shared, cores=0.5).total == pytest.approx(1.4)
 
 
 @settings(deadline=None, max_examples=100)

@@ -47,9 +47,9 @@ def test_a_bucket_holds_a_millisecond_and_no_less_than_ten_frames() -> None:
 
 def test_one_end_of_a_cable_delays_and_both_are_shaped() -> None:
     link = Link.parse("1gbit", "1ms")
-    near, far = link.shaper("eth0", delayed=True), link.shaper("port0")
+    near, far = link.shaper("eth0", near=True), link.shaper("port0")
     assert [line.split()[4] for line in near] == ["root", "parent"]
-    assert "tbf rate 1000000000bit burst 125000 latency 21ms" in near[0]
+    assert near[0].endswith("tbf rate 1000000000bit burst 125000 latency 201ms")
     assert "netem delay 1000us" in near[1]
-    assert far == [near[0].replace("eth0", "port0")]
+    assert far == ["qdisc add dev port0 root handle 1: tbf rate 1000000000bit burst 125000 latency 21ms"]
     assert Link.parse("none").shaper("eth0") == []

@@ -55,7 +55,7 @@ class DryChannel(Channel):
 
     def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
         """Note the round; every peer sends what this worker would send in its place."""
-        start = time.perf_counter()
+        start = self.metrics.clock()
         peers = [j for j in range(self.world) if j != self.rank]
         for j in peers:
             self._fill(receives[j], [sends[self.rank], sends[j], *self._sent[j : j + 1]])
@@ -63,16 +63,16 @@ class DryChannel(Channel):
         sent, received = sum(sends[j].nbytes for j in peers), sum(receives[j].nbytes for j in peers)
         if peers:
             self.rounds.append(Round("exchange", sent, received))
-        self.inside += time.perf_counter() - start
+        self.inside += self.metrics.clock() - start
 
     def broadcast(self, rows: Tensor) -> None:
         """Note the round."""
-        start = time.perf_counter()
+        start = self.metrics.clock()
         for j in range(self.world):
             rows[j].copy_(rows[self.rank])
         moved = (self.world - 1) * rows[0].nbytes
         self.rounds.append(Round("broadcast", moved, moved))
-        self.inside += time.perf_counter() - start
+        self.inside += self.metrics.clock() - start
 
     @staticmethod
     def _fill(room: Tensor, found: Sequence[Tensor]) -> None:
@@ -178,7 +178,8 @@ def dry_exchange(
 
 def measure(
     buckets: Sequence[Bucket], compressor: Compressor, workers: int, *, options: Mapping[str, Any] | None = None,
-    meet: Callable[[float], float] = float, repeats: int = REPEATS, budget: float = math.inf,
+    meet: Callable[[float], float] = float, clock: Callable[[], float] = time.perf_counter, repeats: int = REPEATS,
+    budget: float = math.inf,
 ) -> list[Measured] | str:  # fmt: skip
     """Time a method on one worker.
 
@@ -189,6 +190,7 @@ def measure(
         options: for ``Exchange``.
         meet: called before each bucket with the seconds so far, so that workers which share a machine compute at the
             same time; returns those of the slowest.
+        clock: seconds of this thread; see ``machine.crowded``.
         repeats: that count, after others that warm up.
         budget: seconds; when they are over no further step is begun.
 
@@ -196,6 +198,7 @@ def measure(
         A measurement for each bucket; or why there is none.
     """
     exchange = dry_exchange(compressor, workers, **(options or {}))
+    exchange.counters.clock = clock
     noise = torch.Generator().manual_seed(0)
     given = [torch.randn(bucket.numel, generator=noise).mul_(_SPREAD) for bucket in buckets]
     flats = [torch.empty_like(each) for each in given]
@@ -221,8 +224,8 @@ def _timed(exchange: Exchange, flat: Tensor, bucket: Bucket) -> Measured:
     channel, metrics = exchange.channel, exchange.counters
     assert isinstance(channel, DryChannel)
     first, inside, encoded = len(channel.rounds), channel.inside, metrics.seconds["encode"]
-    start = time.perf_counter()
+    start = metrics.clock()
     exchange.run(flat, bucket.params)
-    total = time.perf_counter() - start - (channel.inside - inside)
+    total = metrics.clock() - start - (channel.inside - inside)
     encode = metrics.seconds["encode"] - encoded
     return Measured([encode], [max(0.0, total - encode)], tuple(channel.rounds[first:]))

@@ -22,6 +22,7 @@ from gradwire.bench.advise.examples import example
 from gradwire.bench.advise.profile import Bucket, Profile, middle, watched
 from gradwire.bench.advise.wire import PAYLOAD_SHARE, Wire
 from gradwire.bench.launch import launch
+from gradwire.bench.machine import busy_seconds, crowded
 from gradwire.bench.netlab import Link, Netlab
 from gradwire.bench.replay import Replayed
 from gradwire.comm._channel import Channel
@@ -61,18 +62,20 @@ class Alphas:
         exchange: seconds of a round of 64 bytes from everyone to everyone.
         all_reduce: seconds of one over 64 bytes.
         rate: bytes a second that a worker can receive while it sends as many, through the processor and the link.
+        cores: that this machine keeps busy for each worker meanwhile.
     """
 
     exchange: float
     all_reduce: float
     rate: float
+    cores: float = 0.0
 
     def wire(self, workers: int, link: Link) -> Wire:
         """The model of this link: its rate as written on the box, or what was measured where that is less."""
         latency = self.all_reduce / (2 * (workers - 1))
         message = max(0.0, self.exchange - latency) / (workers - 1)
         limit = self.rate if link.rate is None else min(self.rate, link.rate / 8 * PAYLOAD_SHARE)
-        return Wire(workers, limit, latency, message)
+        return Wire(workers, limit, latency, message, self.cores)
 
 
 def gauge_model(name: str, batch: int, *, small: bool = False, threads: int = 1, steps: int = STEPS) -> Profile:
@@ -133,7 +136,7 @@ def gauge_wire(workers: int, lab: Netlab | None = None) -> Alphas:
     found = launch(workers, _wire, timeout=_TIMEOUT, lab=lab)
     exchange, all_reduce, large = (slowest([each[name] for each in found]) for name in ("exchange", "reduce", "large"))
     bytes_sent = (workers - 1) * _share(workers)
-    return Alphas(exchange, all_reduce, bytes_sent / max(large - exchange, large / 2))
+    return Alphas(exchange, all_reduce, bytes_sent / max(large - exchange, large / 2), found[0]["busy"][0] / workers)
 
 
 def _once(profiles: Sequence[Profile]) -> Profile:
@@ -169,17 +172,22 @@ def _replayed(name: str, small: bool, compute: float) -> Profile:
     def step() -> None:
         model(torch.zeros((), requires_grad=True)).backward()
 
-    return watched(model, step, STEPS, busy=compute == 0, before=before)
+    clock = time.perf_counter if compute else crowded(dist.get_world_size())
+    return watched(model, step, STEPS, busy=compute == 0, before=before, clock=clock)
 
 
 def _codecs(
     buckets: Sequence[Bucket], wanted: Sequence[Wanted], threads: int, budget: float
 ) -> list[list[Measured] | str]:
     torch.set_num_threads(threads)
+    clock = crowded(dist.get_world_size() * threads)
     return [
-        measure(buckets, each.compressor, each.workers, options={"strategy": each.strategy}, meet=_meet, budget=budget)
+        measure(
+            buckets, each.compressor, each.workers, options={"strategy": each.strategy}, meet=_meet, clock=clock,
+            budget=budget,
+        )
         for each in wanted
-    ]
+    ]  # fmt: skip
 
 
 def _meet(seconds: float) -> float:
@@ -203,11 +211,13 @@ def _wire() -> Mapping[str, list[float]]:
     require(channel.world >= 2, "workers", "an integer >= 2", channel.world)
     tiny, sums = torch.zeros(channel.world, _SMALL, dtype=torch.uint8), torch.zeros(_SMALL // 4)
     large = torch.zeros(channel.world, _share(channel.world), dtype=torch.uint8)
-    return {
+    found = {
         "exchange": _times(lambda: channel.all_gather(tiny), SMALL_REPEATS),
         "reduce": _times(lambda: channel.all_reduce(sums), SMALL_REPEATS),
-        "large": _times(lambda: channel.all_gather(large), LARGE_REPEATS),
     }
+    busy, start = busy_seconds(), time.perf_counter()
+    found["large"] = _times(lambda: channel.all_gather(large), LARGE_REPEATS)
+    return found | {"busy": [(busy_seconds() - busy) / (time.perf_counter() - start)]}
 
 
 def _times(call: Callable[[], Any], repeats: int, warm_up: int = 2) -> list[float]:

@@ -6,21 +6,22 @@
     the step ends            the tail of backward after the last bucket is back
 
 Law: a thread that computes gets the whole core while the other one waits or the network works. Where both compute and
-a worker has less than two cores, both are slowed down alike. Without a method DDP starts each bucket's all-reduce when
-it is ready: the link works them off in order, and the latency of one passes beside the bytes of the next.
+a worker has less than two cores, both are slowed down alike. Where the workers of a machine share its cores, moving
+their bytes slows codecs down, too. Without a method DDP starts each bucket's all-reduce when it is ready: the link
+works them off in order, and the latency of one passes beside the bytes of the next.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradwire.bench.advise.profile import Profile
 from gradwire.bench.advise.traffic import Traffic, dense_traffic
 from gradwire.bench.advise.wire import Wire
 
-__all__ = ["Job", "Step", "compressed_step", "dense_step", "slowdown"]
+__all__ = ["Job", "Step", "compressed_step", "dense_step", "slowdown", "stretch"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,22 @@ def dense_step(profile: Profile, wire: Wire, inside: Sequence[float] = ()) -> St
     return Step(profile.seconds, 0.0, busy, 0.0, profile.seconds + late, sent)
 
 
+def stretch(cores: float, transport: float, share: float) -> float:
+    """How much longer codecs take because the processor also moves the bytes of workers that are not yet, or no longer,
+    at theirs; transport leaves them half of it at least.
+
+    Args:
+        cores: of the machine over its workers, > 0.
+        transport: of them, what a worker's bytes keep busy while they move.
+        share: of the step in which bytes move, 0 to 1.
+
+    >>> stretch(4.0, 0.5, 1.0), stretch(1.0, 0.5, 0.5), stretch(0.5, 0.25, 0.5)
+    (1.0, 1.3333333333333333, 1.3333333333333333)
+    """
+    left = max(cores / 2, cores - transport * share)
+    return max(1.0, 1 / left) / max(1.0, 1 / cores)
+
+
 def compressed_step(profile: Profile, jobs: Sequence[Job], wire: Wire, cores: float = math.inf) -> Step:
     """A method on one communication thread.
 
@@ -101,6 +118,21 @@ def compressed_step(profile: Profile, jobs: Sequence[Job], wire: Wire, cores: fl
         wire: the link.
         cores: of a worker.
     """
+    alone = _sequence(profile, jobs, wire, cores)
+    moving = sum(wire.transfer(each) for job in jobs for each in (*job.traffic.dense, *job.traffic.rounds))
+    share = min(1.0, moving / alone) if alone else 0.0
+    longer = stretch(cores, wire.cores, share) if profile.busy else 1.0
+    slower = [replace(job, encode=longer * job.encode, decode=longer * job.decode) for job in jobs]
+    rounds = [each for job in jobs for each in (*job.traffic.dense, *job.traffic.rounds)]
+    return Step(
+        profile.seconds, sum(job.encode for job in slower),
+        sum(wire.seconds(each) for each in rounds) + sum(2 * job.inside for job in jobs),
+        sum(job.decode for job in slower), _sequence(profile, slower, wire, cores), sum(each.sent for each in rounds),
+    )  # fmt: skip
+
+
+def _sequence(profile: Profile, jobs: Sequence[Job], wire: Wire, cores: float) -> float:
+    """Seconds of the step: buckets one after the other, beside the backward pass."""
     factor = slowdown(cores) if profile.busy else 1.0
     main = _Backward([bucket.ready for bucket in profile.buckets], factor)
     now = 0.0
@@ -113,13 +145,7 @@ def compressed_step(profile: Profile, jobs: Sequence[Job], wire: Wire, cores: fl
         now = main.beside(max([there, *dense]), job.decode) + job.inside
     last = main.ready(len(jobs) - 1)
     tail = profile.seconds - profile.buckets[-1].ready
-    total = max(now, last) + tail
-    rounds = [each for job in jobs for each in (*job.traffic.dense, *job.traffic.rounds)]
-    return Step(
-        profile.seconds, sum(job.encode for job in jobs),
-        sum(wire.seconds(each) for each in rounds) + sum(2 * job.inside for job in jobs),
-        sum(job.decode for job in jobs), total, sum(each.sent for each in rounds),
-    )  # fmt: skip
+    return max(now, last) + tail
 
 
 class _Backward:

@@ -113,9 +113,11 @@ class Watch:
 
     Args:
         model: wrapped. Gradients stay as they are: no other worker hears of them.
+        clock: seconds.
     """
 
-    def __init__(self, model: DistributedDataParallel) -> None:
+    def __init__(self, model: DistributedDataParallel, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         named = model.module.named_parameters()
         self._names = {id(param): (name, tuple(in_memory(param).shape)) for name, param in named}
         self._begun = 0.0
@@ -134,12 +136,12 @@ class Watch:
 
     def begin(self) -> None:
         """A step begins now; buckets of one that was not ended are forgotten."""
-        self._seen, self._begun = [], time.perf_counter()
+        self._seen, self._begun = [], self._clock()
 
     def end(self) -> None:
         """The step has ended."""
         if self._seen:
-            self.steps.append(Profile(tuple(self._seen), time.perf_counter() - self._begun))
+            self.steps.append(Profile(tuple(self._seen), self._clock() - self._begun))
 
     def __call__(self, state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
         """Note a bucket."""
@@ -147,7 +149,7 @@ class Watch:
             # Kernels are only launched so far: it is ready when they have run.
             torch.cuda.current_stream(bucket.buffer().device).synchronize()
         params = tuple(self._names[id(param)] for param in bucket.parameters())
-        self._seen.append(Bucket(params, time.perf_counter() - self._begun))
+        self._seen.append(Bucket(params, self._clock() - self._begun))
         future: Future[torch.Tensor] = Future()
         future.set_result(bucket.buffer())
         return future
@@ -176,7 +178,7 @@ def middle(steps: Sequence[Profile], *, busy: bool) -> Profile:
 
 def watched(
     model: DistributedDataParallel, step: Callable[[], object], steps: int, warm_up: int = 2, *, busy: bool = True,
-    before: Callable[[], object] = lambda: None,
+    before: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:  # fmt: skip
     """Run ``step`` on a model that has no hook yet, and say what it did.
 
@@ -187,11 +189,12 @@ def watched(
         warm_up: steps before them: DDP rebuilds its buckets after the first.
         busy: see ``Profile``.
         before: called before each step, outside of the measurement.
+        clock: seconds; see ``machine.crowded``.
 
     Raises:
         ConfigError: the model hands out no gradients.
     """
-    watch = Watch(model)
+    watch = Watch(model, clock)
     model.register_comm_hook(None, watch.__call__)
     for _ in range(warm_up + steps):
         before()

@@ -61,6 +61,7 @@ class Wire:
         rate: bytes of payload a second in each direction, > 0; infinite: no limit.
         latency: seconds of a message, >= 0.
         message: seconds for each further message of a round, >= 0.
+        cores: that a worker's transport keeps busy while bytes move, >= 0; only workers on one machine feel it.
 
     Raises:
         ConfigError: a number out of range.
@@ -75,12 +76,14 @@ class Wire:
     rate: float
     latency: float = LATENCY
     message: float = MESSAGE
+    cores: float = 0.0
 
     def __post_init__(self) -> None:
         require(self.workers >= 1, "Wire.workers", "an integer >= 1", self.workers)
         require(self.rate > 0, "Wire.rate", "bytes a second > 0", self.rate)
         require(0 <= self.latency < math.inf, "Wire.latency", "seconds >= 0", self.latency)
         require(0 <= self.message < math.inf, "Wire.message", "seconds >= 0", self.message)
+        require(0 <= self.cores < math.inf, "Wire.cores", "cores >= 0", self.cores)
 
     @classmethod
     def of(cls, workers: int, link: Link, latency: float = LATENCY, message: float = MESSAGE) -> Self:

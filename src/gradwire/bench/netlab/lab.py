@@ -208,7 +208,7 @@ class Netlab:
 
     def _shape(self) -> None:
         for namespace, device, near in self._ports():
-            lines = self.link.shaper(device, delayed=near)
+            lines = self.link.shaper(device, near=near)
             if lines:
                 run(["tc", "-n", namespace, "-batch", "-"], lines)
 

@@ -24,7 +24,11 @@ _LEAST_BUCKET = 16 * 1024
 """Ten frames: at 100 Mbit/s a millisecond would hold eight, and a bucket must hold what arrives in a timer's delay."""
 
 _QUEUE_SECONDS = 20e-3
-"""What a port keeps before it drops, beside the bucket."""
+"""What a port of the switch keeps before it drops, beside the bucket."""
+
+_HOST_QUEUE_SECONDS = 0.2
+"""The same at the worker's end. A host does not drop what it sends itself: its interface holds a thousand frames, and
+TCP waits for them. With 20 ms a worker that sends to three peers at once lost one packet in a hundred here."""
 
 
 @dataclass(frozen=True)
@@ -95,19 +99,20 @@ class Link:
         """Bytes that pass at once after a pause."""
         return max(_LEAST_BUCKET, round((self.rate or 0) / 8 * _BUCKET_SECONDS))
 
-    def shaper(self, device: str, *, delayed: bool = False) -> list[str]:
+    def shaper(self, device: str, *, near: bool = False) -> list[str]:
         """The lines for ``tc -batch`` that shape what leaves a device without a queueing discipline.
 
         Args:
             device: its name.
-            delayed: whether this is the end that delays; one of the two ends of a cable does.
+            near: whether this is the worker's end, which delays, too; the other is a port of the switch.
         """
         lines, parent = [], "root"
         if self.rate is not None:
-            queue = f"burst {self.bucket} latency {1e3 * (_QUEUE_SECONDS + self.delay):g}ms"
+            held = _HOST_QUEUE_SECONDS if near else _QUEUE_SECONDS
+            queue = f"burst {self.bucket} latency {1e3 * (held + self.delay):g}ms"
             lines.append(f"qdisc add dev {device} root handle 1: tbf rate {self.rate}bit {queue}")
             parent = "parent 1:1"
-        if delayed and self.delay:
+        if near and self.delay:
             delay = f"netem delay {1e6 * self.delay:.0f}us limit {self._in_flight}"
             lines.append(f"qdisc add dev {device} {parent} {delay}")
         return lines
@@ -115,7 +120,7 @@ class Link:
     @property
     def _in_flight(self) -> int:
         """Packets that netem may hold: those of the delay and of the queue, at the full rate."""
-        return 1000 + int((self.rate or _FASTEST) / 8 * (self.delay + _QUEUE_SECONDS) / 1500)
+        return 1000 + int((self.rate or _FASTEST) / 8 * (self.delay + _HOST_QUEUE_SECONDS) / 1500)
 
 
 def _quantity(name: str, text: str, units: dict[str, float] | dict[str, int], allowed: str) -> float:
