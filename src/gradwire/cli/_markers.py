@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["write_between"]
+__all__ = ["write_all", "write_between"]
 
 
 def write_between(path: Path, name: str, text: str) -> None:
@@ -19,3 +20,18 @@ def write_between(path: Path, name: str, text: str) -> None:
     page = path.read_text(encoding="utf-8") if path.exists() else ""
     found = re.search(rf"(<!-- {re.escape(name)} -->\n)(.*?)(<!-- end of {re.escape(name)} -->)", page, re.DOTALL)
     path.write_text(page[: found.end(1)] + text + page[found.start(3) :] if found else text, encoding="utf-8")
+
+
+def write_all(path: Path, texts: Mapping[str, str]) -> None:
+    """The same of several; of a page that has markers of some, the others are left out.
+
+    Args:
+        path: of a page, or of a file that is made.
+        texts: by the name of their markers.
+    """
+    page = path.read_text(encoding="utf-8") if path.exists() else ""
+    marked = [name for name in texts if f"<!-- {name} -->" in page]
+    for name in marked:
+        write_between(path, name, texts[name])
+    if not marked:
+        path.write_text("\n".join(texts.values()), encoding="utf-8")

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from gradwire.bench import report
 from gradwire.bench.report import Results, Section, Table
-from gradwire.cli._markers import write_between
+from gradwire.cli._markers import write_all
 from gradwire.cli._output import emit, json_option
 
 __all__ = ["command"]
@@ -36,7 +36,7 @@ _file = click.Path(path_type=Path, dir_okay=False, writable=True)
 )  # fmt: skip
 @click.option(
     "--markdown", "markdown_to", type=_file, metavar="FILE",
-    help="Write the quality tables to FILE; in a page that has the markers of them, between these.",
+    help="Write the tables of quality and of links to FILE; in a page that has their markers, between these.",
 )  # fmt: skip
 @click.option("--title", default="gradwire: what was measured", show_default=True, help="Of the page.")
 @json_option
@@ -58,7 +58,7 @@ def command(
     if output is not None:
         report.write(output, results, found, title)
     if markdown_to is not None:
-        write_between(markdown_to, "quality", report.markdown(results))
+        write_all(markdown_to, report.markdown(results))
     if static_to is not None:
         report.images(static_to, found)
     emit(_data(results, found), json_to, lambda: _tables(results, found))

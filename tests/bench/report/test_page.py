@@ -17,7 +17,7 @@ from gradwire.bench.report import Results
 from gradwire.compressors.none import Identity
 from gradwire.compressors.qsgd import QSGD
 from gradwire.errors import ConfigError
-from tests.bench.report.made import record, seeds
+from tests.bench.report.made import record, replayed, seeds
 from tests.bench.report.test_figures import everything
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -162,12 +162,25 @@ def test_without_a_browser_files_of_plots_are_one_clear_error(tmp_path, monkeypa
 def test_markdown_has_a_difference_only_above_the_noise_floor():
     runs = [*seeds("none", 0.97, 0.98, 0.99), *seeds("topk", 0.90, 0.92), *seeds("a|b", 0.98, 0.97, compressor="qsgd")]
     runs += [*seeds("none", 0.98, 0.96, workers=4), record("dgc", None, status="failed", error="worker 1 died")]
-    text = report.markdown(Results(runs))
+    text = report.markdown(Results(runs))["quality"]
     assert "| `none` | 98.00 ± 1.00 | 3 | 1,000 | 97.00 ± 1.41 | 2 | 1,000 |" in text
     assert "| `topk` | 91.00 ± 1.41 (-7.00) | 2 | 1,000 |" in text
     assert r"| `a\|b` | 97.50 ± 0.71 ≈ | 2 | 1,000 |" in text
     assert "2 workers: 3.51, of 3 seeds; 4 workers: 17.97, of 2 seeds" in text
     assert "- `dgc`, classification, 2 workers, seed 0: worker 1 died" in text
+
+
+def test_replays_are_a_table_of_their_own_and_failed_ones_say_why():
+    rows = [
+        replayed("ddp", "1gbit", 0.2),
+        replayed("topk", "1gbit", 0.1),
+        {**replayed("qsgd", "1gbit", 1.0), "error": "lost | it"},
+    ]
+    del rows[2]["seconds"]
+    found = report.markdown(Results(replays=rows))
+    assert set(found) == {"links"}
+    assert re.search(r"\| `topk` \| 100\.0 \| 2\.00 \|", found["links"])
+    assert "- `qsgd`, resnet20, 1gbit, 2 workers: lost \\| it" in found["links"]
 
 
 def test_the_page_of_the_codec_has_violins_for_each_size(tmp_path):

@@ -1,14 +1,16 @@
-"""The quality tables for the docs, so that no figure in them is typed.
+"""The tables for the docs, so that no figure in them is typed.
 
-Law: a difference stands in a table only where it is larger than the noise floor.
+Law: a difference of quality stands in a table only where it is larger than the noise floor.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from gradwire.bench.records import Record
+from gradwire.bench.report import links_table
 from gradwire.bench.report._panels import NOISE, Entry, Panel
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._where import facts, warnings
@@ -23,10 +25,43 @@ _READING = (
 )
 
 
-def markdown(results: Results) -> str:
-    """A table for each task, with columns for each number of workers; and where it was measured."""
+def markdown(results: Results) -> dict[str, str]:
+    """What the results hold, by the name of its markers: "quality", of runs, and "links", of replays; with where they
+    were measured.
+    """
+    found = {}
+    if results.runs:
+        found["quality"] = _quality(dataclasses.replace(results, replays=(), codecs=()))
+    if results.replays:
+        found["links"] = _links(dataclasses.replace(results, runs=(), codecs=()))
+    return found
+
+
+def _where(results: Results) -> list[str]:
     where = "; ".join(f"{name} {value}" for name, value in facts(results) if name not in ("files", "results"))
-    lines = [f"Measured on: {where}.", *(f"**{warning}**" for warning in warnings(results)), _READING]
+    return [f"Measured on: {where}.", *(f"**{warning}**" for warning in warnings(results))]
+
+
+def _links(results: Results) -> str:
+    """A table for each model and number of workers."""
+    lines = [*_where(results), links_table.NOTE]
+    for table in links_table.blocks(results):
+        heads = [f"| {' | '.join(table.heads)} |", f"|---|{'---:|' * (len(table.heads) - 2)}---|"]
+        rows = [f"| `{_escaped(row[0].text)}` | {' | '.join(cell.text for cell in row[1:])} |" for row in table.rows]
+        lines += [f"### {table.choice}", "\n".join([*heads, *rows])]
+    failed = [row for row in results.replays if "error" in row]
+    lines += ["\n".join(["Failed:", "", *(f"- {_lost(row)}" for row in failed)])] if failed else []
+    return "\n\n".join(lines) + "\n"
+
+
+def _lost(row: Mapping[str, Any]) -> str:
+    named = ", ".join(str(row[key]) for key in ("model", "link"))
+    return f"`{_escaped(row['method'])}`, {named}, {row['workers']} workers: {_escaped(str(row['error']))}"
+
+
+def _quality(results: Results) -> str:
+    """A table for each task, with columns for each number of workers."""
+    lines = [*_where(results), _READING]
     groups: dict[str, list[Panel]] = {}
     for panel in results.panels:
         groups.setdefault(_title(panel), []).append(panel)
