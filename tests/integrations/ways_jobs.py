@@ -12,7 +12,6 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import GradwireState, compress_ddp
 from tests.integrations.jobs import batch, digest, model_of
 
@@ -183,34 +182,6 @@ def recomputed(rank: int) -> dict[str, Any]:
     return plain | {"same": all(way["losses"] == plain["losses"] for way in ways)}
 
 
-def frozen(rank: int) -> dict[str, Any]:
-    """A layer is frozen midway, and unfrozen under a new DDP with a new state, which takes the old one's."""
-    module = model_of()
-    model, state = wrap(module)
-    backward(model, 0, rank)
-    saved = state.state_dict()
-    module[0].requires_grad_(False)
-    model, state = wrap(module)
-    try:
-        state.load_state_dict(saved)
-        refused = "nothing was raised"
-    except ConfigError as error:
-        refused = str(error)
-    backward(model, 1, rank)
-    kept = sorted(state.exchange.keeper.worker["residual"])
-    module[0].requires_grad_(True)
-    try:
-        backward(model, 2, rank)
-        late = "0.weight" in state.exchange.keeper.worker["residual"]
-    except RuntimeError as error:
-        late = str(error)
-    model, state = wrap(module)
-    state.load_state_dict(saved)
-    norm = state.metrics()["residual_norm"]
-    backward(model, 3, rank)
-    return {"refused": refused, "kept": kept, "late": late, "restored": norm > 0, "digest": digest(model)}
-
-
 def several(rank: int) -> dict[str, Any]:
     """Two models in one process, their backward passes interleaved, one of them over a sub-group."""
     group = dist.new_group([0, 1])
@@ -274,16 +245,7 @@ def compiled(rank: int) -> dict[str, Any]:
         optimizer.zero_grad()
         losses.append(float(backward(outside, step % 2, rank)))
         optimizer.step()
-    torch._dynamo.config.optimize_ddp = "python_reducer"
-    try:
-        wrap(model_of())
-        refused = "nothing was raised"
-    except ConfigError as error:
-        refused = str(error)
-    finally:
-        torch._dynamo.config.optimize_ddp = True
     return {
-        "refused": refused,
         "inside": inside["losses"],
         "outside": losses,
         "plain": plain["losses"],
@@ -292,7 +254,7 @@ def compiled(rank: int) -> dict[str, Any]:
 
 
 WAYS = {way.__name__: way for way in (
-    accumulation, uneven, unused, static_graph, bucket_views, bucket_copies, shared, recomputed, frozen, several,
+    accumulation, uneven, unused, static_graph, bucket_views, bucket_copies, shared, recomputed, several,
     changed, compiled,
 )}  # fmt: skip
 
