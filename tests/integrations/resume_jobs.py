@@ -28,9 +28,12 @@ def goes_on(rank: int, cases: dict[str, tuple[str, dict[str, Any]]]) -> dict[str
     return {case: gone_on(rank, method, options) for case, (method, options) in cases.items()}
 
 
-def gone_on(rank: int, method: str, options: dict[str, Any], **ddp: Any) -> dict[str, Any]:
-    model, state = wrapped(method, options, **ddp)
+def gone_on(rank: int, method: str, options: dict[str, Any], changed: bool = False, **ddp: Any) -> dict[str, Any]:
+    """Compared in what it gives and keeps; ``changed``: another method was used up to the checkpoint."""
+    model, state = wrapped("topk" if changed else method, {} if changed else options, **ddp)
     train(model, range(3), rank)
+    if changed:
+        state.change(method, **options)
     weights, saved = through_a_file(model.state_dict()), through_a_file(state.state_dict())
     unbroken = train(model, range(3, 6), rank)
     again, fresh = wrapped(method, options, **ddp)
@@ -51,7 +54,10 @@ def gone_on(rank: int, method: str, options: dict[str, Any], **ddp: Any) -> dict
 
 def others(rank: int, folder: str) -> dict[str, Any]:
     """Other sizes of buckets, another way to make them, a copy that is written while training goes on."""
-    told: dict[str, Any] = {"static": gone_on(rank, "topk", {"strategy": "two_phase"}, static_graph=True)}
+    told: dict[str, Any] = {
+        "static": gone_on(rank, "topk", {"strategy": "two_phase"}, static_graph=True),
+        "changed": gone_on(rank, "twobit", {"threshold": 1e-3, "strategy": "two_phase"}, changed=True),
+    }
     model, state = wrapped("topk", {"ratio": 0.1, "strategy": "two_phase"})
     train(model, range(3), rank)
     before, saved = kept(state), through_a_file(state.state_dict())

@@ -39,8 +39,9 @@ def test_a_copy_is_of_the_step_it_was_asked_for_and_buckets_may_change(tmp_path)
     first, *rest = run_ranks(2, others, str(tmp_path / "async"), timeout=100)
     assert first["digest"] == rest[0]["digest"]
     for result in (first, *rest):
-        assert result["static"]["weights"]
-        assert result["static"]["kept"]
+        for way in ("static", "changed"):
+            assert result[way]["weights"], way
+            assert result[way]["kept"], way
         assert result["async"]
         assert result["nested"]
         assert result["resaved"]

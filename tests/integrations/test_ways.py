@@ -73,6 +73,18 @@ def test_several(each: list[dict[str, Any]]) -> None:
     assert {answer["steps"] for answer in each} == {4}
 
 
+def test_interleaved(each: list[dict[str, Any]]) -> None:
+    assert all(answer["same"] for answer in each)
+
+
+def test_scaled(each: list[dict[str, Any]]) -> None:
+    agree(each)
+    for answer in each:
+        assert answer["skipped"] == [False, False, False, True, False]
+        assert answer["untouched"]
+        assert answer["scale"] == 32.0
+
+
 def test_changed(each: list[dict[str, Any]]) -> None:
     agree(each)
     for answer in each:
