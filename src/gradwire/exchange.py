@@ -176,7 +176,7 @@ class Exchange:
             ConfigError: ``flat`` is not of this form, or no step was begun.
         """
         self._check(flat, params)
-        plan = self._plan(params)
+        plan = self.plan(params)
         self.remember([name for name, _ in params])
         self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.numel() * itemsize // self.channel.world
         key = Key(seed=self.seed, step=self.step, rank=self.channel.rank)
@@ -300,7 +300,8 @@ class Exchange:
         form = f"contiguous float32 of shape ({numel},), as params say"
         require(fits, "flat", form, f"{flat.dtype} of shape {tuple(flat.shape)}")
 
-    def _plan(self, params: Sequence[Named]) -> Plan:
+    def plan(self, params: Sequence[Named]) -> Plan:
+        """What is made once for a bucket of these parameters, for the compressor of this step; all ranks call alike."""
         names = tuple(name for name, _ in params)
         main = self.policy.at(self.step - 1, self.compressor)
         plan = self._plans.get(names)

@@ -17,7 +17,7 @@ from torch import Tensor
 from gradwire.comm._part import Piece, Unit
 from gradwire.types import Key, State, tensor_id
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "used_here"]
 
 Shard = tuple[str, str, int, int]
 """What an owner keeps: parameter, buffer, first element and number of elements."""
@@ -61,7 +61,7 @@ class Keeper:
         for buffer, flat in kept.items():
             for name, lo, view in covered(piece, flat):
                 if (saved := self._loaded.pop((name, buffer, lo, view.numel()), None)) is not None:
-                    view.copy_(saved)
+                    view.copy_(used_here(saved))
                 self.owned.setdefault(name, []).append((buffer, lo, view))
         return kept
 
@@ -69,6 +69,7 @@ class Keeper:
         """The cut of these parameters is gone: hand what their owner kept back to its own worker."""
         for name in names:
             for buffer, lo, view in self.owned.pop(name, []):
+                used_here(view)
                 own, estimate = (self.worker.get(kind, {}).get(name) for kind in (buffer, "local"))
                 if own is not None:
                     own[lo : lo + view.numel()].add_(view, alpha=self.world)
@@ -136,6 +137,12 @@ class Keeper:
         shards = {f"owned/{name}/{buffer}/{lo}": view for name, buffer, lo, view in self._views() if name in names}
         return found | shards
 
+    def tensors_of(self, name: str) -> list[Tensor]:
+        """What is kept for each element of a parameter, its part of the shards that are owned here included."""
+        own = [tensors[name] for buffer, tensors in self.worker.items()
+               if buffer not in self._transient and name in tensors]  # fmt: skip
+        return own + [view for _, _, view in self.owned.get(name, [])]
+
     def _views(self) -> Iterator[tuple[str, str, int, Tensor]]:
         return ((name, *kept) for name, views in list(self.owned.items()) for kept in views)
 
@@ -168,7 +175,7 @@ class Keeper:
         for name, numel in unit.members:
             view = flat[lo : lo + numel]
             if name in kept:
-                view.copy_(kept[name])
+                view.copy_(used_here(kept[name]))
             kept[name], lo = view, lo + numel
         return flat
 
@@ -189,3 +196,13 @@ def covered(piece: Piece, flat: Tensor) -> Iterator[tuple[str, int, Tensor]]:
         if lo < hi:
             yield name, lo - begin, flat[lo - piece.start : hi - piece.start]
         begin += numel
+
+
+def used_here(tensor: Tensor) -> Tensor:
+    """The tensor, whose memory is not given away before what this stream was asked to do with it is done.
+
+    What a checkpoint was loaded into was allocated on another stream than that of the exchange, and is dropped here.
+    """
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    return tensor

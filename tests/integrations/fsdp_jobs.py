@@ -257,16 +257,12 @@ def first_form(rank: int) -> dict[str, Any]:
 
 
 def refused(mesh: DeviceMesh) -> dict[str, str]:
-    frozen = sharded(mesh)
-    compress_fsdp(frozen, "qsgd")
-    frozen[0].weight.requires_grad_(False)
     state = compress_fsdp(sharded(mesh), "qsgd", memory="residual")
     calls = {
         "not sharded": lambda: compress_fsdp(model_of(), "qsgd"),
         "rounds": lambda: compress_fsdp(sharded(mesh), "powersgd"),
         "size": lambda: compress_fsdp(sharded(mesh), "strom"),
         "memory": lambda: compress_fsdp(sharded(mesh), "ef21"),
-        "frozen": lambda: frozen(batch(0, 0)[0]).sum().backward(),
         "change": lambda: state.change("strom", threshold=1e-3),
         "replicas": lambda: state.load_state_dict({"version": 1, "world": 2, "step": 0, "shards": 1, "parts": {}}),
     }

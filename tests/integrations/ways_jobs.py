@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import GradwireState, compress_ddp
+from tests.integrations.amp_jobs import kept, same
 from tests.integrations.jobs import batch, digest, model_of
 
 
@@ -183,34 +184,6 @@ def recomputed(rank: int) -> dict[str, Any]:
     return plain | {"same": all(way["losses"] == plain["losses"] for way in ways)}
 
 
-def frozen(rank: int) -> dict[str, Any]:
-    """A layer is frozen midway, and unfrozen under a new DDP with a new state, which takes the old one's."""
-    module = model_of()
-    model, state = wrap(module)
-    backward(model, 0, rank)
-    saved = state.state_dict()
-    module[0].requires_grad_(False)
-    model, state = wrap(module)
-    try:
-        state.load_state_dict(saved)
-        refused = "nothing was raised"
-    except ConfigError as error:
-        refused = str(error)
-    backward(model, 1, rank)
-    kept = sorted(state.exchange.keeper.worker["residual"])
-    module[0].requires_grad_(True)
-    try:
-        backward(model, 2, rank)
-        late = "0.weight" in state.exchange.keeper.worker["residual"]
-    except RuntimeError as error:
-        late = str(error)
-    model, state = wrap(module)
-    state.load_state_dict(saved)
-    norm = state.metrics()["residual_norm"]
-    backward(model, 3, rank)
-    return {"refused": refused, "kept": kept, "late": late, "restored": norm > 0, "digest": digest(model)}
-
-
 def several(rank: int) -> dict[str, Any]:
     """Two models in one process, their backward passes interleaved, one of them over a sub-group."""
     group = dist.new_group([0, 1])
@@ -228,6 +201,47 @@ def several(rank: int) -> dict[str, Any]:
         for step in range(4):
             backward(first, step, rank)
     return {"digest": digest_grads(first), "second": digests, "steps": one.metrics()["steps"]}
+
+
+def interleaved(rank: int) -> dict[str, Any]:
+    """Two models whose backward passes come in turns are what each is by itself."""
+    modules = [model_of(seed=seed) for seed in (3, 5)]
+    alone = [trained(rank, model_of(seed=seed), steps=4)["digest"] for seed in (3, 5)]
+    pairs = [wrap(module) for module in modules]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model, _ in pairs]
+    for step in range(4):
+        x, y = batch(step % 2, rank)
+        losses = [nn.functional.cross_entropy(model(x), y) for model, _ in pairs]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for loss in losses if step % 2 else losses[::-1]:
+            loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return {"same": [digest(model) for model, _ in pairs] == alone}
+
+
+def scaled(rank: int) -> dict[str, Any]:
+    """A GradScaler with three micro-batches a step, one of which overflows on one rank before the last."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    model, state = wrap(model_of(), options={"ratio": 0.1, "scaler": scaler, "strategy": "two_phase"})
+    optimizer, skipped, untouched = torch.optim.SGD(model.parameters(), lr=0.1), [], False
+    for step in range(5):
+        before, weights = kept(state), digest(model)
+        for micro in range(3):
+            x, y = batch(3 * step + micro, rank)
+            bad = (step, micro, rank) == (3, 0, 1)
+            with nullcontext() if micro == 2 else model.no_sync():
+                loss = nn.functional.cross_entropy(model(x), y) * (float("inf") if bad else 1.0)
+                scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        skipped.append(digest(model) == weights)
+        untouched = same(before, kept(state)) if step == 3 else untouched
+    return {"digest": digest(model), "skipped": skipped, "untouched": untouched, "scale": scaler.get_scale()}
 
 
 def digest_grads(model: nn.Module) -> float:
@@ -274,16 +288,7 @@ def compiled(rank: int) -> dict[str, Any]:
         optimizer.zero_grad()
         losses.append(float(backward(outside, step % 2, rank)))
         optimizer.step()
-    torch._dynamo.config.optimize_ddp = "python_reducer"
-    try:
-        wrap(model_of())
-        refused = "nothing was raised"
-    except ConfigError as error:
-        refused = str(error)
-    finally:
-        torch._dynamo.config.optimize_ddp = True
     return {
-        "refused": refused,
         "inside": inside["losses"],
         "outside": losses,
         "plain": plain["losses"],
@@ -292,8 +297,8 @@ def compiled(rank: int) -> dict[str, Any]:
 
 
 WAYS = {way.__name__: way for way in (
-    accumulation, uneven, unused, static_graph, bucket_views, bucket_copies, shared, recomputed, frozen, several,
-    changed, compiled,
+    accumulation, uneven, unused, static_graph, bucket_views, bucket_copies, shared, recomputed, several,
+    interleaved, scaled, changed, compiled,
 )}  # fmt: skip
 
 

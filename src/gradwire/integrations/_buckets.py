@@ -54,8 +54,8 @@ class BucketState(ExchangeState):
 
     buckets: Sequence[Bucket]
 
-    def __init__(self) -> None:
-        self._worker = Worker()
+    def __init__(self, worker: Worker | None = None) -> None:
+        self._worker = worker or Worker()
 
     def close(self) -> None:
         """End the communication thread; nothing can be exchanged any more."""
@@ -68,13 +68,21 @@ class BucketState(ExchangeState):
         """One step: fill each bucket, average it while the next is filled, and say when it is done, in order."""
         self.exchange.begin_step()
         self.units.follow(self.exchange, *self.units.read())
-        futures = []
+        ends = []
         for bucket in self.buckets:
             bucket.gather(grads(bucket))
-            futures.append(self._worker.submit(partial(self._run, bucket)))
-        for bucket, future in zip(self.buckets, futures, strict=True):
-            self._worker.result(future)
+            ends.append(self._begin(partial(self._run, bucket)))
+        for bucket, wait in zip(self.buckets, ends, strict=True):
+            wait()
             done(bucket)
+
+    def _begin(self, job: Callable[[], Tensor]) -> Callable[[], object]:
+        """Start an exchange; what waits for its end."""
+        if self.exchange.channel.is_nccl:
+            # It is only queued, and a thread of its own would have another current stream and device.
+            job()
+            return lambda: None
+        return partial(self._worker.result, self._worker.submit(job))
 
     def _run(self, bucket: Bucket) -> Tensor:
         self.exchange.run(bucket.flat, bucket.named, bucket.params[0].itemsize)

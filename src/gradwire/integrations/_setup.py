@@ -18,7 +18,7 @@ from gradwire.exchange import Exchange, Named
 from gradwire.metrics import Metrics
 from gradwire.settings import LONGEST, Settings
 
-__all__ = ["Prepared", "check_dtypes", "in_memory", "memory_order", "prepare", "prepare_alone",
+__all__ = ["Prepared", "check_dtypes", "frozen_in", "in_memory", "memory_order", "prepare", "prepare_alone",
            "prepare_named", "shapes_of", "share_start", "trainable"]  # fmt: skip
 
 log = logging.getLogger("gradwire")
@@ -61,13 +61,15 @@ class Prepared(NamedTuple):
 
 def prepare(
     model: nn.Module, compressor: Any, options: Mapping[str, Any], group: dist.ProcessGroup | None,
-    only: Container[int] | None = None, check: Callable[[], None] = lambda: None, **told: Any,
+    only: Container[int] | None = None, check: Callable[[], None] = lambda: None,
+    device: torch.device | None = None, **told: Any,
 ) -> Prepared:  # fmt: skip
     """The exchange that all ranks agree on, on a process group of its own. All ranks must call it.
 
     Args:
         only: ids of the parameters to exchange; None: all that are trainable.
         check: what else may be wrong with this rank's arguments; if it raises, all ranks hear of it.
+        device: of the gradients; None: that of the parameters.
         told: further values that must be the same on all ranks.
 
     Raises:
@@ -75,7 +77,7 @@ def prepare(
         GroupError: ranks were given different options or models; every rank raises the same text.
     """
     parameters = model.parameters() if isinstance(model, nn.Module) else iter(())
-    device = next((param.device for param in parameters), torch.device("cpu"))
+    place = device or next((param.device for param in parameters), torch.device("cpu"))
 
     def select() -> dict[str, nn.Parameter]:
         check()
@@ -83,7 +85,12 @@ def prepare(
         require(bool(params), "optimizer", "over parameters that are trainable", "none that is")
         return params
 
-    return prepare_named(select, device, compressor, options, group, **told)
+    return prepare_named(select, place, compressor, options, group, **told)
+
+
+def frozen_in(module: nn.Module) -> dict[str, int]:
+    """Elements of the parameters that are not trained, by name."""
+    return {name: param.numel() for name, param in module.named_parameters() if not param.requires_grad}
 
 
 def prepare_named(
@@ -130,11 +137,15 @@ def prepare_alone(
 
 
 @torch.no_grad()
-def share_start(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
-    """All ranks start from rank 0's values, as under DDP; they travel as bytes, because Gloo knows few dtypes."""
+def share_start(tensors: Iterable[Tensor], group: dist.ProcessGroup | None, device: torch.device | None = None) -> None:
+    """All ranks start from rank 0's values, as under DDP; they travel as bytes, because Gloo knows few dtypes.
+
+    Args:
+        device: that the group's backend serves; None: where the tensors are.
+    """
     source = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)[0]
     for tensor in tensors:
-        sent = tensor.detach().contiguous()
+        sent = tensor.detach().to(device).contiguous()
         dist.broadcast(sent.reshape(-1).view(torch.uint8), source, group=group)
         tensor.copy_(sent)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from gradwire.compressors.none import Identity
 from gradwire.errors import ConfigError, require
 from gradwire.exchange import Exchange
 from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
-from gradwire.integrations._state import ExchangeState, as_float32
+from gradwire.integrations._state import ExchangeState, Scratch
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.saved import OnResize
@@ -37,7 +37,7 @@ class ShardedState(ExchangeState):
         self.shard, self.shards = 0, 0
         self.cuts: dict[str, Sharded] = {}
         self._seen: set[int] = set()
-        self._scratch: dict[int, Tensor] = {}
+        self.scratch = Scratch()
         self.sizes: dict[str, int] = {}
 
     def begin(self, index: int) -> None:
@@ -47,10 +47,6 @@ class ShardedState(ExchangeState):
             self.exchange.begin_step()
             self.units.follow(self.exchange, *self.units.read())
         self._seen.add(index)
-
-    def float32(self, tensor: Tensor, index: int) -> Tensor:
-        """The tensor, or a float32 copy of it."""
-        return as_float32(tensor, self._scratch, index)
 
     def state_dict(self) -> dict[str, Any]:
         """As for DDP; between replicas each rank's is that of its own shard."""
@@ -68,12 +64,17 @@ class ShardedState(ExchangeState):
 
 
 class ReduceScatter:
-    """What FSDP calls in place of ``reduce_scatter_tensor``, for one module."""
+    """What FSDP calls in place of ``reduce_scatter_tensor``, for one module.
 
-    def __init__(self, state: ShardedState, shards: Sequence[Sharded], index: int) -> None:
-        self.state, self.shards, self.index = state, shards, index
+    Args:
+        trained: gives the parameters of the module that are trained now, in the order of FSDP's buffer.
+    """
+
+    def __init__(self, state: ShardedState, trained: Callable[[], Sequence[Sharded]], index: int) -> None:
+        self.state, self.trained, self.index = state, trained, index
+        self.shards: Sequence[Sharded] = ()
         self.session: ScatterSession | None = None
-        self.made_for: tuple[int, Compressor | None] = (0, None)
+        self.made_for: tuple[object, ...] = ()
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for FSDP's gradients."""
@@ -87,28 +88,30 @@ class ReduceScatter:
         state, exchange = self.state, self.state.exchange
         known = op in (dist.ReduceOp.AVG, dist.ReduceOp.SUM)
         require(known, "gradient_divide_factor", "left as it is: the operation must be a mean or a sum", str(op))
-        check_size(input_tensor, sum(each.padded for each in self.shards))
+        shards = self.trained()
+        check_size(input_tensor, sum(each.padded for each in shards))
         state.begin(self.index)
         world, out = exchange.channel.world, output_tensor
-        flat = state.float32(input_tensor, self.index)
+        flat = state.scratch.float32(input_tensor)
         if out.dtype != torch.float32:
             out = torch.empty_like(out, dtype=torch.float32)
         key = Key(seed=exchange.seed, step=exchange.step, rank=exchange.channel.rank)
         exchange.counters.dense_bytes += (world - 1) * input_tensor.nbytes // world
-        session = self._current()
-        exchange.remember([each.name for each in self.shards])
+        session = self._current(shards)
+        exchange.remember([each.name for each in shards])
         scale = 1.0 / world if op == dist.ReduceOp.AVG else 1.0
         exchange.note(session.run(flat, out, key, scale))
         if out is not output_tensor:
             exchange.note(nonfinite(output_tensor.copy_(out)))
 
-    def _current(self) -> ScatterSession:
+    def _current(self, shards: Sequence[Sharded]) -> ScatterSession:
         """The session for the compressor of this step, over what is kept now; None is the dense warm-up."""
         exchange = self.state.exchange
         warm = exchange.step <= exchange.policy.start_after
         main = None if warm else exchange.policy.at(exchange.step - 1, exchange.compressor)
-        if self.session is None or (exchange.epoch, main) != self.made_for:
-            self.made_for = exchange.epoch, main
+        wanted = (exchange.epoch, main, [each.name for each in shards])
+        if self.session is None or wanted != self.made_for:
+            self.made_for, self.shards = wanted, shards
             self.session = ScatterSession(self._pieces(main), site_of(exchange))
         return self.session
 
@@ -173,6 +176,6 @@ def check_size(tensor: Tensor, numel: int) -> None:
     """
     if tensor.numel() != numel:
         raise ConfigError(
-            f"gradients of a module must have {numel} elements, got {tensor.numel()}: parameters were unused, frozen "
-            "or unfrozen; call model.set_reduce_scatter_unused_params(True), or compress_fsdp again after freezing"
+            f"gradients of a module must have {numel} elements, got {tensor.numel()}: parameters were unused; call "
+            "model.set_reduce_scatter_unused_params(True), and freeze parameters only between two steps"
         )

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.comm._agree import agree
@@ -23,7 +23,10 @@ from gradwire.memory.base import Memory
 from gradwire.saved import OnResize
 from gradwire.settings import build_compressor
 
-__all__ = ["ExchangeState", "Units", "as_float32", "change"]
+__all__ = ["ExchangeState", "Reading", "Scratch", "Units", "change", "parameters_of"]
+
+Reading = tuple[float | None, dict[str, float]]
+"""The loss scale, if one is followed, and the learning rate of each parameter."""
 
 
 class Units:
@@ -33,13 +36,19 @@ class Units:
         scaler: of the loss, a ``torch.amp.GradScaler``; None: the loss is not scaled, or its scale is fixed.
         lr_correction: the optimizer whose rates residuals follow; None: they are sent as they are.
         names: of the parameters, by id.
+
+    Raises:
+        ConfigError: the optimizer has none of these parameters.
     """
 
     def __init__(self, scaler: Any, lr_correction: Optimizer | None, names: Mapping[int, str]) -> None:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.optimizer, self.names = lr_correction, names
+        ours = lr_correction is None or any(id(param) in names for param in parameters_of(lr_correction))
+        require(ours, "lr_correction", "the optimizer of this model's parameters", "one of others")
         self.scale: float | None = None
         self.rates: dict[str, float] = {}
+        self._ahead: list[Reading] = []
 
     @staticmethod
     def check(scaler: Any, lr_correction: Any) -> None:
@@ -53,8 +62,21 @@ class Units:
         optimizer = lr_correction is None or isinstance(lr_correction, Optimizer)
         require(optimizer, "lr_correction", "a torch.optim.Optimizer or None", lr_correction)
 
-    def read(self) -> tuple[float | None, dict[str, float]]:
-        """The scale and the rates of now; a scale on a GPU is waited for."""
+    def read_ahead(self, model: nn.Module, device: torch.device) -> None:
+        """On a GPU read the scale before each forward pass: in the middle of a backward pass reading would wait."""
+        if self.scaler is not None and device.type == "cuda":
+            # The scaler has waited for the device at its last step.
+            model.register_forward_pre_hook(self._before_forward)
+
+    def _before_forward(self, *_: object) -> None:
+        self._ahead[:] = [self.now()]
+
+    def read(self) -> Reading:
+        """What was read ahead, or else the scale and the rates of now."""
+        return self._ahead.pop() if self._ahead else self.now()
+
+    def now(self) -> Reading:
+        """The scale and the rates; a scale on a GPU is waited for."""
         groups = self.optimizer.param_groups if self.optimizer is not None else []
         rates = {self.names[id(param)]: float(group["lr"])
                  for group in groups for param in group["params"] if id(param) in self.names}  # fmt: skip
@@ -80,15 +102,29 @@ class Units:
         """The unit of what is saved, in numbers."""
         return {"scale": self.scale, "rates": dict(self.rates)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the unit of what was saved.
+    def check_scale(self, state: Mapping[str, Any], waits: bool) -> None:
+        """Refuse what waits in a unit that is not known, or that could not be followed.
+
+        Args:
+            state: what ``state_dict`` gave.
+            waits: whether anything is kept that has a unit.
 
         Raises:
-            ConfigError: it followed a scaler, and there is none now.
+            ConfigError: it followed a scaler, and there is none now, or the other way round.
         """
-        lost = state.get("scale") is not None and self.scaler is None
-        require(not lost, "scaler", f"given, as when the state was saved at scale {state.get('scale')}", None)
-        self.scale, self.rates = state.get("scale"), dict(state.get("rates", {}))
+        scale = state.get("scale")
+        lost = scale is not None and self.scaler is None
+        require(not lost, "scaler", f"given, as when the state was saved at scale {scale}", None)
+        if self.scaler is not None and scale is None and waits:
+            raise ConfigError(
+                "scale of the state must be known where a scaler is given, got None: it was saved without scaler=; set "
+                "state['units']['scale'] to the scale of its gradients, 1.0 if the loss was not scaled"
+            )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the unit of what was saved and checked."""
+        self.scale = state.get("scale") if self.scaler is not None else None
+        self.rates = dict(state.get("rates", {}))
 
 
 class ExchangeState:
@@ -97,6 +133,8 @@ class ExchangeState:
     exchange: Exchange
     units: Units
     sizes: Mapping[str, int]
+    frozen: Mapping[str, int] = {}
+    """Elements of parameters that are not trained now: what waits for them is kept until they are."""
 
     def metrics(self) -> dict[str, Any]:
         """Bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals."""
@@ -122,9 +160,16 @@ class ExchangeState:
                 not complete.
             GroupError: ranks were given states of different steps.
         """
-        fit = partial(self.fitted, on_resize=on_resize)
-        self.exchange.load_state_dict(state, on_resize=on_resize, sizes=self.sizes, fit=fit)
+        fit, sizes = partial(self._fit, on_resize=on_resize), {**self.frozen, **self.sizes}
+        self.exchange.load_state_dict(state, on_resize=on_resize, sizes=sizes, fit=fit)
         self.units.load_state_dict(state.get("units", {}))
+
+    def _fit(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
+        whole = self.fitted(state, on_resize)
+        if on_resize != "reset" or state.get("world") == self.exchange.channel.world:
+            waits = any(any(rank.get("worker", {}).values()) for rank in whole.get("ranks", {}).values())
+            self.units.check_scale(state.get("units", {}), waits)
+        return whole
 
     def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
         """The state as this rank's exchange takes it."""
@@ -189,11 +234,20 @@ def refuse_loss(before: Exchange, after: Exchange, drop: bool) -> None:
         )
 
 
-def as_float32(buffer: Tensor, kept: dict[int, Tensor], index: int) -> Tensor:
-    """The tensor itself, or for 16-bit gradients a float32 copy whose storage is kept under ``index``."""
-    if buffer.dtype == torch.float32:
-        return buffer
-    scratch = kept.get(index)
-    if scratch is None or scratch.numel() != buffer.numel():
-        scratch = kept[index] = torch.empty_like(buffer, dtype=torch.float32)
-    return scratch.copy_(buffer)
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+class Scratch:
+    """Room in float32 for one 16-bit tensor at a time; it grows to the largest."""
+
+    def __init__(self) -> None:
+        self._room: Tensor | None = None
+
+    def float32(self, tensor: Tensor) -> Tensor:
+        """The flat tensor itself, or a copy in float32 that holds until the next call."""
+        if tensor.dtype == torch.float32:
+            return tensor
+        if self._room is None or self._room.numel() < tensor.numel():
+            self._room = torch.empty_like(tensor, dtype=torch.float32)
+        return self._room[: tensor.numel()].copy_(tensor)

@@ -19,7 +19,8 @@ def read_checkpoint(checkpoint: Any, key: str = "gradwire") -> dict[str, Any]:
 
     Args:
         checkpoint: the path that was saved to, or a ``StorageReader``.
-        key: under which the state was saved: ``dcp.save({"gradwire": state}, checkpoint_id=path)``.
+        key: under which the state was saved: ``dcp.save({"gradwire": state}, checkpoint_id=path)``; "app.gradwire"
+            where it is one of several in what is saved as "app".
 
     Returns:
         What ``load_state_dict`` takes, on CPU.
@@ -42,9 +43,11 @@ def read_checkpoint(checkpoint: Any, key: str = "gradwire") -> dict[str, Any]:
 
     reader = FileSystemReader(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
     metadata = reader.read_metadata()
-    paths = {flat: path for flat, path in (metadata.planner_data or {}).items() if path[0] == key}
+    wanted_path, known = tuple(key.split(".")), (metadata.planner_data or {}).items()
+    depth = len(wanted_path)
+    paths = {flat: path for flat, path in known if tuple(map(str, path[:depth])) == wanted_path}
     if not paths:
-        saved = {str(path[0]) for path in (metadata.planner_data or {}).values()}
+        saved = {".".join(map(str, path[:depth])) for _, path in known}
         raise ConfigError(f"key {key!r} is not in the checkpoint: {nearest(key, saved)}")
     wanted: dict[str, Any] = {}
     for flat in paths:
@@ -54,7 +57,7 @@ def read_checkpoint(checkpoint: Any, key: str = "gradwire") -> dict[str, Any]:
             wanted[flat] = torch.empty(kind.size, dtype=kind.properties.dtype)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     load(wanted, storage_reader=reader, planner=planner, no_dist=True)
-    return nested({path[1:]: wanted[flat] for flat, path in paths.items()})
+    return nested({path[depth:]: wanted[flat] for flat, path in paths.items()})
 
 
 def nested(flat: dict[tuple[Any, ...], Any]) -> dict[str, Any]:

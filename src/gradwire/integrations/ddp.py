@@ -5,8 +5,11 @@ may issue as many dependent collectives for each as it likes. The hook hands ove
 backward goes on meanwhile. On NCCL the same code runs at once on a stream of its own, and the future carries the event.
 """
 
-from collections.abc import Callable
+import json
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,8 +22,12 @@ from torch.optim import Optimizer
 from gradwire.comm._part import nonfinite
 from gradwire.errors import ConfigError, require
 from gradwire.exchange import Named
-from gradwire.integrations._setup import in_memory, prepare
-from gradwire.integrations._state import ExchangeState, Units, as_float32
+from gradwire.integrations._regroup import Regroup
+from gradwire.integrations._setup import frozen_in, in_memory, prepare
+from gradwire.integrations._state import ExchangeState, Reading, Scratch, Units
+from gradwire.integrations._traced import Arrivals
+from gradwire.integrations._unused import exchange_used
+from gradwire.saved import OnResize
 from gradwire.worker import Worker
 
 __all__ = ["GradwireState", "compress_ddp", "gradwire_hook"]
@@ -50,18 +57,24 @@ class GradwireState(ExchangeState):
         if isinstance(model, DistributedDataParallel):
             module = model.module
             process_group = process_group or model.process_group
-        check = partial(check_model, model, scaler, lr_correction)
+        check = partial(Units.check, scaler, lr_correction)
         self.exchange, params = prepare(module, compressor, options, process_group, check=check)
         self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})
+        self.units.read_ahead(model, self.exchange.device)
         self.sizes = {name: param.numel() for name, param in params.items()}
+        self.frozen = frozen_in(module)
         self.exchange.skips_steps = self.units.scaler is not None
+        self._frozen_params = [(name, param) for name, param in module.named_parameters() if name in self.frozen]
+        self._model = weakref.ref(model)  # DDP's reducer holds this state, and a cycle through C++ is never freed.
         self._names = {id(param): (name, tuple(in_memory(param).shape)) for name, param in params.items()}
         self._worker = Worker()
-        self._read: list[tuple[float | None, dict[str, float]]] = []
-        if self.units.scaler is not None and self.exchange.device.type == "cuda":
-            model.register_forward_pre_hook(self._before_forward)
-        self._scratch: dict[int, Tensor] = {}
+        self._scratch = Scratch()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._buckets: list[list[str]] = []
+        self._regroup: Regroup | None = None
+        self.traced = bool(getattr(model, "_use_python_reducer", False))
+        if self.traced:
+            Arrivals(model, params, self.exchange, self.units, self._worker)
 
     def close(self) -> None:
         """End the communication thread; the hook must not run again.
@@ -71,18 +84,54 @@ class GradwireState(ExchangeState):
         """
         self._worker.close()
 
+    def state_dict(self) -> dict[str, Any]:
+        """As for every state, and the parameters of each bucket, in which the next step's gradients travel."""
+        return {**super().state_dict(), "buckets": json.dumps(self._buckets)}
+
+    def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
+        """As for every state; the first steps are exchanged in the buckets of the run that goes on."""
+        super().load_state_dict(state, on_resize)
+        buckets = json.loads(state.get("buckets", "[]"))
+        same = state["world"] == self.exchange.channel.world
+        same = same and sorted(chain.from_iterable(buckets)) == sorted(self.sizes)
+        self._buckets, self._regroup = (buckets, Regroup(buckets)) if same else ([], None)
+
     def start(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Begin the exchange of one bucket."""
         buffer, first = bucket.buffer(), bucket.index() == 0
         params = [self._name(param) for param in bucket.parameters()]
+        names = [name for name, _ in params]
         if buffer.layout != torch.strided or not buffer.is_floating_point():
-            names = ", ".join(name for name, _ in params)
-            raise ConfigError(f"gradient of {names} must be dense floating point, got {buffer.layout} {buffer.dtype}")
-        unit = self._unit() if first else None
-        job = partial(self._job, buffer, params, bucket.index(), unit)
-        if self.exchange.channel.is_nccl:
-            return self._on_stream(buffer.device, job)
-        return self._worker.submit(job)
+            raise ConfigError(
+                f"gradient of {', '.join(names)} must be dense floating point, got {buffer.layout} {buffer.dtype}"
+            )
+        if first:
+            self._first(names, buffer.device)
+        self._buckets.append(names)
+        if self._regroup is None:
+            return self._submit(buffer.device, partial(self._job, buffer, params))
+        future = self._regroup.hold(buffer, params)
+        if bucket.is_last():
+            done = self._submit(buffer.device, partial(self._regroup.exchange, self._job))
+            done.then(self._regroup.settle)
+        return future
+
+    def _first(self, names: list[str], device: torch.device) -> None:
+        """A step begins: its first bucket has these parameters."""
+        self._check_model()
+        self._buckets = []
+        if self._regroup is not None and not self._regroup.needed(names):
+            self._regroup = None
+        self._submit(device, partial(self._begin_step, self.units.read()))
+
+    def _check_model(self) -> None:
+        late = [name for name, param in self._frozen_params if param.requires_grad]
+        require(
+            not late, "parameters", "those that were trainable when DDP was made; after unfreezing make it anew", late
+        )
+        divides = getattr(self._model(), "_divide_by_initial_world_size", True)
+        require(divides is not False, "divide_by_initial_world_size", "True: torch does not tell a hook who has joined",
+                divides)  # fmt: skip
 
     def _name(self, param: Tensor) -> Named:
         named = self._names.get(id(param))
@@ -93,36 +142,28 @@ class GradwireState(ExchangeState):
             )
         return named
 
-    def _unit(self) -> tuple[float | None, dict[str, float]]:
-        """Loss scale and learning rates; on a GPU the scale was read before the forward pass."""
-        return self._read.pop() if self._read else self.units.read()
+    def _begin_step(self, reading: Reading) -> None:
+        self.exchange.begin_step()
+        self.units.follow(self.exchange, *reading)
 
-    def _before_forward(self, *_: object) -> None:
-        # The scaler has waited for the device at its last step; in the middle of a backward pass reading would.
-        self._read[:] = [self.units.read()]
-
-    def _job(
-        self, buffer: Tensor, params: list[Named], index: int, unit: tuple[float | None, dict[str, float]] | None
-    ) -> Tensor:
-        if unit is not None:
-            self.exchange.begin_step()
-            self.units.follow(self.exchange, *unit)
-        flat = as_float32(buffer, self._scratch, index)
-        self.exchange.run(flat, params, buffer.itemsize)
+    def _job(self, buffer: Tensor, params: Sequence[Named]) -> Tensor:
+        flat = self._scratch.float32(buffer)
+        unused = getattr(self._model(), "find_unused_parameters", False)
+        run = partial(exchange_used, self.exchange) if unused else self.exchange.run
+        run(flat, params, buffer.itemsize)
         if flat is not buffer:
             # A mean that float32 holds may be infinite in 16 bits.
             self.exchange.note(nonfinite(buffer.copy_(flat)))
         return buffer
 
-    def _on_stream(self, device: torch.device, job: Callable[[], Tensor]) -> Future[Tensor]:
+    def _submit(self, device: torch.device, job: Callable[[], Any]) -> Future[Any]:
+        if not self.exchange.channel.is_nccl:
+            return self._worker.submit(job)
         stream = self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
-        future: Future[Tensor] = Future(devices=[device])
+        future: Future[Any] = Future(devices=[device])
         with torch.cuda.stream(stream):
-            try:
-                future.set_result(job())
-            except Exception as error:
-                future.set_exception(error)  # type: ignore[arg-type]
+            future.set_result(job())
         return future
 
 
@@ -131,18 +172,11 @@ def gradwire_hook(
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """The plain form: ``model.register_comm_hook(GradwireState(model, "twobit"), gradwire_hook)``."""
+    if isinstance(bucket, tuple):
+        # The Python reducer's call for one parameter, whose own hook sees to it.
+        require(state.traced, "model", "the DDP model itself under optimize_ddp='python_reducer'", "its module")
+        return None  # type: ignore[return-value]
     return state.start(bucket)
-
-
-def check_model(model: nn.Module, scaler: Any, lr_correction: Any) -> None:
-    """Refuse what the hook cannot serve.
-
-    Raises:
-        ConfigError: compiled autograd would trace the hook, parameter by parameter; a scaler that is none.
-    """
-    Units.check(scaler, lr_correction)
-    traced = bool(getattr(model, "_use_python_reducer", False))
-    require(not traced, "torch._dynamo.config.optimize_ddp", "'ddp_optimizer', as it is by default", "python_reducer")
 
 
 def fail(error: Exception) -> None:

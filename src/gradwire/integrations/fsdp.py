@@ -8,7 +8,7 @@ that FSDP called it on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,9 +19,10 @@ from gradwire.comm._part import nonfinite
 from gradwire.errors import require
 from gradwire.exchange import Exchange
 from gradwire.integrations._cut import Sharded
-from gradwire.integrations._setup import Prepared, prepare, share_start
+from gradwire.integrations._setup import prepare, share_start
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
+from gradwire.keeper import used_here
 from gradwire.plan import Named
 
 if TYPE_CHECKING:
@@ -36,74 +37,140 @@ class FSDPState(ShardedState):
 
     def __init__(self, model: nn.Module, compressor: Any, replicate: DeviceMesh | None, scaler: Any,
                  lr_correction: Any, options: Mapping[str, Any]) -> None:  # fmt: skip
-        from torch.distributed.fsdp import FSDPModule
-
         super().__init__()
         self._scatters = replicate is None
-        self.exchange, params = self._prepare(model, compressor, replicate, scaler, lr_correction, options)
-        self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})
-        self.exchange.skips_steps = self.units.scaler is not None
-        names = {id(param): name for name, param in params.items()}
-        mesh = mesh_of(params)
-        world = mesh.size()
-        if replicate is not None:
-            self.shard, self.shards = mesh.get_local_rank(), world
-        for module in model.modules():
-            if isinstance(module, FSDPModule) and (owned := managed(module, names)):
-                shards = [Sharded(names[id(param)], tuple(param.shape), world) for param in owned]
-                self._attach(module, shards, whole=replicate is None)
-        if replicate is not None:
-            share_start([cast(Any, param).to_local() for param in params.values()], replicate.get_group())
-
-    def _prepare(self, model: nn.Module, compressor: Any, replicate: DeviceMesh | None, scaler: Any,
-                 lr_correction: Any, options: Mapping[str, Any]) -> Prepared:  # fmt: skip
-        params = {name: param for name, param in model.named_parameters() if hasattr(param, "device_mesh")}
-        require(bool(params), "model", "a module after fully_shard", type(model).__name__)
-        mesh = mesh_of(params)
-        remedy = "one dimension; for hybrid sharding shard over mesh['shard'] and give replicate=mesh['replicate']"
-        require(mesh.ndim == 1, "mesh of the model", remedy, f"{mesh.ndim} dimensions")
-        group = (replicate or mesh).get_group()
-        check = partial(Units.check, scaler, lr_correction)
-        prepared = prepare(model, compressor, options, group, check=check, sharded=mesh.size())
+        groups, sharded = managed(model), sharded_in(model)
+        require(bool(sharded), "model", "a module after fully_shard", type(model).__name__)
+        mesh = mesh_of(sharded)
+        device = device_of(mesh)
+        check = partial(check_model, groups, sharded, replicate, scaler, lr_correction)
+        self.exchange = prepare(model, compressor, options, (replicate or mesh).get_group(0), check=check,
+                                device=device, sharded=mesh.size()).exchange  # fmt: skip
         if replicate is None:
-            check_scatter(prepared.exchange)
-        return prepared
+            check_scatter(self.exchange)
+        else:
+            self.shard, self.shards = mesh.get_local_rank(), mesh.size()
+            share_start([local_of(param) for param in sharded.values()], replicate.get_group(), device)
+        names = {id(param): name for name, param in sharded.items()}
+        self.units = Units(scaler, lr_correction, names)
+        self.units.read_ahead(model, device)
+        self.exchange.skips_steps = self.units.scaler is not None
+        for index, (module, group) in enumerate(groups):
+            self._attach(module, group, names, index)
 
     def check(self, exchange: Exchange) -> None:
         """As at set-up."""
         if self._scatters:
             check_scatter(exchange)
 
-    def _attach(self, module: FSDPModule, shards: Sequence[Sharded], *, whole: bool) -> None:
-        self.cuts |= {each.name: each for each in shards}
-        self.sizes |= {each.name: each.padded if whole else each.chunk for each in shards}
-        index = len(self._scratch)
-        self._scratch[index] = torch.zeros(0)
-        if whole:
-            module.set_custom_reduce_scatter(cast(Any, ReduceScatter(self, shards, index)))
-        else:
-            named = [(each.name, each.shape) for each in shards]
-            module.set_all_reduce_hook(partial(self._between_replicas, named, index))
-
-    def _between_replicas(self, named: Sequence[Named], index: int, output: Tensor) -> None:
-        """FSDP's all-reduce hook: the shards' mean over the replicas."""
+    def between_replicas(self, output: Tensor, named: Sequence[Named], index: int) -> None:
+        """Replace a module's shard of the gradient by its mean over the replicas."""
         self.begin(index)
-        check_size(output, sum(torch.Size(shape).numel() for _, shape in named))
-        flat = self.float32(output, index)
+        flat = self.scratch.float32(output)
         self.exchange.run(flat, named, output.itemsize)
         if flat is not output:
             self.exchange.note(nonfinite(output.copy_(flat)))
+        # FSDP casts and drops what it allocated on another stream.
+        used_here(output)
+
+    def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], index: int) -> None:
+        world = mesh_of({"": group.fsdp_params[0].sharded_param}).size()
+        cuts = [Sharded(names[id(each.sharded_param)], tuple(each.sharded_param.shape), world)
+                for each in group.fsdp_params]  # fmt: skip
+        self.cuts |= {cut.name: cut for cut in cuts}
+        self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
+
+        def trained() -> list[Sharded]:
+            pairs = zip(cuts, group.fsdp_params, strict=True)
+            return [cut for cut, each in pairs if each.sharded_param.requires_grad]
+
+        if self._scatters:
+            module.set_custom_reduce_scatter(cast(Any, ReduceScatter(self, trained, index)))
+        else:
+            module.set_all_reduce_hook(Between(self, group, trained, index))
+
+
+class Between:
+    """FSDP's all-reduce hook for one module: its shards' mean over the replicas."""
+
+    def __init__(self, state: FSDPState, group: Any, trained: Callable[[], Sequence[Sharded]], index: int) -> None:
+        self.state, self.group, self.trained, self.index = state, group, trained, index
+        self._waits: Tensor | None = None
+
+    @torch.no_grad()
+    def __call__(self, output: Tensor) -> None:
+        """Replace this rank's part of the gradient by its mean."""
+        named = [(cut.name, cut.shape) for cut in self.trained()]
+        check_size(output, sum(torch.Size(shape).numel() for _, shape in named))
+        if not self.group.all_reduce_grads:
+            # As FSDP's own hybrid sharding does: micro-batches are added up, and nothing arrives before the last.
+            self._waits = output.clone() if self._waits is None else self._waits.add_(output)
+            output.zero_()
+            return
+        if self._waits is not None:
+            output.add_(self._waits)
+            self._waits = None
+        self.state.between_replicas(output, named, self.index)
+
+
+def sharded_in(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters after ``fully_shard``, frozen ones included, by name."""
+    return {name: param for name, param in model.named_parameters() if hasattr(param, "device_mesh")}
 
 
 def mesh_of(params: Mapping[str, Any]) -> DeviceMesh:
     return cast("DeviceMesh", next(iter(params.values())).device_mesh)
 
 
-def managed(module: FSDPModule, known: Mapping[int, str]) -> list[nn.Parameter]:
-    """The trainable parameters that FSDP reduces with this module, in the order of its buffer."""
-    group = cast(Any, module)._get_fsdp_state()._fsdp_param_group
-    params = [each.sharded_param for each in group.fsdp_params] if group is not None else []
-    return [param for param in params if id(param) in known]
+def device_of(mesh: DeviceMesh) -> torch.device:
+    """Where gradients are reduced: parameters may be offloaded, or without memory yet."""
+    if mesh.device_type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(mesh.device_type)
+
+
+def local_of(param: Any) -> Tensor:
+    return cast(Tensor, param.to_local())
+
+
+def managed(model: nn.Module) -> list[tuple[FSDPModule, Any]]:
+    """Every module that FSDP reduces gradients of, with its group of parameters, as they are registered now."""
+    from torch.distributed.fsdp import FSDPModule
+
+    found: dict[int, tuple[FSDPModule, Any]] = {}
+    for module in (each for each in model.modules() if isinstance(each, FSDPModule)):
+        for group in cast(Any, module)._get_fsdp_state()._fsdp_param_groups:
+            for each in group.fsdp_params if group.is_sharded else ():
+                each.reset_sharded_param()  # After load_state_dict(assign=True) they are others.
+            found.setdefault(id(group), (module, group))
+    return list(found.values())
+
+
+def check_model(
+    groups: Sequence[tuple[FSDPModule, Any]], sharded: Mapping[str, Any], replicate: DeviceMesh | None, scaler: Any,
+    lr_correction: Any,
+) -> None:  # fmt: skip
+    """Refuse what would not be compressed, or not as it lies.
+
+    Raises:
+        ConfigError
+    """
+    Units.check(scaler, lr_correction)
+    mesh = mesh_of(sharded)
+    remedy = "one dimension; for hybrid sharding shard over mesh['shard'] and give replicate=mesh['replicate']"
+    require(mesh.ndim == 1, "mesh of the model", remedy, f"{mesh.ndim} dimensions")
+    for name, param in sharded.items():
+        by_rows = param.placements[0].is_shard(0)
+        require(by_rows, f"placement of {name}", "Shard(0), by rows, as without shard_placement_fn",
+                str(param.placements[0]))  # fmt: skip
+        missing = replicate is not None and param.is_meta
+        require(not missing, f"device of {name}", "one with memory before replicas are made equal: call to_empty and "
+                "initialise it first", "meta")  # fmt: skip
+    reduced = {id(each.sharded_param) for _, group in groups for each in group.fsdp_params}
+    apart = [name for name, param in sharded.items() if id(param) not in reduced]
+    same = not apart and len(reduced) == len(sharded)
+    require(same, "model", "the module that was given to fully_shard, with all whose parameters it reduces",
+            f"one whose {', '.join(apart[:3])} it does not" if apart else "a part of it")  # fmt: skip
 
 
 def compress_fsdp(

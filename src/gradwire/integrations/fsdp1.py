@@ -7,6 +7,7 @@ are kept by module, not by parameter, and methods see vectors.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -30,7 +31,8 @@ class FSDP1State(ShardedState):
         super().__init__()
         flats = flat_parameters(model)
         group = cast(Any, model).process_group if hasattr(model, "_handle") else None
-        device = next((flat.device for flat in flats.values()), torch.device("cpu"))
+        # Parameters that are offloaded wait on the CPU; their gradients do not.
+        device = getattr(model, "compute_device", None) or torch.device("cpu")
 
         def select() -> dict[str, nn.Parameter]:
             require(bool(flats), "model", "a FullyShardedDataParallel module", type(model).__name__)
@@ -44,10 +46,12 @@ class FSDP1State(ShardedState):
         self.exchange, _ = prepare_named(select, device, compressor, options, group, fsdp=1)
         check_scatter(self.exchange)
         self.units = Units(scaler, None, {})
+        self.units.read_ahead(model, self.exchange.device)
         self.exchange.skips_steps = self.units.scaler is not None
         world = self.exchange.channel.world
         self.cuts = {name: Sharded(name, (numel_of(flat),), world) for name, flat in flats.items()}
-        self.parts = {name: ReduceScatter(self, [cut], index) for index, (name, cut) in enumerate(self.cuts.items())}
+        self.parts = {name: ReduceScatter(self, partial(list, [cut]), index)
+                      for index, (name, cut) in enumerate(self.cuts.items())}  # fmt: skip
         self.sizes = {name: cut.padded for name, cut in self.cuts.items()}
 
     def check(self, exchange: Exchange) -> None:

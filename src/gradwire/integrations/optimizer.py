@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from gradwire.errors import is_float32, require
 from gradwire.integrations._buckets import Bucket, BucketState, split
-from gradwire.integrations._setup import prepare, share_start
-from gradwire.integrations._state import Units
+from gradwire.integrations._setup import frozen_in, prepare, share_start
+from gradwire.integrations._state import Units, parameters_of
 
 __all__ = ["OptimizerState", "compress_optimizer"]
 
@@ -34,6 +34,7 @@ class OptimizerState(BucketState):
         names = {id(param): name for name, param in params.items()}
         self.units = Units(scaler, optimizer if lr_correction else None, names)
         self.sizes = {name: param.numel() for name, param in params.items()}
+        self.frozen = frozen_in(model)
         self.exchange.skips_steps = self.units.scaler is not None
         self._known = {id(param): param for param in params.values()}
         self._done = False
@@ -88,10 +89,6 @@ def check_arguments(optimizer: Optimizer, model: nn.Module, bucket_mb: object, s
     ours = {id(param) for param in model.parameters()}
     others = sum(id(param) not in ours for param in parameters_of(optimizer))
     require(others == 0, "optimizer", "over the model's own parameters", f"{others} others")
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def scatter(bucket: Bucket) -> None:

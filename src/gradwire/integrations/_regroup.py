@@ -1,0 +1,68 @@
+"""The first steps after a checkpoint, in the buckets of the run that wrote it.
+
+Law: DDP rebuilds its buckets after the first step, so a fresh model begins with others than the run had that it
+continues, and what depends on a bucket's ends (the shards of ``two_phase``, the order of a sum in a ring) would round
+otherwise. So the run's buckets are saved; until DDP has them again, the gradients of a step are exchanged in those,
+when all of them are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from gradwire.plan import Named
+
+__all__ = ["Regroup"]
+
+STEPS = 3
+"""After which the saved buckets are given up: DDP was made with other sizes."""
+
+
+class Regroup:
+    """Takes the buckets of a step, and exchanges them as those of the saved run.
+
+    Args:
+        buckets: names of the parameters in each bucket of the saved run, all that DDP has.
+    """
+
+    def __init__(self, buckets: Sequence[Sequence[str]]) -> None:
+        self.buckets, self._left = buckets, STEPS
+        self._views: dict[str, Tensor] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._all: Future[None] = Future()
+
+    def needed(self, names: Sequence[str]) -> bool:
+        """Whether this step needs it; asked once in each step, with the names of its first bucket."""
+        self._left -= 1
+        return self._left >= 0 and list(names) != list(self.buckets[0])
+
+    def hold(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
+        """Keep a bucket; the future has it when all of the step are exchanged."""
+        if not self._views:
+            self._all = Future(devices=[] if buffer.device.type == "cpu" else [buffer.device])
+        views = torch.split(buffer, [torch.Size(shape).numel() for _, shape in params])
+        self._views |= {name: view for (name, _), view in zip(params, views, strict=True)}
+        self._shapes |= dict(params)
+        return self._all.then(lambda done: (done.wait(), buffer)[1])
+
+    @torch.no_grad()
+    def exchange(self, run: Callable[[Tensor, Sequence[Named]], object]) -> None:
+        """Let ``run`` average each of the saved buckets, contiguous and in the gradients' own dtype."""
+        for names in self.buckets:
+            parts = [self._views[name] for name in names]
+            flat = torch.cat(parts)
+            run(flat, [(name, self._shapes[name]) for name in names])
+            for part, mean in zip(parts, torch.split(flat, [part.numel() for part in parts]), strict=True):
+                part.copy_(mean)
+        self._views = {}
+
+    def settle(self, exchanged: Future[None]) -> None:
+        """What became of the exchange is what becomes of every bucket that was held."""
+        try:
+            self._all.set_result(exchanged.wait())
+        except Exception as error:
+            self._all.set_exception(error)  # type: ignore[arg-type]

@@ -1,0 +1,98 @@
+"""DDP's Python reducer, which compiled autograd traces: ``torch._dynamo.config.optimize_ddp = "python_reducer"``.
+
+Law: this reducer has no buckets; it calls for each parameter when its gradient is complete, and what it calls is traced
+into the graph of the backward pass. So a hook only notes that a parameter is there, and the last one calls one operator
+that cannot be traced on all gradients. That exchanges them in buckets in the model's order, whatever the order of
+backward was. Nothing overlaps with backward; the buckets are a copy of the gradients in float32.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.errors import ConfigError
+from gradwire.exchange import Exchange
+from gradwire.integrations._buckets import Bucket, BucketState, split
+from gradwire.integrations._state import Units
+from gradwire.worker import Worker
+
+__all__ = ["Arrivals"]
+
+_library = torch.library.Library("gradwire", "FRAGMENT")  # type: ignore[no-untyped-call]
+_numbers = itertools.count()
+_alive: weakref.WeakValueDictionary[int, Arrivals] = weakref.WeakValueDictionary()
+
+
+class Arrivals(BucketState):
+    """The gradients of one backward pass; the parameters' hooks keep it alive.
+
+    Args:
+        model: the DDP model, which knows whether a pass is synchronised.
+        params: by name.
+        exchange: over these parameters.
+        units: of its residuals.
+        worker: that talks to the network.
+    """
+
+    def __init__(
+        self, model: nn.Module, params: Mapping[str, nn.Parameter], exchange: Exchange, units: Units, worker: Worker
+    ) -> None:
+        super().__init__(worker)
+        self.model, self.exchange, self.units = model, exchange, units
+        self.names = list(params)
+        cap = getattr(model, "bucket_bytes_cap", 25 * 2**20) / 2**20
+        numbers = {name: number for number, name in enumerate(self.names)}
+        cut = split(list(params.items())[::-1], cap)
+        self.buckets = [Bucket(members, exchange.device) for members in cut]
+        self.members = [[numbers[name] for name, _ in members] for members in cut]
+        self.there: list[int] = []
+        self.grads: list[Tensor] = []
+        self.handle = next(_numbers)
+        _alive[self.handle] = self
+        for number, param in enumerate(params.values()):
+            param.register_post_accumulate_grad_hook(partial(self.arrived, number))  # type: ignore[no-untyped-call]
+
+    def arrived(self, number: int, param: Tensor) -> None:
+        """Traced: a gradient is complete; with the last one all are exchanged."""
+        if not self.model.require_backward_grad_sync or param.grad is None:
+            return
+        if number in self.there:
+            raise ConfigError(
+                f"every parameter must get a gradient in every backward pass under 'python_reducer', but only "
+                f"{len(self.there)} of {len(self.names)} did; use optimize_ddp='ddp_optimizer'"
+            )
+        self.there.append(number)
+        self.grads.append(param.grad)
+        if len(self.there) == len(self.names):
+            torch.ops.gradwire.exchange_gradients(self.grads, self.there, self.handle)
+            self.there.clear()
+            self.grads.clear()
+
+    def exchange_all(self, grads: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        """Replace the gradients of the parameters of these numbers by their means."""
+        found = dict(zip(numbers, grads, strict=True))
+        of_bucket = {id(bucket): [found[number] for number in members]
+                     for bucket, members in zip(self.buckets, self.members, strict=True)}  # fmt: skip
+
+        def scatter(bucket: Bucket) -> None:
+            for view, grad in zip(bucket.views, of_bucket[id(bucket)], strict=True):
+                grad.copy_(view)
+
+        self.average(lambda bucket: of_bucket[id(bucket)], scatter)
+
+
+def _exchange(grads: list[Tensor], numbers: list[int], handle: int) -> None:
+    _alive[handle].exchange_all(grads, numbers)
+
+
+_library.define(  # type: ignore[no-untyped-call]
+    "exchange_gradients(Tensor(a!)[] grads, int[] numbers, int handle) -> ()", tags=(torch.Tag.pt2_compliant_tag,)
+)
+_library.impl("exchange_gradients", _exchange, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("exchange_gradients", lambda *_: None, "Meta")  # type: ignore[no-untyped-call]

@@ -1,0 +1,84 @@
+"""The ways in which people train with FSDP: as FSDP does alone where nothing is compressed, and the ranks agree."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from gradwire.testing.processes import run_ranks
+from tests.integrations.fsdp_ways_jobs import WAYS, first_form, hybrid, ways
+
+
+@functools.cache
+def told(world: int) -> list[dict[str, Any]]:
+    return run_ranks(world, ways, timeout=110)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_it_trains_as_fsdp_alone(way: str, world: int) -> None:
+    """Parameters whose rows do not divide are in most of them."""
+    results = [result[way] for result in told(world)]
+    for result in results:
+        for plain, dense, half in zip(result["None"], result["none"], result["fp16"], strict=True):
+            torch.testing.assert_close(dense, plain, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(half, plain, rtol=1e-2, atol=1e-3)
+        for mine, first in zip(result["fp16"], results[0]["fp16"], strict=True):
+            assert torch.equal(mine, first)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_frozen_midway(world: int) -> None:
+    for result in told(world):
+        assert result["frozen"] == {"weight": True, "kept": True, "moved": True, "sent": True, "trained": True}
+
+
+def test_branches() -> None:
+    for result in told(2):
+        assert re.search(r"gradients of a module must have \d+ elements, got \d+: parameters were unused; call "
+                         r"model\.set_reduce_scatter_unused_params", result["branches"]["said"])  # fmt: skip
+        assert result["branches"]["same"]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_an_overflow_in_one_micro_batch_of_one_rank(world: int) -> None:
+    for result in told(world):
+        assert result["scaled"]["skipped"] == [False, False, False, True, False]
+        assert result["scaled"]["scales"] == [64.0, 64.0, 128.0, 128.0, 64.0]
+        assert result["scaled"]["same"]
+
+
+REFUSED = {
+    "columns": r"placement of .* must be Shard\(0\), by rows, as without shard_placement_fn, got 'S",
+    "inner": r"model must be the module that was given to fully_shard, .* got .one whose weight, bias it does not",
+    "meta": r"device of 0\.weight must be one with memory before replicas are made equal",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_not_be_compressed_as_it_lies_is_refused(case: str) -> None:
+    for result in told(2):
+        assert re.search(REFUSED[case], result["refused"][case]), result["refused"][case]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_replicas_accumulate_as_fsdps_own_and_are_taken_up_again(world: int, tmp_path) -> None:
+    for result in run_ranks(world, hybrid, str(tmp_path / "hybrid"), timeout=100):
+        assert result["resumed"]
+        for plain, dense in zip(result["plain"], result["none"], strict=True):
+            torch.testing.assert_close(dense, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_fsdp1_under_no_sync_and_in_16_bits() -> None:
+    first, second = run_ranks(2, first_form, timeout=100)
+    for name in ("no_sync", "mixed", "original"):
+        plain, dense, half = (first[f"{name}/{method}"] for method in (None, "none", "qsgd"))
+        close = {"rtol": 1e-5, "atol": 1e-6} if name != "mixed" else {"rtol": 1e-2, "atol": 2e-3}
+        torch.testing.assert_close(dense[0], plain[0], **close)
+        torch.testing.assert_close(half[0], plain[0], rtol=0.05, atol=5e-3)
+        assert dense[1] == half[1] == (2 if name == "no_sync" else 6)
+        assert torch.equal(half[0], second[f"{name}/qsgd"][0])
