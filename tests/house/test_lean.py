@@ -52,6 +52,13 @@ def test_the_extras_are_there() -> None:
     assert {"bench", "kvstore", "test", "docs"} <= set(extras)
 
 
+def test_every_extra_is_on_the_page_that_says_how_to_install() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    extras = project()["optional-dependencies"]
+    assert isinstance(extras, dict)
+    assert not [extra for extra in extras if f"`{extra}`" not in page]
+
+
 def test_installations_are_pinned_by_the_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert "torch==2.13.0" in lines

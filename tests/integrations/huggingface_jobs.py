@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from torch import nn
 
 from tests.integrations.jobs import answers, batch, digest, model_of
-from tests.integrations.lightning_jobs import as_torchrun
+from tests.integrations.lightning_jobs import as_torchrun, residual_of
 
 STEPS, WORDS = 6, 64
 TOPK = {"ratio": 0.02, "min_numel": 128}
@@ -20,7 +22,9 @@ TOPK = {"ratio": 0.02, "min_numel": 128}
 def everything(rank: int, folder: str) -> dict[str, Any]:
     as_torchrun(rank)
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    told = {"accelerate": accelerated(folder), "trainer": trained(folder)}
+    # Accelerate's state is one for all of a process: a Trainer leaves its dataloader there.
+    told = {"accelerate": accelerated(folder), "two models": two_models(folder), "trainer": trained(folder),
+            "ways": in_many_ways(rank, folder)}  # fmt: skip
     return {**told, "refused": refused(folder), "alone": alone(folder)}
 
 
@@ -52,6 +56,46 @@ def accelerated(folder: str) -> dict[str, Any]:
             "files": sorted(file.name for file in Path(saved).glob("gradwire*"))}  # fmt: skip
 
 
+def two_models(folder: str) -> dict[str, Any]:
+    """Two models of the same names under one Accelerator, two batches for a step, checkpoints that it names itself."""
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
+
+    from gradwire.integrations.accelerate import compress
+
+    config = {"project_dir": f"{folder}/project", "automatic_checkpoint_naming": True, "total_limit": 1}
+
+    def loop(steps: range, load: bool = False) -> dict[str, Any]:
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2,
+                                  project_config=ProjectConfiguration(**config))  # fmt: skip
+        modules = [model_of(seed=seed) for seed in (3, 4)]
+        optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in modules]
+        one, *optimizers, other = accelerator.prepare(modules[0], *optimizers, modules[1])
+        # The second one first: residuals are told apart by the order in which models were prepared.
+        states = [compress(accelerator, model, "topk", **TOPK) for model in ((other, one) if load else (one, other))]
+        if load:
+            accelerator.load_state()
+        for step in steps:
+            if step == STEPS // 2 and not load:
+                accelerator.save_state()
+            for part in range(2):
+                x, y = batch(10 * step + part, accelerator.process_index)
+                with accelerator.accumulate(one, other):
+                    for model in (one, other):
+                        accelerator.backward(nn.functional.cross_entropy(model(x), y))
+                    for optimizer in optimizers:
+                        optimizer.step()
+                        optimizer.zero_grad()
+        return {
+            "digests": [digest(module) for module in modules],
+            "steps": [state.metrics()["steps"] for state in states],
+        }
+
+    whole = loop(range(STEPS))
+    files = sorted(file.name for file in Path(folder, "project").rglob("gradwire*"))
+    return {"unbroken": whole, "resumed": loop(range(STEPS // 2, STEPS), True), "files": files}
+
+
 def trainer_of(folder: str, steps: int = STEPS, **options: Any) -> Any:
     """A GPT-2 of two tiny layers that learns random text by heart."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
@@ -61,12 +105,13 @@ def trainer_of(folder: str, steps: int = STEPS, **options: Any) -> Any:
     config = GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
     text = torch.randint(WORDS, (48, 16), generator=torch.Generator().manual_seed(1))
     data = [{"input_ids": row, "labels": row} for row in text]
-    arguments = {"max_steps": steps, "save_steps": STEPS // 2, "optim": "sgd", "learning_rate": 0.5, **options}
+    arguments = {"max_steps": steps, "save_steps": STEPS // 2, "optim": "sgd", "learning_rate": 0.5,
+                 "max_grad_norm": 0.0, **options}  # fmt: skip
     args = TrainingArguments(
         folder, use_cpu=True, per_device_train_batch_size=4, report_to=[], disable_tqdm=True, logging_strategy="no",
-        max_grad_norm=0.0, lr_scheduler_type="constant", **arguments,
+        lr_scheduler_type="constant", **arguments,
     )  # fmt: skip
-    return Trainer(GPT2LMHeadModel(config), args, train_dataset=data)
+    return Trainer(GPT2LMHeadModel(config), args, train_dataset=data, eval_dataset=data[:8])
 
 
 def trained(folder: str) -> dict[str, Any]:
@@ -89,6 +134,41 @@ def trained(folder: str) -> dict[str, Any]:
         "unbroken": unbroken, "resumed": run("resumed", saved), "without": run("without", saved, False),
         "files": sorted(file.name for file in Path(saved).glob("gradwire*")),
     }  # fmt: skip
+
+
+def in_many_ways(rank: int, folder: str) -> dict[str, Any]:
+    """Two batches for a step, clipped, in bfloat16; of the checkpoints only the best is kept, which is not the last.
+
+    Then the same Trainer goes on from that checkpoint again.
+    """
+    from gradwire.integrations.transformers import compress_trainer
+
+    options = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "bf16": True, "save_total_limit": 1,
+               "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": STEPS // 2,
+               "metric_for_best_model": "loss", "greater_is_better": True}  # fmt: skip
+    name = f"{folder}/ways"
+    saved = f"{name}/checkpoint-{STEPS // 2}"
+    if rank == 1:
+        # A process that is late with what it writes into a checkpoint.
+        sys.addaudithook(lambda event, args: late(event, args, f"{name}/checkpoint-{STEPS}"))
+    trainer = trainer_of(name, **options)
+    callback = compress_trainer(trainer, "topk", **TOPK)
+    trainer.train()
+    told = {"metrics": callback.metrics(), "residual": residual_of(callback.state.state_dict()),
+            "files": sorted(file.relative_to(name).as_posix() for file in Path(name).rglob("gradwire*"))}  # fmt: skip
+    told["forgotten"] = answers({"train": lambda: trainer.train(resume_from_checkpoint=saved)})["train"]
+    callback.resume_from_checkpoint = saved
+    trainer.train(resume_from_checkpoint=saved)
+    told["again"] = residual_of(callback.state.state_dict())
+    callback.resume_from_checkpoint = False
+    trainer.train(resume_from_checkpoint=saved)
+    told["without"] = residual_of(callback.state.state_dict())
+    return told
+
+
+def late(event: str, args: tuple[Any, ...], folder: str) -> None:
+    if event == "os.mkdir" and str(args[0]) == folder:
+        time.sleep(1.0)
 
 
 def refused(folder: str) -> dict[str, str]:

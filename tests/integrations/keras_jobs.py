@@ -18,7 +18,7 @@ TOPK = {"ratio": 0.05, "min_numel": 64}
 def everything(rank: int) -> dict[str, Any]:
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="2")
     return {"compared": compared(rank, lambda method: means(rank, method)), "trained": trained(rank),
-            "config": config(), "refused": refused()}  # fmt: skip
+            "scaled": scaled(rank), "half": half(rank), "config": config(), "refused": refused()}  # fmt: skip
 
 
 def means(rank: int, method: str) -> tuple[Means, dict[str, Any]]:
@@ -84,6 +84,65 @@ def trained(rank: int) -> dict[str, Any]:
             "losses": losses, "metrics": model.optimizer.state.metrics()}  # fmt: skip
 
 
+def model_of(inner: Any, seed: int = 0) -> Any:
+    import keras
+
+    import gradwire.tensorflow
+
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(64, "tanh", name="one"), keras.layers.Dense(10, name="two")]
+    model = keras.Sequential([keras.Input((32,)), *layers], name="model")
+    optimizer = gradwire.tensorflow.DistributedOptimizer(inner, compressor="topk", **TOPK)
+    model.compile(optimizer=optimizer, loss="mse", jit_compile=False, auto_scale_loss=False)
+    return model
+
+
+def data_of(rank: int, steps: int) -> np.ndarray:
+    return np.random.default_rng(rank).standard_normal((16 * steps, 32), np.float32)
+
+
+def scaled(rank: int) -> list[bytes]:
+    """The weights after ten steps without a loss scale, and with one that doubles after every third."""
+    import keras
+
+    ends = []
+    for scale in (None, 4.0):
+        inner = keras.optimizers.SGD(0.3)
+        if scale is not None:
+            inner = keras.optimizers.LossScaleOptimizer(inner, initial_scale=scale, dynamic_growth_steps=3)
+        model, x = model_of(inner), data_of(rank, 10)
+        model.fit(x, x[:, :10], batch_size=16, shuffle=False, verbose=0)
+        ends.append(bits_of(model))
+    assert float(inner.dynamic_scale.numpy()) == 32.0
+    return ends
+
+
+def half(rank: int) -> dict[str, Any]:
+    """Six steps under mixed_float16; in the fourth the second process overflows."""
+    import keras
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            (kept,) = self.model.optimizer.state.state_dict()["ranks"].values()
+            told["residuals"].append(
+                b"".join(tensor.numpy().tobytes() for tensor in kept["worker"]["residual"].values())
+            )
+            told["weights"].append(bits_of(self.model))
+            told["scales"].append(float(inner.dynamic_scale.numpy()))
+
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.3), initial_scale=1024.0)
+        model, x = model_of(inner), data_of(rank, 6)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    if rank == 1:
+        x[3 * 16] = 1e30
+    told: dict[str, Any] = {"residuals": [], "weights": [], "scales": []}
+    model.fit(x, np.tanh(x[:, :10]), batch_size=16, shuffle=False, verbose=0, callbacks=[Watch()])
+    return {**told, "metrics": model.optimizer.state.metrics()}
+
+
 def bits_of(model: Any) -> bytes:
     return b"".join(weight.tobytes() for weight in model.get_weights())
 
@@ -116,10 +175,21 @@ def refused() -> dict[str, str]:
         finally:
             keras.config.set_dtype_policy("float32")
 
+    def wrapped(inner: Any) -> None:
+        """What ``compile`` does by itself under mixed_float16."""
+        keras.config.set_dtype_policy("mixed_float16")
+        try:
+            model = keras.Sequential([keras.Input((32,)), keras.layers.Dense(10)])
+        finally:
+            keras.config.set_dtype_policy("float32")
+        model.compile(optimizer=wrap(inner), loss="mse", jit_compile=False)
+
     return answers({
         "torch": lambda: wrap(torch.optim.SGD([torch.zeros(1)])),
         "typo": lambda: wrap(keras.optimizers.SGD(0.1), "topk", ration=0.1).build([variable]),
         "dtype": lambda: wrap(keras.optimizers.SGD(0.1)).build([keras.Variable(np.zeros(3, np.float64), name="d",
                                                                                dtype="float64")]),
         "mixed": mixed,
+        "scaled outside": lambda: wrapped(keras.optimizers.SGD(0.1)),
+        "scaled twice": lambda: wrapped(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))),
     })  # fmt: skip

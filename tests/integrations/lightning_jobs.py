@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +30,21 @@ def module_of() -> Any:
     class Module(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = model_of()
+            self.layers, self.lr = model_of(), 0.1
+            self.overflows = self.fails = -1
 
         def training_step(self, _: Tensor, index: int) -> Tensor:
+            if self.global_step == self.fails:
+                raise InterruptedError("by the test")
             x, y = batch(self.global_step, self.global_rank)
-            return nn.functional.cross_entropy(self.layers(x), y)
+            bad = (self.global_step, self.global_rank) == (self.overflows, 1)
+            return nn.functional.cross_entropy(self.layers(x), y) * (float("inf") if bad else 1.0)
 
         def train_dataloader(self) -> Any:
             return torch.utils.data.DataLoader(range(8), batch_size=1)
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
+            return torch.optim.SGD(self.parameters(), lr=self.lr)
 
     return Module()
 
@@ -46,20 +52,50 @@ def module_of() -> Any:
 def trainer_of(callbacks: list[Any], steps: int = STEPS, **options: Any) -> Any:
     from lightning.pytorch import Trainer
 
-    options = {"strategy": "ddp", "devices": 2, **options}
+    options = {"strategy": "ddp", "devices": dist.get_world_size(), **options}
     return Trainer(accelerator="cpu", max_steps=steps, callbacks=callbacks, logger=False, enable_progress_bar=False,
                    enable_model_summary=False, **options)  # fmt: skip
 
 
-def fit(folder: str, name: str, steps: int = STEPS, ckpt: Path | None = None) -> dict[str, Any]:
+def ours_of(**options: Any) -> Any:
+    from gradwire.integrations.lightning import GradwireCallback
+
+    return GradwireCallback("topk", ratio=0.02, min_numel=128, **options)
+
+
+def watcher_of(ours: Any) -> Any:
+    """Keeps what waits when training begins, and a row of figures for every step."""
+    from lightning.pytorch import Callback
+
+    from gradwire.integrations.tensorboard import TensorBoardWriter
+
+    class Watcher(Callback):
+        def __init__(self) -> None:
+            self.rows: list[tuple[str, float, int]] = []
+
+        def add_scalar(self, *row: Any) -> None:
+            self.rows.append(row)
+
+        def on_train_start(self, *_: Any) -> None:
+            self.began = copy.deepcopy(ours.state.state_dict())
+            self.writer = TensorBoardWriter(ours, self, every=1)
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.writer.step()
+
+    return Watcher()
+
+
+def fit(
+    folder: str, name: str, steps: int = STEPS, ckpt: Path | None = None, overflows: int = -1, **options: Any
+) -> dict[str, Any]:
     """Train, save a checkpoint every four steps, and tell where it ended and what waits."""
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    from gradwire.integrations.lightning import GradwireCallback
-
-    ours, module = GradwireCallback("topk", ratio=0.02, min_numel=128), module_of()
+    ours, module = ours_of(), module_of()
+    module.overflows = overflows
     saver = ModelCheckpoint(f"{folder}/{name}", filename="{step}", every_n_train_steps=4, save_top_k=-1)
-    trainer = trainer_of([ours, saver], steps)
+    trainer = trainer_of([ours, saver], steps, **options)
     trainer.fit(module, ckpt_path=ckpt)
     told = {"digest": digest(module), "metrics": ours.metrics(), "residual": residual_of(ours.state.state_dict())}
     if steps < STEPS:
@@ -71,7 +107,7 @@ def fit(folder: str, name: str, steps: int = STEPS, ckpt: Path | None = None) ->
 
 def residual_of(state: dict[str, Any]) -> list[float]:
     (kept,) = state["ranks"].values()
-    return [float(tensor.double().norm()) for tensor in kept["worker"]["residual"].values()]
+    return [float(tensor.double().norm()) for tensor in kept["worker"].get("residual", {}).values()]
 
 
 def everything(rank: int, folder: str) -> dict[str, Any]:
@@ -85,7 +121,56 @@ def everything(rank: int, folder: str) -> dict[str, Any]:
     torch.save(checkpoint, bare)
     told["without"] = fit(folder, "without", ckpt=bare)
     told["in two fits"] = fit(folder, "two", steps=4)
+    told["ways"] = {way: in_a_way(folder, way) for way in WAYS}
+    told["broken off"], told["tried out"] = broken_off(), tried_out(folder)
     told["refused"] = refused()
+    return told
+
+
+def scaling() -> Any:
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
+    # What ``precision="16-mixed"`` makes on a GPU.
+    return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=3))
+
+
+WAYS: dict[str, Callable[[], dict[str, Any]]] = {
+    "accumulated and clipped in bfloat16": lambda: {
+        "strategy": "ddp_find_unused_parameters_true", "accumulate_grad_batches": 2, "gradient_clip_val": 0.5,
+        "precision": "bf16-mixed",
+    },
+    "scaled": lambda: {"plugins": [scaling()], "gradient_clip_val": 0.5, "overflows": 3},
+}  # fmt: skip
+
+
+def in_a_way(folder: str, way: str) -> dict[str, Any]:
+    unbroken = fit(folder, way, **WAYS[way]())
+    return {"unbroken": unbroken, "resumed": fit(folder, f"{way}, resumed", ckpt=Path(folder, way, "step=4.ckpt"),
+                                                 **WAYS[way]())}  # fmt: skip
+
+
+def broken_off() -> dict[str, Any]:
+    """A fit that ends with an error, and another with the same callback."""
+    ours, module = ours_of(), module_of()
+    watcher = watcher_of(ours)
+    module.fails = 3
+    answers({"fit": lambda: trainer_of([ours, watcher]).fit(module)})
+    before, module.fails = residual_of(ours.state.state_dict()), -1
+    trainer_of([ours, watcher], 2).fit(module)
+    return {"before": before, "after": residual_of(watcher.began), "rows": watcher.rows}
+
+
+def tried_out(folder: str) -> dict[str, Any]:
+    """A callback that trains before the training, and takes it back by a checkpoint."""
+    from lightning.pytorch.callbacks import LearningRateFinder
+
+    told = {}
+    for first in (True, False):
+        ours, finder = ours_of(), LearningRateFinder(1e-3, 1e-1, num_training_steps=5, early_stop_threshold=None)
+        watcher = watcher_of(ours)
+        callbacks = [ours, finder] if first else [finder, ours]
+        trainer_of([*callbacks, watcher], 2, default_root_dir=folder).fit(module_of())
+        told["ours first" if first else "ours last"] = watcher.began["step"], residual_of(watcher.began)
     return told
 
 

@@ -41,6 +41,31 @@ def test_a_second_train_goes_on_under_the_same_hook(told: list[dict[str, Any]]) 
     assert [each["trainer"]["without"]["steps after a second train"] for each in told] == [STEPS // 2 + STEPS] * 2
 
 
+def test_models_of_the_same_names_under_one_accelerator_keep_their_residuals_apart(told: list[dict[str, Any]]) -> None:
+    for each in told:
+        two = each["two models"]
+        assert two["unbroken"]["steps"] == [STEPS, STEPS]
+        assert two["files"] == ["gradwire-0.pt", "gradwire-1.pt", "gradwire_1-0.pt", "gradwire_1-1.pt"]
+        assert two["resumed"]["digests"] == two["unbroken"]["digests"] == told[0]["two models"]["unbroken"]["digests"]
+        assert two["unbroken"]["digests"][0] != two["unbroken"]["digests"][1]
+
+
+def test_the_trainer_accumulates_clips_and_deletes_checkpoints(told: list[dict[str, Any]]) -> None:
+    for each in told:
+        ways = each["ways"]
+        assert (ways["metrics"]["steps"], ways["metrics"]["nonfinite_steps"]) == (STEPS, 0)
+        # Of the checkpoint that was deleted at the end nothing was written too late.
+        assert ways["files"] == [f"checkpoint-{STEPS // 2}/gradwire-{rank}.pt" for rank in range(2)]
+
+
+def test_a_second_train_goes_on_from_the_residuals_of_its_checkpoint(told: list[dict[str, Any]]) -> None:
+    for each in told:
+        ways = each["ways"]
+        assert re.search(ASKED + "None", ways["forgotten"])
+        assert ways["again"] == ways["residual"]
+        assert ways["without"] != ways["residual"]
+
+
 ASKED = r"resume_from_checkpoint must be what trainer.train is given, or False for residuals of zero, got "
 REFUSED = {
     "not prepared": r"model must be what accelerator.prepare wrapped .*, got 'Sequential of .* 2 processes",

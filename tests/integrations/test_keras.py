@@ -42,15 +42,35 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(told: list[dict[str, Any]
         assert trained["without"] != trained["end"], "a weak test: residuals do not matter"
 
 
+def test_residuals_follow_the_loss_scale(told: list[dict[str, Any]]) -> None:
+    # Scales are powers of two, so nothing is rounded by them.
+    for each in told:
+        assert each["scaled"][0] == each["scaled"][1] == told[0]["scaled"][0]
+
+
+def test_an_overflow_on_one_process_is_a_step_that_all_skip(told: list[dict[str, Any]]) -> None:
+    for each in told:
+        half = each["half"]
+        assert half["scales"] == [1024.0] * 3 + [512.0] * 3
+        assert half["residuals"][3] == half["residuals"][2] != half["residuals"][4]
+        assert half["weights"][3] == half["weights"][2] != half["weights"][4]
+        assert half["weights"] == told[0]["half"]["weights"]
+        assert (half["metrics"]["steps"], half["metrics"]["nonfinite_steps"]) == (6, 1)
+        assert half["metrics"]["ratio"] > 3
+
+
 def test_it_goes_through_keras_serialisation(told: list[dict[str, Any]]) -> None:
     assert told[0]["config"] == ["DistributedOptimizer", "Adam", 0.25, True, {"min_numel": 7}]
 
 
+OUTSIDE = r"ConfigError: optimizer must be around a LossScaleOptimizer, not in one: .*compile\(auto_scale_loss=False\)"
 REFUSED = {
     "torch": r"ConfigError: optimizer must be a Keras optimizer, got 'SGD'",
     "typo": r"ConfigError: 'topk' has no parameter 'ration': did you mean 'ratio'",
     "dtype": r"ConfigError: dtype of d must be float32, float16 or bfloat16, got 'float64'",
     "mixed": r"ConfigError: optimizer must be a LossScaleOptimizer under mixed_float16, with compile\(auto_scale_loss",
+    "scaled outside": OUTSIDE,
+    "scaled twice": OUTSIDE,
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.lightning_jobs import STEPS, everything
+from tests.integrations.lightning_jobs import STEPS, WAYS, everything
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,37 @@ def test_a_checkpoint_holds_the_residuals_of_all_ranks_and_a_resumed_run_is_the_
 def test_a_second_fit_goes_on_with_the_residuals_of_the_first(told: list[dict[str, Any]]) -> None:
     for each in told:
         assert each["in two fits"]["second fit"] == each["unbroken"]["digest"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_it_trains_and_resumes_as_lightning_can_train(way: str, told: list[dict[str, Any]]) -> None:
+    ways = [each["ways"][way] for each in told]
+    assert ways[0]["unbroken"]["digest"] == ways[1]["unbroken"]["digest"]
+    for each in ways:
+        assert each["unbroken"]["metrics"]["steps"] == STEPS
+        assert each["unbroken"]["metrics"]["nonfinite_steps"] == (1 if way == "scaled" else 0)
+        assert each["resumed"]["digest"] == each["unbroken"]["digest"]
+        assert each["resumed"]["residual"] == each["unbroken"]["residual"]
+
+
+def test_a_fit_after_one_that_broke_off_goes_on_with_its_residuals(told: list[dict[str, Any]]) -> None:
+    for each in told:
+        assert each["broken off"]["after"] == each["broken off"]["before"]
+        assert max(each["broken off"]["before"]) > 0
+
+
+def test_what_a_callback_has_tried_out_is_taken_back(told: list[dict[str, Any]]) -> None:
+    for each in told:
+        for step, residual in each["tried out"].values():
+            assert step == 0
+            assert sum(residual) == 0
+
+
+def test_dashboards_take_the_callback(told: list[dict[str, Any]]) -> None:
+    for each in told:
+        ratios = [value for tag, value, _ in each["broken off"]["rows"] if tag == "gradwire/ratio"]
+        assert len(ratios) == 5
+        assert min(ratios) > 5
 
 
 REFUSED = {

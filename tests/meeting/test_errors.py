@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -96,6 +97,43 @@ def test_another_process_takes_the_name(place: str) -> None:
         step(first)
 
 
+def test_one_that_comes_when_everybody_has_left_is_told_and_gets_the_state_when_somebody_came_again() -> None:
+    place = dist.HashStore()
+    first = alone(gradwire.Meeting(place, "0", deadline=60.0))
+    first.join()
+    step(first)
+    step(first)
+    first.leave()
+    with pytest.raises(GroupError, match="everybody has left the meeting at HashStore after round 1, and nobody is th"):
+        alone(gradwire.Meeting(place, "1", deadline=0.2, timeout=60.0)).join()
+    new = alone(gradwire.Meeting(place, "2", deadline=60.0, timeout=60.0))
+    coming = threading.Thread(target=new.join)
+    coming.start()
+    board = gradwire.Meeting(place, "looks on").open()
+    while len(board.entries("joins")) < 4:
+        threading.Event().wait(0.01)
+    first.join()
+    step(first)
+    step(first)
+    coming.join()
+    assert new.round == first.round == 2
+    assert torch.equal(new.params[0], first.params[0])
+
+
+def test_a_round_that_ends_while_somebody_comes_is_the_one_whose_state_he_gets() -> None:
+    place = dist.HashStore()
+    first = alone(gradwire.Meeting(place, "0"))
+    first.join()
+    new = Attendance(gradwire.Meeting(place, "1", timeout=1.0))
+    assert new.come(0) is None
+    step(first)
+    step(first)
+    # The round after would wait for him, and he for its end.
+    t, state = new.fetch(4 * 16 * 16)
+    assert t == 1
+    assert state == first.agreed.data.numpy().tobytes()
+
+
 def test_the_place_is_gone() -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     optimizer = alone(gradwire.Meeting(f"127.0.0.1:{server.port}", "0"))
@@ -141,6 +179,32 @@ def test_a_state_may_take_longer_than_a_deadline() -> None:
 def test_a_note_that_is_none(note: Any) -> None:
     with pytest.raises(WireError, match="a closed round is a note with came, roster, need and seen"):
         Closed.read(note)
+
+
+class Fleeting:
+    """A store at which somebody takes down whatever another has looked for, before he comes to read it."""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()
+        self.store.set_timeout(timedelta(seconds=1))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def check(self, keys: list[str]) -> bool:
+        there = self.store.check(keys)
+        for key in keys:
+            self.store.delete_key(key)
+        return there
+
+
+def test_what_is_taken_down_between_a_look_and_the_reading_holds_up_nobody() -> None:
+    board = Board(dist.HashStore(), "here")
+    board.store = Fleeting()  # type: ignore[assignment]
+    assert board.take("a", 4) is None
+    for data in (b"data", b"?", b"??", b"-"):
+        board.hang("a", data)
+        assert board.take("a", len(data)) == data
 
 
 def test_bytes_hang_in_pieces_until_they_are_taken_down() -> None:

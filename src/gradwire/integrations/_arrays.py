@@ -39,6 +39,7 @@ class ArrayState(BucketState):
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
         options: ``bucket_mb`` (25), and those of ``compress_ddp`` but for the scaler and ``lr_correction``.
         group: the ranks; None is the default group.
+        scaler: of the loss, which tells its scale as a ``torch.amp.GradScaler`` does; None: the loss is not scaled.
 
     Raises:
         ConfigError: a wrong option, or a parameter that is not a 16- or 32-bit float.
@@ -47,7 +48,7 @@ class ArrayState(BucketState):
 
     def __init__(
         self, specs: Mapping[str, Spec], compressor: Any, options: Mapping[str, Any],
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | None = None, scaler: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
         rest = dict(options)
@@ -60,7 +61,8 @@ class ArrayState(BucketState):
 
         self.exchange, params = prepare_named(select, CPU, compressor, rest, group, bucket_mb=bucket_mb)
         self.buckets = [Bucket(members, CPU) for members in split(list(params.items())[::-1], bucket_mb)]
-        self.units = Units(None, None, {})
+        self.units = Units(scaler, None, {})
+        self.exchange.skips_steps = self.units.scaler is not None
         self.sizes = {name: param.numel() for name, param in params.items()}
         self._names = list(params)
 

@@ -16,20 +16,22 @@ from gradwire.saved import OnResize, merge_states
 __all__ = ["load_rank", "save_rank"]
 
 
-def save_rank(state: ExchangeState, folder: str | os.PathLike[str], told: int = 0) -> None:
+def save_rank(state: ExchangeState, folder: str | os.PathLike[str], told: int = 0, model: int = 0) -> None:
     """Write this rank's file. All ranks should call it, between steps.
 
     Args:
         state: what ``compress_ddp`` and the others return.
         folder: the checkpoint's, the same on all ranks.
         told: a number that ``load_rank`` must be given again, such as the framework's own step.
+        model: which of several models of one checkpoint.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    torch.save({"state": state.state_dict(), "told": told}, Path(folder, name_of(state.exchange.channel.rank)))
+    file = Path(folder, name_of(state.exchange.channel.rank, model))
+    torch.save({"state": state.state_dict(), "told": told}, file)
 
 
 def load_rank(
-    state: ExchangeState, folder: str | os.PathLike[str], on_resize: OnResize = "error", told: int = 0
+    state: ExchangeState, folder: str | os.PathLike[str], on_resize: OnResize = "error", told: int = 0, model: int = 0
 ) -> None:
     """Continue from the files of ``save_rank``. All ranks must call it; what one of them misses, all of them hear of.
 
@@ -38,6 +40,7 @@ def load_rank(
         folder: the checkpoint's.
         on_resize: as in ``load_state_dict``; "reshard" reads the files of all ranks, "reset" that of rank 0.
         told: as given to ``save_rank``.
+        model: as given to ``save_rank``.
 
     Raises:
         ConfigError: a file is not there, or is of another step.
@@ -45,24 +48,30 @@ def load_rank(
     exchange, kept = state.exchange, []
 
     def describe() -> str:
-        kept.append(read(Path(folder), exchange.channel.rank, on_resize, told))
+        kept.append(read(Path(folder), exchange.channel.rank, on_resize, told, model))
         return "{}"
 
+    # Who saves and loads at once must not read what another rank is still writing.
+    agree(exchange.channel, lambda: "{}", exchange.device)
     agree(exchange.channel, describe, exchange.device)
     state.load_state_dict(kept[0], on_resize)
 
 
-def read(folder: Path, rank: int, on_resize: OnResize, told: int) -> dict[str, Any]:
+def read(folder: Path, rank: int, on_resize: OnResize, told: int, model: int) -> dict[str, Any]:
     """The state of one rank, or the merged states of all."""
-    own = folder / name_of(0 if on_resize == "reset" else rank)
-    files = sorted(folder.glob(name_of("*"))) if on_resize == "reshard" else [own]
-    present = bool(files) and all(file.is_file() for file in files)
-    require(present, "checkpoint", f"a folder with {own.name}, which is written beside it", str(folder))
-    saved = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
-    for each in saved:
-        require(each["told"] == told, f"step of {own.name}", str(told), each["told"])
-    return merge_states(each["state"] for each in saved)
+    first = read_one(folder / name_of(rank if on_resize == "error" else 0, model), told)
+    # The folder may have files of an earlier run on more ranks: how many there are is not how many were saved.
+    rest = range(1, first["world"]) if on_resize == "reshard" else ()
+    return merge_states([first, *(read_one(folder / name_of(each, model), told) for each in rest)])
 
 
-def name_of(rank: int | str) -> str:
-    return f"gradwire-{rank}.pt"
+def read_one(file: Path, told: int) -> dict[str, Any]:
+    require(file.is_file(), "checkpoint", f"a folder with {file.name}, which is written beside it", str(file.parent))
+    saved = torch.load(file, map_location="cpu", weights_only=True)
+    require(saved["told"] == told, f"step of {file.name}", str(told), saved["told"])
+    state: dict[str, Any] = saved["state"]
+    return state
+
+
+def name_of(rank: int, model: int) -> str:
+    return f"gradwire-{rank}.pt" if model == 0 else f"gradwire_{model}-{rank}.pt"

@@ -2,7 +2,8 @@
 
 Law: Lightning wraps the model in ``strategy.setup`` and trains right after ``on_fit_start``; there the hook is
 attached, on any device, while Lightning's own ``ddp_comm_hook`` is left out without a word wherever gradients are not
-on CUDA. A checkpoint is one file, written by rank 0, so it holds the residuals of all ranks.
+on CUDA. A checkpoint is one file, written by rank 0, so it holds the residuals of all ranks. Callbacks that try
+something out (``LearningRateFinder``) load one in the middle of a fit; then its residuals are those of now.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class GradwireCallback(Callback):
     """Exchanges the gradients of ``trainer.fit`` compressed, and keeps the residuals in Lightning's checkpoints.
 
     The strategy must be DDP (``"ddp"``, ``"ddp_spawn"``, a ``DDPStrategy`` without a hook of its own). The precision
-    plugin's scaler is followed by itself. A second ``fit`` goes on with the residuals of the first.
+    plugin's scaler is followed by itself. A second ``fit`` goes on with the residuals of the first, in strategies whose
+    processes outlive it.
 
     Args:
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
@@ -51,14 +53,17 @@ class GradwireCallback(Callback):
         self.on_resize: OnResize = on_resize
         self.state: GradwireState | None = None
         self._waiting: dict[str, Any] | None = None
+        self._resumes = False
 
     def metrics(self) -> dict[str, Any]:
-        """What went over the wire, as the dashboards' writers ask for it.
+        """What went over the wire since this ``fit`` began, as the dashboards' writers ask for it.
 
         Raises:
             ConfigError: ``fit`` has not begun.
         """
-        return self._attached().metrics()
+        if self.state is None:
+            raise ConfigError("GradwireCallback has no state before trainer.fit has begun")
+        return self.state.metrics()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse a strategy that would not run the hook, before anything is set up."""
@@ -66,17 +71,19 @@ class GradwireCallback(Callback):
             check_strategy(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The model is wrapped: attach the hook, and go on with what waits."""
+        """The model is wrapped: attach the hook, and go on with the checkpoint, or with what the last fit left."""
         model = trainer.strategy.model
         wrapped = isinstance(model, DistributedDataParallel)
         require(wrapped, "strategy", "one that wraps the model into DistributedDataParallel", type(model).__name__)
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
         if self.state is not None:
+            if not self._resumes:
+                self._waiting = self.state.state_dict()
             self.state.close()
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
         self.state = compress_ddp(model, self.compressor, **{"scaler": scaler, **self.options})
         if self._waiting is not None:
             self.state.load_state_dict(self._waiting, on_resize=self.on_resize)
-            self._waiting = None
+        self._waiting, self._resumes = None, False
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the states of all ranks to the file that rank 0 writes."""
@@ -84,21 +91,16 @@ class GradwireCallback(Callback):
             checkpoint[KEY] = gathered(self.state)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep what was saved until the model is wrapped."""
+        """Go on with what was saved: at once, or when the model is wrapped."""
         if trainer.state.fn != "fit":
             return
-        self._waiting = checkpoint.get(KEY)
-        if self._waiting is None:
+        saved = checkpoint.get(KEY)
+        if saved is None:
             log.warning("the checkpoint was saved without GradwireCallback: residuals start from zero")
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the residuals for another ``fit``, which wraps the model anew."""
-        self._waiting = self._attached().state_dict()
-
-    def _attached(self) -> GradwireState:
-        if self.state is None:
-            raise ConfigError("GradwireCallback has no state before trainer.fit has begun")
-        return self.state
+        elif self.state is not None and isinstance(trainer.strategy.model, DistributedDataParallel):
+            self.state.load_state_dict(saved, on_resize=self.on_resize)
+            return
+        self._waiting, self._resumes = saved, True
 
 
 def check_strategy(trainer: Trainer) -> None:

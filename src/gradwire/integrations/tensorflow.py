@@ -35,6 +35,19 @@ with needs("tensorflow"):
 __all__ = ["DistributedOptimizer"]
 
 
+class LossScale:
+    """What this step's loss was multiplied by, as torch's scalers tell it."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def is_enabled(self) -> bool:
+        return True
+
+    def get_scale(self) -> float:
+        return self.now
+
+
 @keras.saving.register_keras_serializable(package="gradwire")
 class DistributedOptimizer(keras.optimizers.Optimizer):
     """Averages gradients over the processes, exchanged compressed, and hands them to another Keras optimizer.
@@ -44,7 +57,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     variable that got no gradient counts as zero; that of an embedding is made dense.
 
     XLA cannot call Python: ``model.compile(optimizer=..., jit_compile=False)``. Under ``mixed_float16`` wrap a
-    ``LossScaleOptimizer`` and say ``auto_scale_loss=False``, so that all processes skip the same steps.
+    ``LossScaleOptimizer`` and say ``auto_scale_loss=False``: then all processes skip the same steps, a step that is
+    skipped leaves every residual as it was, and residuals follow the scale.
 
     Args:
         optimizer: a Keras optimizer.
@@ -54,8 +68,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         options: ``bucket_mb`` (25), and those of ``compress_ddp`` but for ``scaler`` and ``lr_correction``.
 
     Raises:
-        ConfigError: another backend of Keras than TensorFlow. When it is built: a wrong option, variables that are not
-            16- or 32-bit floats, mixed precision without the above.
+        ConfigError: another backend of Keras than TensorFlow; a ``LossScaleOptimizer`` around this one. When it is
+            built: a wrong option, variables that are not 16- or 32-bit floats, mixed precision without the above.
         GroupError: when it is built: processes were given different options or models.
 
     Example:
@@ -84,19 +98,33 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer, self.compressor, self.options = optimizer, compressor, options
         self.process_group = process_group
         self.state: ArrayState | None = None
+        scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        self._loss_scale = LossScale() if scaled else None
+
+    @property
+    def loss_scale_factor(self) -> float:
+        """1: if the loss is scaled, then by the inner optimizer."""
+        return 1.0
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value: object) -> None:
+        # A LossScaleOptimizer sets it in what it is put around. It would decide on each process alone which steps to
+        # skip, and then not all of them would come to the exchange.
+        inside = hasattr(self, "inner_optimizer")
+        allowed = "around a LossScaleOptimizer, not in one: DistributedOptimizer(LossScaleOptimizer(...)), and "
+        require(not inside, "optimizer", f"{allowed}compile(auto_scale_loss=False)", "LossScaleOptimizer(...)")
 
     def build(self, variables: Sequence[Any]) -> None:
         """Meet the other processes, and take the first one's variables."""
-        scaled = isinstance(self.inner_optimizer, keras.optimizers.LossScaleOptimizer)
         half = keras.config.dtype_policy().compute_dtype == "float16"
         allowed = "a LossScaleOptimizer under mixed_float16, with compile(auto_scale_loss=False)"
-        require(scaled or not half, "optimizer", allowed, type(self.inner_optimizer).__name__)
+        require(self._loss_scale is not None or not half, "optimizer", allowed, type(self.inner_optimizer).__name__)
         self.inner_optimizer.build(variables)
         super().build(variables)
         specs = named(variables)
         # Built while a step is traced, it must still happen now.
         with tf.init_scope():
-            self.state = ArrayState(specs, self.compressor, self.options, self.process_group)
+            self.state = ArrayState(specs, self.compressor, self.options, self.process_group, self._loss_scale)
             start = [torch.from_numpy(variable.numpy().copy()) for variable in variables]
             share_start(start, self.process_group)
             for variable, value in zip(variables, start, strict=True):
@@ -120,13 +148,17 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         """One call of Python for all gradients; those that are missing are told from outside."""
         pairs = zip(grads, self._trainable_variables, strict=True)
         dense = [tf.zeros(v.shape, v.dtype) if grad is None else tf.convert_to_tensor(grad) for grad, v in pairs]
-        means: Sequence[Any] = tf.py_function(self._exchange, dense, [grad.dtype for grad in dense])
+        scale = [] if self._loss_scale is None else [tf.convert_to_tensor(self.inner_optimizer.dynamic_scale)]
+        means: Sequence[Any] = tf.py_function(self._exchange, [*dense, *scale], [grad.dtype for grad in dense])
         for mean, grad in zip(means, dense, strict=True):
             mean.set_shape(grad.shape)
         return means
 
     def _exchange(self, *grads: Any) -> list[Any]:
         assert self.state is not None
+        if self._loss_scale is not None:
+            *grads, scale = grads  # type: ignore[assignment]
+            self._loss_scale.now = float(scale)
         means = self.state.exchange_arrays([from_dlpack(tf.experimental.dlpack.to_dlpack(grad)) for grad in grads])
         # A copy, because the next step overwrites the means, and TensorFlow wants its memory aligned.
         return [tf.experimental.dlpack.from_dlpack(to_dlpack(mean.clone())) for mean in means]

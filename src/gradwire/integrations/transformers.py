@@ -1,7 +1,7 @@
 """Hugging Face Transformers: the hook under a ``Trainer``.
 
 Law: the Trainer wraps the model when ``train`` begins and tells callbacks neither the wrapped model nor the checkpoint
-it resumes from. So the callback holds the trainer, and is told the checkpoint as ``train`` is.
+it resumes from. So the callback holds the trainer, and is told the checkpoint as ``train`` is, for one ``train``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["GradwireCallback", "compress_trainer"]
 class GradwireCallback(TrainerCallback):
     """Attaches the hook when training begins, and keeps the residuals beside each checkpoint.
 
-    Made by ``compress_trainer``.
+    Made by ``compress_trainer``. Before a further ``train`` that resumes, set ``resume_from_checkpoint``.
     """
 
     def __init__(
@@ -47,38 +47,59 @@ class GradwireCallback(TrainerCallback):
         Raises:
             ConfigError: training has not begun.
         """
-        if self.state is None:
-            raise ConfigError("GradwireCallback has no state before trainer.train has begun")
-        return self.state.metrics()
+        return self._attached().metrics()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The model is wrapped: attach the hook, and go on with what waits."""
+        """The model is wrapped: attach the hook, unless a ``train`` before did, and go on with what was saved."""
         model = getattr(self.trainer.model_wrapped, "_orig_mod", self.trainer.model_wrapped)
         ddp, kind = isinstance(model, DistributedDataParallel), type(model).__name__
         require(ddp, "model", "wrapped into DistributedDataParallel: start with torchrun on 2 or more processes", kind)
-        if model is self._model:
-            return
-        scaler = self.trainer.accelerator.scaler
-        self.state = compress_ddp(model, self.compressor, **{"scaler": scaler, **self.options})
-        self._model = model
-        folder = self._folder(args.output_dir, state.global_step)
-        if folder is not None:
-            load_rank(self.state, folder, self.on_resize, state.global_step)
+        self._check(state.global_step)
+        if model is not self._model:
+            self._attach(model)
+        if state.global_step > 0:
+            self._go_on(args.output_dir, state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Write this rank's file beside the checkpoint, unless that cannot be resumed from anyway."""
         if self.state is not None and not args.save_only_model:
             folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
             save_rank(self.state, folder, state.global_step)
+            # The Trainer may delete a checkpoint as soon as it was saved: not while somebody still writes into it.
+            self.trainer.accelerator.wait_for_everyone()
 
-    def _folder(self, output: str, step: int) -> str | os.PathLike[str] | None:
-        """The checkpoint to go on from; None: from residuals of zero."""
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Another ``train`` goes on with what waits, or is told a checkpoint of its own."""
+        self.resume_from_checkpoint = None
+
+    def _attached(self) -> GradwireState:
+        if self.state is None:
+            raise ConfigError("GradwireCallback has no state before trainer.train has begun")
+        return self.state
+
+    def _check(self, step: int) -> None:
+        """Refuse a checkpoint of which only one of us knows."""
         given = self.resume_from_checkpoint
-        if given is False:
-            return None
         told = "what trainer.train is given, or False for residuals of zero"
-        require((given is not None) == (step > 0), "resume_from_checkpoint", told, given)
-        return get_last_checkpoint(output) if given is True else given
+        require((given is not None) == (step > 0) or given is False, "resume_from_checkpoint", told, given)
+
+    def _attach(self, model: DistributedDataParallel) -> None:
+        if self.state is not None:
+            self.state.close()
+        scaler = self.trainer.accelerator.scaler
+        self.state = compress_ddp(model, self.compressor, **{"scaler": scaler, **self.options})
+        self._model = model
+
+    def _go_on(self, output: str, step: int) -> None:
+        """Take the residuals of the checkpoint that the Trainer has loaded."""
+        given, attached = self.resume_from_checkpoint, self._attached()
+        if given is False:
+            # What waits since a train before does not belong to the parameters of the checkpoint.
+            attached.load_state_dict({**attached.state_dict(), "world": 0, "ranks": {}}, on_resize="reset")
+            return
+        folder = get_last_checkpoint(output) if given is True else given
+        assert folder is not None  # The Trainer has gone on from it.
+        load_rank(attached, folder, self.on_resize, step)
 
 
 def compress_trainer(
@@ -91,7 +112,7 @@ def compress_trainer(
         trainer: a ``transformers.Trainer``, or one of a class made from it.
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
         resume_from_checkpoint: the same as for ``trainer.train``; False goes on from its checkpoint, but with residuals
-            of zero.
+            of zero. It is for one ``train``: set ``callback.resume_from_checkpoint`` before another that resumes.
         on_resize: for a checkpoint of another number of processes, as in ``load_state_dict``.
         options: as for ``compress_ddp``.
 

@@ -83,6 +83,7 @@ class Attendance:
         self.meeting, self.name = meeting, meeting.name
         self.board: Board = meeting.open()
         self.token = uuid.uuid4().hex
+        self._asked: int | None = None  # After which round it has asked for the state of the next, if it has.
 
     # Coming and going --------------------------------------------------------------------------------------------
 
@@ -148,6 +149,7 @@ class Attendance:
 
     def announce(self, at: int, mark: str = "") -> int:
         """Say that this worker holds the state after round ``at`` and takes part from there on; -1: it needs one."""
+        self._asked = self.newest() if at < 0 else None
         return self.board.append("joins", {"name": self.name, "round": at, "mark": mark})
 
     def leave(self, at: int) -> None:
@@ -175,7 +177,8 @@ class Attendance:
 
     def newest(self) -> int:
         """The round that was closed last."""
-        found = int(self.board.read("newest") or 0)
+        opened = self.board.read("open")
+        found = int(self.board.read("newest") or (opened["base"] if opened else 0))
         # Whoever closes a round may be held up before it says so.
         while self.board.read(f"closed/{found + 1}") is not None:
             found += 1
@@ -231,16 +234,18 @@ class Attendance:
         """Ask for the state, and wait for the round that is under way to end; that round, and the state after it.
 
         Raises:
-            GroupError: no round ended in time, or nobody put up its state.
+            GroupError: no round ended in time, or nobody put up its state; or everybody has left.
         """
         until = time.monotonic() + self.meeting.timeout
-        t = self.newest()
-        self.announce(-1)
-        while self.board.wait(f"closed/{t + 1}", until - time.monotonic()):
+        if self._asked is None:
+            self.announce(-1)
+        t = self._asked or 0
+        while self._ends(t + 1, until):
             t += 1
             if self.name in self.closed(t).need:
                 state = self.state(t, nbytes, until - time.monotonic())
                 if state is not None:
+                    self._asked = None
                     return t, state
                 self.announce(-1)
         roster = ", ".join(self.closed(t).roster)
@@ -284,7 +289,25 @@ class Attendance:
     def _announced(self, seen: int) -> list[Any]:
         return self.board.entries("joins", after=seen)
 
-    def _complete(self, t: int) -> bool:
+    def _ends(self, t: int, until: float) -> bool:
+        """Whether round ``t`` closes in time; for a worker that waits for the state after it.
+
+        Raises:
+            GroupError: after a deadline, nobody is there who could end it.
+        """
+        while not self.board.wait(f"closed/{t}", min(self.meeting.deadline, until - time.monotonic())):
+            if time.monotonic() >= until:
+                return False
+            if not self._expected(t) - {self.name}:
+                raise GroupError(
+                    f"everybody has left the meeting at {self.board.place} after round {t - 1}, and nobody is there "
+                    f"who has the state for worker {self.name!r}: start one of them again from its checkpoint, or all "
+                    "at a new meeting place"
+                )
+        return True
+
+    def _expected(self, t: int) -> set[str]:
+        """Who takes part in round ``t``, as far as was said."""
         before = self.closed(t - 1)
         expected = set(before.roster)
         for note in filter(None, self._announced(before.seen)):
@@ -292,7 +315,10 @@ class Attendance:
                 expected.discard(note["name"])
             elif note["round"] == t - 1 > 0:
                 expected.add(note["name"])
-        return expected <= self._arrived(t).keys()
+        return expected
+
+    def _complete(self, t: int) -> bool:
+        return self._expected(t) <= self._arrived(t).keys()
 
     def _close(self, t: int) -> None:
         """Close round ``t`` with those who came; nothing happens if somebody has."""

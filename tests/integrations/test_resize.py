@@ -1,0 +1,37 @@
+"""Another number of ranks under each framework: the sum of what waits is kept."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from gradwire.testing.processes import run_ranks
+from tests.integrations.resize_jobs import everything
+
+pytestmark = pytest.mark.timeout(600)
+
+WAYS = ("accelerate", "trainer", "lightning")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(3, everything, str(tmp_path_factory.mktemp("resize")), timeout=560)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_three_ranks_save_and_two_go_on_with_the_sum_of_their_residuals(way: str, told: list[dict[str, Any]]) -> None:
+    saved = torch.stack([each["saved"][way]["waits"] for each in told]).sum(0)
+    loaded = [each["loaded"][way] for each in told[:2]]
+    assert torch.equal(loaded[0]["waits"], loaded[1]["waits"])
+    assert float(saved.norm()) > 0
+    assert float((loaded[0]["waits"] + loaded[1]["waits"] - saved).norm()) <= 1e-6 * float(saved.norm())
+    assert loaded[0]["digest"] == loaded[1]["digest"] != told[0]["saved"][way]["digest"]
+
+
+@pytest.mark.parametrize("way", ["trainer", "lightning"])
+def test_it_must_be_said(way: str, told: list[dict[str, Any]]) -> None:
+    for each in told[:2]:
+        assert re.search(r"world of the state must be 2, as the group's, got 3; on_resize=", each["refused"][way])
