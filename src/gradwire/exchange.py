@@ -106,6 +106,11 @@ class Exchange:
                 f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
                 f"{compressor.memory!r}: leave memory out, or say force=True"
             )
+        if compressor.votes and type(memory).finish is not Memory.finish:
+            raise ConfigError(
+                f"memory {memory.name!r} keeps the mean that arrives, but {compressor!r} turns it into signs: use a "
+                "method, or a form of this one, that does not"
+            )
         if compressor.feedback == "built-in" and memory.name == "none":
             raise ConfigError(
                 f"memory 'none' loses gradients: the residual is part of {compressor.name!r}; use memory='residual'"

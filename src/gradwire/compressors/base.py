@@ -112,6 +112,9 @@ class Compressor(ABC):
     memory: ClassVar[str | None] = None
     """The memory that the method is defined with; None: what ``feedback`` needs."""
 
+    votes: ClassVar[bool] = False
+    """``settle`` makes something else of the mean, such as its sign: what arrives is no estimate of a gradient."""
+
     advice: ClassVar[int] = 0
     """How many float32 the ranks keep agreeing on, such as a threshold: ``encode`` leaves this rank's wish, finite, in
     ``state["advice"]`` and finds in ``state["agreed"]`` the mean over the ranks of their wishes in an earlier step, NaN
