@@ -52,7 +52,7 @@ class Exchange:
         seed: of all random streams, >= 0; the same on all ranks.
         device: of the gradients.
         force: use error feedback where the method declares it unsafe.
-        residual_dtype: of residuals whose memory is given by name or chosen, "float32" or "bfloat16".
+        residual_dtype: of residuals whose memory is given by name or chosen, "float32" or "bfloat16" ("bf16").
 
     Raises:
         ConfigError: a combination that cannot work, with the remedy.
