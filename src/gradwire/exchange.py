@@ -52,7 +52,7 @@ class Exchange:
         seed: of all random streams, >= 0; the same on all ranks.
         device: of the gradients.
         force: use error feedback where the method declares it unsafe.
-        residual_dtype: of residuals whose memory is given by name or chosen, "float32" or "bfloat16".
+        residual_dtype: of residuals whose memory is given by name or chosen, "float32" or "bfloat16" ("bf16").
 
     Raises:
         ConfigError: a combination that cannot work, with the remedy.
@@ -105,6 +105,11 @@ class Exchange:
             raise ConfigError(
                 f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
                 f"{compressor.memory!r}: leave memory out, or say force=True"
+            )
+        if compressor.votes and type(memory).finish is not Memory.finish:
+            raise ConfigError(
+                f"memory {memory.name!r} keeps the mean that arrives, but {compressor!r} turns it into signs: use a "
+                "method, or a form of this one, that does not"
             )
         if compressor.feedback == "built-in" and memory.name == "none":
             raise ConfigError(

@@ -17,6 +17,7 @@ from gradwire.compressors.simple import SimpleCompressor
 from gradwire.errors import ConfigError, is_float32, nearest, require
 from gradwire.exchange import Exchange
 from gradwire.memory.base import Memory
+from gradwire.memory.residual import DTYPES, SHORT
 from gradwire.policy import Policy, Schedule
 
 LONGEST = 1e6
@@ -32,7 +33,7 @@ class Settings:
     Args:
         memory: a memory or its name; None takes what the compressor declares.
         strategy: a strategy or its name; None chooses from declared properties and the number of workers.
-        residual_dtype: "bfloat16" halves the memory of the residual and loses a little of it in each rounding.
+        residual_dtype: "bfloat16" ("bf16") halves the memory of the residual and loses a little of it in each rounding.
         min_numel: parameters with fewer elements travel dense, together.
         exclude: name patterns of parameters that travel dense.
         overrides: name pattern to compressor, such as ``{"embedding.*": TopK(ratio=0.001)}``.
@@ -45,7 +46,7 @@ class Settings:
 
     memory: Memory | str | None = None
     strategy: Strategy | str | None = None
-    residual_dtype: Literal["float32", "bfloat16"] = "float32"
+    residual_dtype: Literal["float32", "bfloat16", "bf16"] = "float32"
     min_numel: int = 1024
     exclude: Sequence[str] = ()
     overrides: Mapping[str, Compressor | SimpleCompressor | str] = field(default_factory=dict)
@@ -74,8 +75,8 @@ class Settings:
         require(seconds, "timeout", f"seconds in (0, {LONGEST:g}]", self.timeout)
         require(isinstance(self.memory, Memory | str | None), "memory", "a memory or its name", self.memory)
         require(isinstance(self.strategy, Strategy | str | None), "strategy", "a strategy or its name", self.strategy)
-        widths = ("float32", "bfloat16")
-        require(self.residual_dtype in widths, "residual_dtype", " or ".join(map(repr, widths)), self.residual_dtype)
+        known = self.residual_dtype in (*DTYPES, *SHORT)
+        require(known, "residual_dtype", " or ".join(map(repr, DTYPES)), self.residual_dtype)
         own = isinstance(self.memory, Memory) and self.residual_dtype != "float32"
         require(
             not own, "residual_dtype", "float32 with a memory object, which has a dtype of its own", self.residual_dtype

@@ -1,3 +1,4 @@
+import math
 import re
 
 import pytest
@@ -5,12 +6,16 @@ import torch
 
 import gradwire
 from gradwire import registry
+from gradwire.compressors.atomo import Atomo
 from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.demo import DeMo
+from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.none import Identity
 from gradwire.compressors.onebit import OneBit
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
+from gradwire.compressors.signsgd import SignSGD
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError, WireError
@@ -111,3 +116,34 @@ def test_places_of_a_stranger_are_checked():
 def test_what_does_not_fit(outer, inner, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         gradwire.compose(outer, inner)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [RandomK(0.25, scaled=True), gradwire.compose(RandomK(0.25, scaled=True), Identity()),
+     Entropy(gradwire.compose(RandomK(0.25, scaled=True), Identity()))],
+    ids=["itself", "composed", "coded"],
+)  # fmt: skip
+def test_a_draw_inside_a_draw_is_another_one(inner):
+    """With one seed for both, of the first elements only those are ever sent that both choose by the same number."""
+    code, x, draws = gradwire.compose(RandomK(0.25, scaled=True), inner), torch.ones(64), 600
+    total = torch.zeros(64)
+    for step in range(draws):
+        code.add_decoded(code.layout((64,)).views(code.compress(x, key=Key(step=step))), total)
+    standard_error = math.sqrt(code.omega(64) / draws)
+    assert float((total / draws - 1).abs().max()) < 5 * standard_error
+    assert code.unbiased
+
+
+def test_a_vote_on_values_is_refused():
+    """What makes +1 of an even vote would make it of all that was not sent."""
+    for inner in (SignSGD(), DeMo(), Entropy(SignSGD())):
+        with pytest.raises(ConfigError, match=r"Compose\.inner must be a method that hands out the mean and not"):
+            gradwire.compose(TopK(), inner)
+    assert gradwire.compose(TopK(), DeMo(sign=False)).feedback == "required"
+
+
+def test_what_the_values_take_is_declared():
+    plain, folded = gradwire.compose(TopK(), QSGD()), gradwire.compose(TopK(), DeMo(sign=False))
+    assert (plain.portable, folded.portable) == (True, False)
+    assert (plain.factorises, gradwire.compose(TopK(), Atomo()).factorises) == (False, True)

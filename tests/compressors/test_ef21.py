@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from gradwire import registry
+from gradwire.compressors.demo import DeMo
 from gradwire.compressors.ef21 import EF21
+from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.signsgd import SignSGD
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
@@ -55,3 +58,14 @@ def test_the_optimizer_gets_the_estimate():
 def test_what_is_no_contraction_is_refused(inner):
     with pytest.raises(ConfigError, match=re.escape("EF21.inner must be a contraction of one round, such as topk")):
         EF21(inner)
+
+
+def test_a_method_that_hands_out_signs_is_refused():
+    """The mean of the estimates would become signs, and the next step would start from them."""
+    assert EF21(DeMo(sign=False)).inner == DeMo(sign=False)
+    message = re.escape("EF21.inner must be a method that hands out the mean and not its sign, got DeMo(")
+    with pytest.raises(ConfigError, match=message):
+        EF21(DeMo())
+    for code in (DeMo(), SignSGD(ties="zero"), Entropy(SignSGD())):
+        with pytest.raises(ConfigError, match=r"memory 'ef21' keeps the mean that arrives, but .* turns it into signs"):
+            Exchange(code, memory="ef21", force=True)

@@ -245,3 +245,14 @@ def test_bad_iterations(bad):
 def test_bad_error():
     with pytest.raises(ConfigError, match=re.escape("PowerSGD.error must be 'global' or 'local', got 'both'")):
         PowerSGD(error="both")
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e-13, 1e15, 1e30])
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_where_the_iteration_starts_has_no_scale(iterations, scale):
+    """X Q with the Q of the step before, or of the iteration before, is of the square of the gradient's size."""
+    code, x = PowerSGD(rank=2, iterations=iterations), torch.outer(gaussian(40, 1), gaussian(30, 2))
+    state = code.init_state(x.shape, Key())
+    for step in range(3):
+        buffer = code.compress(x * scale, state, Key(step=step))
+    torch.testing.assert_close(code.decompress(buffer, x.shape) / scale, x, rtol=1e-4, atol=1e-4)

@@ -326,6 +326,15 @@ def test_the_packed_size_is_that_of_the_table() -> None:
         assert wanted <= 8 * compressor.layout((1 << 20,)).nbytes / (1 << 20) <= wanted + 0.07, name
 
 
+@pytest.mark.parametrize("compressor", VARIABLE)
+def test_a_stream_is_no_longer_than_its_length_can_say(compressor: Compressor) -> None:
+    """Of tensors of 2^29 elements 4 bytes an element are more than 31 bits: bit offsets and sizes wrap around."""
+    for shape in ((4096, 4096), (2**15, 2**14), (2**15, 2**16), (2**18, 2**16)):
+        if compressor.layout(shape).fields[-1].count >= 2**31:
+            assert not compressor.pays_for(shape)
+    assert compressor.pays_for((1024, 1024))
+
+
 def test_a_shape_survives() -> None:
     """A cast of a list of one tensor has an axis more."""
     assert FP16().decompress(torch.zeros(24, dtype=torch.uint8), (3, 4)).shape == (3, 4)

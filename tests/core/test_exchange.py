@@ -201,7 +201,10 @@ def test_the_width_of_a_residual_is_checked_and_told_to_the_ranks() -> None:
         settings.check()
     with pytest.raises(ConfigError, match="residual_dtype must be float32 with a memory object"):
         Settings(residual_dtype="bfloat16", memory=Residual()).check()
-    assert '"dtype": "bfloat16"' in Exchange(TopK(), residual_dtype="bfloat16").describe([])
+    for name in ("bfloat16", "bf16"):
+        Settings(residual_dtype=name).check()
+        assert '"dtype": "bfloat16"' in Exchange(TopK(), residual_dtype=name).describe([])
+    assert Residual(dtype="bf16") == Residual(dtype="bfloat16")
 
 
 def test_old_gradients_are_applied_with_the_rate_they_were_meant_for() -> None:

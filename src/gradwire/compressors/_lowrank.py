@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from gradwire import ops
+from gradwire.ops._units import exponent_of, power_of_two
 
 __all__ = [
     "add_product",
     "grouped",
     "keep_usable",
     "matrix_of",
+    "near_one",
     "normal",
     "orthonormal",
     "solve_left",
@@ -102,6 +104,16 @@ def keep_usable(factor: Tensor, warm: Tensor) -> None:
     """Warm-start from the rows of ``factor``, except those that are zero or not finite: from them nothing recovers."""
     peak = factor.abs().amax(1, keepdim=True)
     torch.where((peak > 0) & peak.isfinite(), factor, warm, out=warm)
+
+
+def near_one(rows: Tensor) -> Tensor:
+    """Each row times a power of two, so that its largest element is near 1: only their directions count.
+
+    >>> near_one(torch.tensor([[3e20, -1e20], [0.0, 0.0]])).abs().amax(1).lt(2).tolist()
+    [True, True]
+    """
+    peaks = rows.abs().amax(-1, keepdim=True)
+    return rows * power_of_two(-exponent_of(peaks))
 
 
 def matrix_of(shape: Sequence[int], rank: int) -> tuple[int, int, int]:

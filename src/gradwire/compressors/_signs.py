@@ -28,6 +28,7 @@ class SignCode(Compressor):
     ties: Literal["positive", "zero"] = "positive"
 
     elementwise = True
+    votes = True
 
     def __post_init__(self) -> None:
         require(self.ties in ("positive", "zero"), f"{type(self).__name__}.ties", "'positive' or 'zero'", self.ties)

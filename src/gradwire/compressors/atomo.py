@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire import ops
 from gradwire.compressors._lowrank import add_product
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import MOST_USED, Compressor, Feedback
 from gradwire.errors import WireError, is_float32, require
 from gradwire.types import Field, Key, Layout, Payload, State
 
@@ -88,7 +88,8 @@ class Atomo(Compressor):
         return 0
 
     def pays_for(self, shape: Sequence[int]) -> bool:
-        return len(shape) >= 2 and self.traffic(shape) * self.min_compression < 4 * math.prod(shape)
+        nbytes = 4 * math.prod(shape)
+        return len(shape) >= 2 and self.traffic(shape) * self.min_compression < nbytes <= MOST_USED
 
     def traffic(self, shape: Sequence[int]) -> float:
         rows, columns = _matrix_shape(shape)

@@ -41,7 +41,10 @@ from gradwire import ops, registry
 from gradwire.errors import ConfigError, WireError
 from gradwire.types import Key, Layout, Payload, State
 
-__all__ = ["Compressor", "Family", "Feedback", "MultiRound", "as_gradient"]
+__all__ = ["MOST_USED", "Compressor", "Family", "Feedback", "MultiRound", "as_gradient"]
+
+MOST_USED = 2**31 - 1
+"""Bytes of a stream of variable size."""
 
 Family = Literal["cast", "quantisation", "sparsification", "hybrid", "low rank", "wrapper"]
 """How a method saves bytes: fewer bits for an element, fewer elements, both, thin factors, or another method inside."""
@@ -112,6 +115,9 @@ class Compressor(ABC):
     memory: ClassVar[str | None] = None
     """The memory that the method is defined with; None: what ``feedback`` needs."""
 
+    votes: ClassVar[bool] = False
+    """``settle`` makes something else of the mean, such as its sign: what arrives is no estimate of a gradient."""
+
     advice: ClassVar[int] = 0
     """How many float32 the ranks keep agreeing on, such as a threshold: ``encode`` leaves this rank's wish, finite, in
     ``state["advice"]`` and finds in ``state["agreed"]`` the mean over the ranks of their wishes in an earlier step, NaN
@@ -146,9 +152,15 @@ class Compressor(ABC):
         return 1
 
     def pays_for(self, shape: Sequence[int]) -> bool:
-        """Whether the payload of a tensor of this shape is smaller than the tensor; if not, it travels dense."""
+        """Whether the payload of a tensor of this shape is smaller than the tensor; if not, it travels dense.
+
+        So does a tensor whose stream of variable size may have more bytes than the int32 ``used`` can say.
+        """
         n = math.prod(shape)
-        return n > 0 and (not self.fixed_size or self.layout(shape).nbytes < 4 * n)
+        if n == 0:
+            return False
+        layout = self.layout(shape)
+        return layout.nbytes < 4 * n if self.fixed_size else layout.fields[-1].count <= MOST_USED
 
     @abstractmethod
     def layout(self, shape: Sequence[int]) -> Layout:

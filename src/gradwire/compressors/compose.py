@@ -13,7 +13,7 @@ from gradwire import registry
 from gradwire.compressors._sparse import Sparsifier, arranged, ordered, rows_of
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import require
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.types import Field, Key, Layout, Payload, State, tensor_id
 
 __all__ = ["Compose", "compose"]
 
@@ -37,8 +37,8 @@ class Compose(Compressor):
         inner: any method of one round; it sees the chosen values as one tensor, in the order of their places.
 
     Raises:
-        ConfigError: the outer method does not come apart, or the inner one takes several rounds or keeps a memory of
-            its own.
+        ConfigError: the outer method does not come apart, or the inner one takes several rounds, keeps a memory of its
+            own or turns the mean into signs.
 
     Example:
         >>> from gradwire.compressors.qsgd import QSGD
@@ -64,6 +64,8 @@ class Compose(Compressor):
         require(apart, "Compose.outer", "a method of values and places, such as topk or randomk", self.outer)
         plain = isinstance(self.inner, Compressor) and self.inner.rounds_needed == 1 and self.inner.advice == 0
         require(plain and self.inner.memory is None, "Compose.inner", "a compressor of one round", self.inner)
+        allowed = "a method that hands out the mean and not its sign, which unsent elements do not have"
+        require(not self.inner.votes, "Compose.inner", allowed, self.inner)
 
     @property
     def _outer(self) -> Sparsifier:
@@ -84,6 +86,16 @@ class Compose(Compressor):
     def fixed_size(self) -> bool:  # type: ignore[override]
         """As the inner method."""
         return self.inner.fixed_size
+
+    @property
+    def portable(self) -> bool:  # type: ignore[override]
+        """As the inner method."""
+        return self.inner.portable
+
+    @property
+    def factorises(self) -> bool:  # type: ignore[override]
+        """As the inner method."""
+        return self.inner.factorises
 
     @property
     def feedback(self) -> Feedback:
@@ -121,7 +133,7 @@ class Compose(Compressor):
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         values, (coded, places) = self._values(x), self._apart(payload, x.numel())
         self._outer.select(x.view(-1), values, places, key)
-        self.inner.encode(values, coded, state, key)
+        self.inner.encode(values, coded, state, self._inner_key(key))
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
@@ -131,7 +143,7 @@ class Compose(Compressor):
             return
         values, (coded, places) = self._values(grad), self._apart(payload, grad.numel())
         chosen = self._outer.select_feedback(grad.view(-1), residual.view(-1), values, places, key, status)
-        self.inner.encode(values, coded, state, key)
+        self.inner.encode(values, coded, state, self._inner_key(key))
         self.inner.add_decoded(coded, values, -1.0)
         self._outer.give_back(values, chosen, residual.view(-1), status)
 
@@ -155,6 +167,10 @@ class Compose(Compressor):
         self._outer.check_places(places, n)
         self.inner.check_payload(coded, self._slots(n))
 
+    def _inner_key(self, key: Key) -> Key:
+        """Common draws follow from the key alone: one inside another must have a key of its own."""
+        return key.of(tensor_id(f"{key.tensor} inside")) if draws_in_common(self.inner) else key
+
     def _slots(self, n: int) -> tuple[int]:
         return (self._outer.slots(n),)
 
@@ -176,6 +192,14 @@ class Compose(Compressor):
         end = len(fields) - len(self._outer.places(n))
         own = ordered(payload, order)
         return own[:end], own[end:]
+
+
+def draws_in_common(code: Compressor) -> bool:
+    """Whether a method, or one inside it, chooses elements by a draw that is the same on all ranks."""
+    if isinstance(code, Sparsifier):
+        return code.random
+    parts = (getattr(code, "outer", None), getattr(code, "inner", None))
+    return any(isinstance(part, Compressor) and draws_in_common(part) for part in parts)
 
 
 def compose(outer: Compressor, inner: Compressor) -> Compose:

@@ -74,6 +74,11 @@ class DeMo(Compressor):
         require(isinstance(self.sign, bool), "DeMo.sign", "True or False", self.sign)
 
     @property
+    def votes(self) -> bool:  # type: ignore[override]
+        """With ``sign``."""
+        return self.sign
+
+    @property
     def feedback(self) -> Feedback:
         return "required"
 

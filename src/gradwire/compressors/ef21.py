@@ -29,7 +29,8 @@ class EF21(Compressor):
         inner: C, a contraction of one round: a compressor, its name, or its configuration.
 
     Raises:
-        ConfigError: the inner method is no contraction, so the estimates need not approach the gradient.
+        ConfigError: the inner method is no contraction, so the estimates need not approach the gradient, or it turns
+            their mean into signs.
 
     Example:
         >>> code = EF21(inner=registry.build("compressors", "topk", {"ratio": 0.4}))
@@ -52,6 +53,7 @@ class EF21(Compressor):
         inner = self.inner
         ok = isinstance(inner, Compressor) and inner.contraction and not isinstance(inner, MultiRound)
         require(ok, "EF21.inner", "a contraction of one round, such as topk", inner)
+        require(not inner.votes, "EF21.inner", "a method that hands out the mean and not its sign", inner)
 
     @property
     def summable(self) -> bool:  # type: ignore[override]
@@ -114,9 +116,6 @@ class EF21(Compressor):
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
         self.inner.encode_feedback(grad, residual, payload, state, key, status)
-
-    def settle(self, mean: Tensor) -> None:
-        self.inner.settle(mean)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.inner.add_decoded(payload, out, scale)

@@ -17,7 +17,7 @@ from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["Entropy"]
 
-PASSED_ON = ("unbiased", "random", "elementwise", "memory", "advice", "portable", "factorises")
+PASSED_ON = ("unbiased", "random", "elementwise", "memory", "advice", "portable", "factorises", "votes")
 """What a class declares and the inner method decides."""
 
 

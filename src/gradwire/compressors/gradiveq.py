@@ -33,7 +33,8 @@ class GradiVeQ(MultiRound):
 
     C is an orthogonal projection of the mean and linear, so an all-reduce carries it. What lies across U stays in the
     residual until the next period begins. Tensors of fewer than K^2 elements do not pay. The paper subtracts a mean
-    slice first; here it is one of the directions.
+    slice first; here it is one of the directions. On an accelerator the sampled steps wait for the device, as every
+    eigendecomposition of torch does; the others do not.
 
     Args:
         size: K, elements of a slice, 2 to 4096. Larger: more to find in common, K^2 floats kept and K^3 time a refresh.

@@ -14,6 +14,7 @@ from gradwire.compressors._lowrank import (
     grouped,
     keep_usable,
     matrix_of,
+    near_one,
     normal,
     orthonormal,
     solve_left,
@@ -122,7 +123,7 @@ class PowerSGD(MultiRound):
         alike = grouped(items, lambda item: item.x.shape)
         for iteration in range(self.iterations):
             for group in alike:
-                starts = [i.q if iteration else i.warm for i in group]
+                starts = [near_one(i.q if iteration else i.warm) for i in group]
                 solve_left([i.x for i in group], starts, [i.p for i in group])
             yield 0
             for thin in grouped(items, lambda item: item.p.shape):

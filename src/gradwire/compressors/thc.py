@@ -64,6 +64,7 @@ class THC(MultiRound):
     clip: float = 2.154
 
     name = "thc"
+    family = "quantisation"
     reference = "M. Li et al., THC, NSDI 2024"
     random = True
     rounds_needed = 2

@@ -18,6 +18,8 @@ from gradwire.types import Key, Payload, State
 __all__ = ["DTYPES", "Residual"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SHORT = {"bf16": "bfloat16"}
+"""Other names for these."""
 CHUNK = 1 << 16
 
 
@@ -30,8 +32,8 @@ class Residual(Memory):
     Args:
         beta: in (0, 1]; how much of the residual returns. Below 1 old gradients fade, and what fades is lost.
         gamma: > 0; weight of the fresh gradient.
-        dtype: "float32", or "bfloat16": 2 bytes an element in place of 4. What the rounding takes, up to 1/256 of an
-            element each time, is lost, and the fused kernels, which read float32, are not used.
+        dtype: "float32", or "bfloat16" ("bf16" for short): 2 bytes an element in place of 4. What the rounding takes,
+            up to 1/256 of an element each time, is lost, and the fused kernels, which read float32, are not used.
 
     Raises:
         ConfigError: a value outside its range.
@@ -47,7 +49,7 @@ class Residual(Memory):
 
     beta: float = 1.0
     gamma: float = 1.0
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "bf16"] = "float32"
 
     name = "residual"
     buffers = ("residual",)
@@ -55,6 +57,8 @@ class Residual(Memory):
     def __post_init__(self) -> None:
         require(is_float32(self.beta) and 0 < self.beta <= 1, "Residual.beta", "in (0, 1]", self.beta)
         require(is_float32(self.gamma) and self.gamma > 0, "Residual.gamma", "a finite number > 0", self.gamma)
+        if isinstance(self.dtype, str):
+            object.__setattr__(self, "dtype", SHORT.get(self.dtype, self.dtype))
         require(self.dtype in DTYPES, "Residual.dtype", "'float32' or 'bfloat16'", self.dtype)
 
     @property
