@@ -5,6 +5,7 @@ import torch
 
 import gradwire
 from gradwire import registry
+from gradwire.compressors import _together
 from gradwire.compressors.bf16 import BF16
 from gradwire.compressors.none import Identity
 from gradwire.compressors.onebit import OneBit
@@ -111,3 +112,17 @@ def test_places_of_a_stranger_are_checked():
 def test_what_does_not_fit(outer, inner, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         gradwire.compose(outer, inner)
+
+
+@pytest.mark.parametrize("room", [1, 700, 10**6])
+@pytest.mark.parametrize("outer", [TopK(0.1), TopK(0.1, indices="rice"), RandomK(0.2)], ids=repr)
+def test_ranks_are_opened_a_few_at_a_time(monkeypatch, outer, room):
+    monkeypatch.setattr(_together, "ROOM", room)
+    code, n, ranks = gradwire.compose(outer, QSGD(bits=4, block=16)), 800, 5
+    layout = code.layout((n,))
+    rows = torch.stack([code.compress(gaussian(n, seed=rank), key=Key(step=rank)) for rank in range(ranks)])
+    expected, together = gaussian(n, seed=9), gaussian(n, seed=9)
+    for row in rows:
+        code.add_decoded(layout.views(row), expected, 1 / 3)
+    code.add_decoded_many(layout.views(rows), together, 1 / 3)
+    assert torch.equal(together, expected)
