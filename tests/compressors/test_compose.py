@@ -6,6 +6,7 @@ import torch
 
 import gradwire
 from gradwire import registry
+from gradwire.compressors import _together
 from gradwire.compressors.atomo import Atomo
 from gradwire.compressors.bf16 import BF16
 from gradwire.compressors.demo import DeMo
@@ -147,3 +148,17 @@ def test_what_the_values_take_is_declared():
     plain, folded = gradwire.compose(TopK(), QSGD()), gradwire.compose(TopK(), DeMo(sign=False))
     assert (plain.portable, folded.portable) == (True, False)
     assert (plain.factorises, gradwire.compose(TopK(), Atomo()).factorises) == (False, True)
+
+
+@pytest.mark.parametrize("room", [1, 700, 10**6])
+@pytest.mark.parametrize("outer", [TopK(0.1), TopK(0.1, indices="rice"), RandomK(0.2)], ids=repr)
+def test_ranks_are_opened_a_few_at_a_time(monkeypatch, outer, room):
+    monkeypatch.setattr(_together, "ROOM", room)
+    code, n, ranks = gradwire.compose(outer, QSGD(bits=4, block=16)), 800, 5
+    layout = code.layout((n,))
+    rows = torch.stack([code.compress(gaussian(n, seed=rank), key=Key(step=rank)) for rank in range(ranks)])
+    expected, together = gaussian(n, seed=9), gaussian(n, seed=9)
+    for row in rows:
+        code.add_decoded(layout.views(row), expected, 1 / 3)
+    code.add_decoded_many(layout.views(rows), together, 1 / 3)
+    assert torch.equal(together, expected)

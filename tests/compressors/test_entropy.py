@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire import registry
+from gradwire.compressors import _together
 from gradwire.compressors._coders import CODERS
 from gradwire.compressors.base import MultiRound
 from gradwire.compressors.entropy import Entropy
@@ -16,7 +17,7 @@ from gradwire.exchange import Exchange
 from gradwire.policy import Policy
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
-from gradwire.types import Key
+from gradwire.types import Key, align
 
 
 def fixed_methods():
@@ -177,3 +178,18 @@ def test_ranks_get_the_same_mean_for_fewer_bytes(inner):
     assert torch.equal(plain[0], wrapped[0])
     assert torch.equal(wrapped[0], other[0])
     assert wrapped[1] < 0.7 * plain[1]
+
+
+@pytest.mark.parametrize("room", [1, 900, 10**6])
+def test_ranks_are_opened_a_few_at_a_time(monkeypatch, room):
+    monkeypatch.setattr(_together, "ROOM", room)
+    code, n = Entropy(), 700
+    layout = code.layout((n,))
+    rows = torch.zeros(5, align(layout.nbytes), dtype=torch.uint8)
+    for rank, row in enumerate(rows):
+        row[: layout.nbytes] = code.compress(gaussian(n, seed=rank), key=Key(step=rank))
+    expected, together = gaussian(n, seed=9), gaussian(n, seed=9)
+    for row in rows:
+        code.add_decoded(layout.views(row[: layout.nbytes]), expected, 1 / 3)
+    code.add_decoded_many(layout.views(rows[:, : layout.nbytes]), together, 1 / 3)
+    assert torch.equal(together, expected)

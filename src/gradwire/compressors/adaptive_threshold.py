@@ -97,8 +97,9 @@ class AdaptiveThreshold(Compressor):
             _entries.fill(used, stream, *(_codes(piece, high, low) for _, piece in _entries.pieces(flat)))
             return
         values, places = entries
-        means.copy_(_means(values, high, low))
-        _entries.fill(used, stream, places, _entries.pack_bits(values < 0))
+        negative = values < 0
+        means.copy_(_means_taken(values, negative))
+        _entries.fill(used, stream, places, _entries.pack_bits(negative))
 
     def _thresholds(self, sample: Tensor) -> tuple[float, float]:
         """The least positive element that is sent, and the least magnitude of a negative one; both above 0."""
@@ -164,6 +165,14 @@ def _positive(x: Tensor, high: float) -> Tensor:
 def _codes(x: Tensor, high: float, low: float) -> Tensor:
     negative = x <= -low
     return _entries.pack_bits(torch.stack([_positive(x, high) | negative, negative], 1).view(-1))
+
+
+def _means_taken(values: Tensor, negative: Tensor) -> Tensor:
+    """Of what was taken already: as ``_means``, without choosing element by element. A NaN counts as positive."""
+    parts = values.clamp(min=0.0), values.clamp(max=0.0).nan_to_num_(nan=0.0, neginf=-math.inf)
+    below = negative.count_nonzero()
+    counts = torch.stack([negative.numel() - below, below])
+    return torch.stack([part.sum(dtype=torch.float64) for part in parts]) / counts.clamp_(min=1)
 
 
 def _means(x: Tensor, high: float, low: float) -> Tensor:

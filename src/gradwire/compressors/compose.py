@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors._sparse import Sparsifier, arranged, ordered, rows_of
+from gradwire.compressors._together import groups
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import require
 from gradwire.types import Field, Key, Layout, Payload, State, tensor_id
@@ -154,12 +155,15 @@ class Compose(Compressor):
         self._outer.scatter(values.unsqueeze(0), rows_of(places), out.view(-1), scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        """All values first, so that they are added in one pass over ``out``."""
+        """The values of several ranks first, so that they are added in one pass over ``out``."""
         coded, places = self._apart(payloads, out.numel())
-        values = torch.zeros(payloads[0].shape[0], *self._slots(out.numel()), device=out.device)
-        for rank, own in enumerate(values):
-            self.inner.add_decoded(tuple(field[rank] for field in coded), own)
-        self._outer.scatter(values, places, out.view(-1), scale)
+        slots = self._slots(out.numel())
+        for ranks in groups(payloads[0].shape[0], 4 * slots[0]):
+            values = torch.zeros(len(ranks), *slots, device=out.device)
+            for rank, own in zip(ranks, values, strict=True):
+                self.inner.add_decoded(tuple(field[rank] for field in coded), own)
+            own_places = tuple(field[ranks.start : ranks.stop] for field in places)
+            self._outer.scatter(values, own_places, out.view(-1), scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         n = math.prod(shape)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors._coders import CODERS, read_section, write_section
+from gradwire.compressors._together import groups
 from gradwire.compressors.base import Compressor, Feedback, MultiRound
 from gradwire.errors import WireError, require
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.types import Field, Key, Layout, Payload, State, align
 
 __all__ = ["Entropy"]
 
@@ -117,6 +118,19 @@ class Entropy(Compressor):
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.inner.add_decoded(self._unpack(payload, out.shape), out, scale)
 
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        """The codes of several ranks first, so that they are added in one pass over ``out``."""
+        layout = self.inner.layout(out.shape)
+        if not layout.nbytes:
+            super().add_decoded_many(payloads, out, scale)
+            return
+        for ranks in groups(payloads[0].shape[0], layout.nbytes):
+            rows = torch.empty(len(ranks), align(layout.nbytes), dtype=torch.uint8, device=out.device)
+            for rank, row in zip(ranks, rows, strict=True):
+                own = tuple(field[rank] for field in payloads)
+                self._unpack_into(layout.views(row[: layout.nbytes]), own, out.shape)
+            self.inner.add_decoded_many(layout.views(rows[:, : layout.nbytes]), out, scale)
+
     def settle(self, mean: Tensor) -> None:
         self.inner.settle(mean)
 
@@ -147,8 +161,11 @@ class Entropy(Compressor):
         used.fill_(end)
 
     def _unpack(self, payload: Payload, shape: Sequence[int]) -> Payload:
+        return self._unpack_into(self._room(shape, payload[0].device), payload, shape)
+
+    def _unpack_into(self, inner: Payload, payload: Payload, shape: Sequence[int]) -> Payload:
         used, *kept, stream = payload
-        inner, start, end = self._room(shape, stream.device), 0, int(used)
+        start, end = 0, int(used)
         if not 0 <= end <= stream.numel():
             raise WireError(f"an entropy payload of {stream.numel()} bytes claims to use {end}")
         for coded, tensor in self._split(inner, shape):
