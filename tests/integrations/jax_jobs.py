@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.integrations.jobs import answers
 
 def everything(rank: int) -> dict[str, Any]:
     return {"compared": compared(rank, lambda method: means(rank, method)), "trained": trained(rank),
-            "refused": refused(), "bfloat16": bfloat16(rank)}  # fmt: skip
+            "refused": refused(), "bfloat16": bfloat16(rank), "accumulated": accumulated(rank)}  # fmt: skip
 
 
 def means(rank: int, method: str) -> tuple[Means, dict[str, Any]]:
@@ -97,6 +98,45 @@ def bfloat16(rank: int) -> list[Any]:
     wire = gradwire.jax.compress(params, "topk", ratio=1.0)
     mean = wire.update({"w": jnp.full((64, 64), 1.0 + rank, jnp.bfloat16)}, wire.init(params))[0]["w"]
     return [str(mean.dtype), sorted(set(np.asarray(mean, np.float32).ravel().tolist()))]
+
+
+def accumulated(rank: int) -> dict[str, Any]:
+    """Four gradients, two for a step, in a compiled update: exchanged before they are added up, and after."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import gradwire.jax
+
+    params, told = {"w": jnp.zeros((64, 64))}, {}
+    for way in ("before", "inside"):
+        wire = gradwire.jax.compress(params, "topk", ratio=0.05)
+        if way == "before":
+            optimizer = optax.chain(wire, optax.MultiSteps(optax.sgd(1.0), 2).gradient_transformation())
+        else:
+            optimizer = optax.MultiSteps(optax.chain(wire, optax.sgd(1.0)), 2).gradient_transformation()
+        update, kept, moved, given, said = jax.jit(optimizer.update), optimizer.init(params), 0.0, 0.0, Said()
+        logging.getLogger("gradwire").addHandler(said)
+        for step in range(4):
+            grad = jax.random.normal(jax.random.key(10 * step + rank), (64, 64))
+            updates, kept = update({"w": grad}, kept, params)
+            moved, given = moved - np.array(updates["w"]), given + np.array(grad)
+        logging.getLogger("gradwire").removeHandler(said)
+        (own,) = wire.state.state_dict()["ranks"].values()
+        told[way] = {"moved": moved, "given": given, "waits": own["worker"]["residual"]["w"].view(64, 64).numpy(),
+                     "said": said.lines}  # fmt: skip
+    return told
+
+
+class Said(logging.Handler):
+    """What was logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def refused() -> dict[str, str]:

@@ -122,7 +122,7 @@ def everything(rank: int, folder: str) -> dict[str, Any]:
     told["without"] = fit(folder, "without", ckpt=bare)
     told["in two fits"] = fit(folder, "two", steps=4)
     told["ways"] = {way: in_a_way(folder, way) for way in WAYS}
-    told["broken off"], told["tried out"] = broken_off(), tried_out(folder)
+    told["broken off"], told["tried out"] = broken_off(folder), tried_out(folder)
     told["refused"] = refused()
     return told
 
@@ -149,14 +149,14 @@ def in_a_way(folder: str, way: str) -> dict[str, Any]:
                                                  **WAYS[way]())}  # fmt: skip
 
 
-def broken_off() -> dict[str, Any]:
+def broken_off(folder: str) -> dict[str, Any]:
     """A fit that ends with an error, and another with the same callback."""
     ours, module = ours_of(), module_of()
     watcher = watcher_of(ours)
     module.fails = 3
-    answers({"fit": lambda: trainer_of([ours, watcher]).fit(module)})
+    answers({"fit": lambda: trainer_of([ours, watcher], default_root_dir=folder).fit(module)})
     before, module.fails = residual_of(ours.state.state_dict()), -1
-    trainer_of([ours, watcher], 2).fit(module)
+    trainer_of([ours, watcher], 2, default_root_dir=folder).fit(module)
     return {"before": before, "after": residual_of(watcher.began), "rows": watcher.rows}
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gradwire.testing.processes import run_ranks
@@ -42,6 +43,19 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(told: list[dict[str, Any]
 
 def test_bfloat16_stays_bfloat16(told: list[dict[str, Any]]) -> None:
     assert [each["bfloat16"] for each in told] == [["bfloat16", [1.5]]] * 2
+
+
+def test_gradients_are_accumulated_behind_the_exchange_and_who_does_it_before_is_told(
+    told: list[dict[str, Any]],
+) -> None:
+    one, other = (each["accumulated"]["before"] for each in told)
+    # MultiSteps takes the mean of two.
+    gone, waits = one["given"] + other["given"], one["waits"] + other["waits"]
+    assert np.array_equal(one["moved"], other["moved"])
+    assert np.allclose(2 * 2 * one["moved"] + waits, gone, atol=1e-4)
+    for each in told:
+        assert each["accumulated"]["before"]["said"] == []
+        assert any("update 0 was thrown away" in line for line in each["accumulated"]["inside"]["said"])
 
 
 REFUSED = {

@@ -13,8 +13,9 @@ from torch import nn
 
 import gradwire
 from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
-from gradwire.meeting.attendance import Attendance, Closed
+from gradwire.meeting.attendance import Attendance
 from gradwire.meeting.board import PIECE, Board
+from gradwire.meeting.closed import Closed
 
 
 def alone(meeting: gradwire.Meeting, compressor: str = "topk", **options: Any) -> Any:

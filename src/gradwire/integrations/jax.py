@@ -2,13 +2,15 @@
 
 Law: a transformation of optax is a pure function, and an exchange is not. So the callback is an ordered effect of the
 compiled program, which is neither dropped nor repeated nor moved past another, and the residuals are in the state of
-the transformation object; optax's own state is empty. The processes form a group of ``torch.distributed`` over Gloo,
-whatever devices JAX uses: gradients come to the host.
+the transformation object. Optax's own state only counts: who throws updates away, as ``optax.MultiSteps`` does with
+those of its inner optimizer, throws away what was sent, and is told so by a number that comes twice. The processes form
+a group of ``torch.distributed`` over Gloo, whatever devices JAX uses: gradients come to the host.
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+import logging
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -27,6 +29,14 @@ with needs("jax"):
     from jax.experimental import io_callback
 
 __all__ = ["GradwireTransformation", "broadcast", "compress"]
+
+log = logging.getLogger("gradwire")
+
+
+class Counted(NamedTuple):
+    """What optax keeps: the number of updates, an int32 scalar."""
+
+    updates: Any
 
 
 class GradwireTransformation(optax.GradientTransformation):
@@ -66,19 +76,21 @@ def compress(
         >>> dist.destroy_process_group()
     """
     specs = specs_of(params)
-    state = ArrayState(specs, compressor, options, process_group)
+    state, last = ArrayState(specs, compressor, options, process_group), [-1]
 
-    def exchange(*grads: Any) -> tuple[np.ndarray, ...]:
+    def exchange(number: Any, *grads: Any) -> tuple[np.ndarray, ...]:
+        last[:] = [warned_if_repeated(int(number), last[0])]
         means = state.exchange_arrays([from_dlpack(grad) for grad in grads])
         return tuple(as_numpy(mean) for mean in means)
 
-    def update(updates: Any, empty: Any, _: Any = None) -> tuple[Any, Any]:
+    def update(updates: Any, counted: Counted, _: Any = None) -> tuple[Any, Counted]:
         leaves, tree = jax.tree.flatten(updates)
         check_tree(specs, specs_of(updates))
         shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-        return jax.tree.unflatten(tree, io_callback(exchange, shapes, *leaves, ordered=True)), empty
+        means = io_callback(exchange, shapes, counted.updates, *leaves, ordered=True)
+        return jax.tree.unflatten(tree, means), Counted(counted.updates + 1)
 
-    transformation = GradwireTransformation(lambda _: optax.EmptyState(), update)
+    transformation = GradwireTransformation(lambda _: Counted(jax.numpy.zeros((), jax.numpy.int32)), update)
     transformation.state = state
     return transformation
 
@@ -98,6 +110,15 @@ def broadcast(params: Any, process_group: dist.ProcessGroup | None = None) -> An
         for tensor, leaf in zip(tensors, leaves, strict=True)
     ]
     return jax.tree.unflatten(tree, shared)
+
+
+def warned_if_repeated(number: int, last: int) -> int:
+    """The number of this update; if it is that of the last one, the last one was thrown away."""
+    if number == last:
+        log.warning("what was exchanged in update %d was thrown away, and the optimizer was asked for it again: "
+                    "gradients are lost. Put gradwire before optax.MultiSteps, not inside: optax.chain(wire, "
+                    "optax.MultiSteps(...).gradient_transformation())", number)  # fmt: skip
+    return number
 
 
 def specs_of(tree: Any) -> dict[str, Spec]:

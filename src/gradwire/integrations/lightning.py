@@ -2,8 +2,7 @@
 
 Law: Lightning wraps the model in ``strategy.setup`` and trains right after ``on_fit_start``; there the hook is
 attached, on any device, while Lightning's own ``ddp_comm_hook`` is left out without a word wherever gradients are not
-on CUDA. A checkpoint is one file, written by rank 0, so it holds the residuals of all ranks. Callbacks that try
-something out (``LearningRateFinder``) load one in the middle of a fit; then its residuals are those of now.
+on CUDA. A checkpoint is one file, written by rank 0, so it holds the residuals of all ranks.
 """
 
 from __future__ import annotations
@@ -91,16 +90,12 @@ class GradwireCallback(Callback):
             checkpoint[KEY] = gathered(self.state)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Go on with what was saved: at once, or when the model is wrapped."""
+        """Keep what was saved until the model is wrapped."""
         if trainer.state.fn != "fit":
             return
-        saved = checkpoint.get(KEY)
-        if saved is None:
+        self._waiting, self._resumes = checkpoint.get(KEY), True
+        if self._waiting is None:
             log.warning("the checkpoint was saved without GradwireCallback: residuals start from zero")
-        elif self.state is not None and isinstance(trainer.strategy.model, DistributedDataParallel):
-            self.state.load_state_dict(saved, on_resize=self.on_resize)
-            return
-        self._waiting, self._resumes = saved, True
 
 
 def check_strategy(trainer: Trainer) -> None:

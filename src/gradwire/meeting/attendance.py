@@ -16,60 +16,19 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from gradwire.errors import ConfigError, GroupError, WireError
 from gradwire.meeting.board import Board
+from gradwire.meeting.closed import Closed, in_order
 from gradwire.meeting.place import Meeting
 
-__all__ = ["Attendance", "Closed", "in_order", "order"]
+__all__ = ["Attendance"]
 
 log = logging.getLogger("gradwire")
 
 KEPT = 2
 """Rounds whose payloads and states hang at the place."""
-
-
-@dataclass(frozen=True)
-class Closed:
-    """The note of a closed round.
-
-    Args:
-        came: bytes of each worker's payload, 0 if it came and sent nothing; and the process that handed it in.
-        roster: who is expected in the next round.
-        need: those of them who wait for the state after this round.
-        seen: announcements that were seen.
-    """
-
-    came: dict[str, tuple[int, str]]
-    roster: tuple[str, ...]
-    need: tuple[str, ...]
-    seen: int
-
-    @classmethod
-    def read(cls, note: Any) -> Closed:
-        """From the note.
-
-        Raises:
-            WireError: it is none.
-        """
-        try:
-            came = {str(name): (int(nbytes), str(token)) for name, (nbytes, token) in note["came"].items()}
-            return cls(came, tuple(map(str, note["roster"])), tuple(map(str, note["need"])), int(note["seen"]))
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise WireError(f"a closed round is a note with came, roster, need and seen, got {note!r}") from error
-
-    @property
-    def sent(self) -> list[str]:
-        """Whose payloads count, in the order in which they are summed."""
-        return in_order(name for name, (nbytes, _) in self.came.items() if nbytes)
-
-    @property
-    def speaker(self) -> str:
-        """Who puts up the state."""
-        return in_order(self.came)[0]
 
 
 class Attendance:
@@ -351,17 +310,3 @@ class Attendance:
         if (nbytes := self.board.read(f"state/{t}")) is not None:
             self.board.drop(f"state/{t}", nbytes)
         self.board.drop_list(f"arrivals/{t}")
-
-
-def order(name: str) -> tuple[int, str]:
-    """Numbers first, as numbers.
-
-    >>> sorted(["paris", "10", "9"], key=order)
-    ['9', '10', 'paris']
-    """
-    return (int(name), "") if name.isdecimal() else (1 << 62, name)
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Names sorted as ``order`` says."""
-    return sorted(names, key=order)

@@ -22,7 +22,8 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.none import Identity
 from gradwire.errors import ConfigError, GroupError, WireError, require
 from gradwire.exchange import Exchange, Named
-from gradwire.meeting.attendance import Attendance, Closed
+from gradwire.meeting.attendance import Attendance
+from gradwire.meeting.closed import Closed
 from gradwire.meeting.place import Meeting
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
