@@ -23,7 +23,7 @@ static void moments_feedback(const MomentsFeedback& args, std::int64_t begin, st
     std::int64_t i = first;
     for (; after - i >= kLanes; i += kLanes) moments_feedback_step(k, i, kLanes, s, worst);
     if (i < after) moments_feedback_step(k, i, int(after - i), s, worst);
-    write_moments(k.table + first / kMomentSegment * 4, s, origin);
+    write_moments(k.table + first / kMomentSegment * 4, s, origin, k.residual + first, after - first);
   }
   if (k.status) flag_nonfinite(k.status, worst);
 }

@@ -4,6 +4,7 @@
 #include "kernels/philox_words.h"
 #include "kernels/qsgd_codes.h"
 #include "kernels/qsgd_powers.h"
+#include "kernels/units.h"
 
 namespace gradwire::GRADWIRE_TARGET {
 
@@ -20,20 +21,45 @@ GRADWIRE_INLINE void measure(Magnitude& m, F32 x, bool l2) {
     watch(m.largest, x);
 }
 
-GRADWIRE_INLINE float root_of_sum(F32 squares) {
+GRADWIRE_INLINE float sum_of_lanes(F32 x) {
   float lanes[kLanes];
-  store(lanes, squares);
+  store(lanes, x);
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
-  const float root = __builtin_sqrtf(lanes[0]);
-  return root == root ? root : __builtin_nanf("");
+  return lanes[0];
+}
+
+// The length of a block whose squares vanish or overflow: in units of the power of two below its largest element.
+static float scaled_length(const float* x, std::int64_t count) {
+  U32 largest = set_u32(0);
+  std::int64_t i = 0;
+  for (; count - i >= kLanes; i += kLanes) watch(largest, load(x + i));
+  if (i < count) watch(largest, load(x + i, int(count - i)));
+  const int exponent = exponent_of(reduce_max(largest));
+  const F32 unit = set(power_of_two(-exponent));
+  F32 squares = set(0.0f);
+  for (i = 0; i < count; i += kLanes) {
+    const F32 y = load(x + i, int(count - i < kLanes ? count - i : kLanes)) * unit;
+    squares = squares + y * y;
+  }
+  return __builtin_sqrtf(sum_of_lanes(squares)) * power_of_two(exponent);
+}
+
+// From here on no square that counts was too small for float32, in a block of up to 65536 elements.
+constexpr float kLeastSquares = 0x1p-100f;
+
+GRADWIRE_INLINE float length_of(F32 squares, const float* x, std::int64_t count) {
+  const float sum = sum_of_lanes(squares);
+  const bool plain = sum >= kLeastSquares && sum <= 0x1.fffffep127f;
+  const float length = plain ? __builtin_sqrtf(sum) : scaled_length(x, count);
+  return length == length ? length : __builtin_nanf("");
 }
 
 // The norm as it is stored: below 2^-120 it counts as zero, since levels / norm must not overflow.
-GRADWIRE_INLINE float norm_of(const Magnitude& m, bool l2) {
+GRADWIRE_INLINE float norm_of(const Magnitude& m, bool l2, const float* x, std::int64_t count) {
   float norm;
   if (l2) {
-    norm = root_of_sum(m.squares);
+    norm = length_of(m.squares, x, count);
   } else {
     const std::uint32_t word = reduce_max(m.largest);
     std::memcpy(&norm, &word, sizeof norm);

@@ -22,7 +22,7 @@ static void qsgd_encode(const QsgdEncode& args, std::int64_t begin, std::int64_t
       qsgd_measure(k.x + i, count, true, m);
     else
       qsgd_measure(k.x + i, count, false, m);
-    write_block<false>(k, random, k.x + i, nullptr, i, count, norm_of(m, k.l2));
+    write_block<false>(k, random, k.x + i, nullptr, i, count, norm_of(m, k.l2, k.x + i, count));
   }
 }
 

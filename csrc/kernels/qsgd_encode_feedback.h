@@ -31,7 +31,7 @@ static void qsgd_encode_feedback(const QsgdEncodeFeedback& args, std::int64_t be
       qsgd_compensate(k, i, i + count, true, m, worst);
     else
       qsgd_compensate(k, i, i + count, false, m, worst);
-    const float norm = norm_of(m, k.l2);
+    const float norm = norm_of(m, k.l2, k.residual + i, count);
     watch(worst, set(norm));
     write_block<true>(k, random, k.residual + i, k.residual + i, i, count, norm);
   }

@@ -124,3 +124,13 @@ def test_what_pays():
 def test_bad_parameters(values, text):
     with pytest.raises(ConfigError, match=re.escape(text)):
         Atomo(**values)
+
+
+def test_a_decoder_refuses_what_its_stream_does_not_hold():
+    code, x = Atomo(budget=2), torch.outer(torch.arange(1.0, 17.0), torch.arange(1.0, 13.0))
+    used, atoms, stream = code.layout(x.shape).views(code.compress(x))
+    for wrong in (atoms + 1, torch.full_like(atoms, 2**30), torch.full_like(atoms, -2)):
+        with pytest.raises(WireError, match="atomo payload of"):
+            code.add_decoded((used, wrong, stream), torch.zeros(16, 12))
+    with pytest.raises(WireError, match="atomo payload of"):
+        code.add_decoded((used, atoms, stream[: int(used) - 1]), torch.zeros(16, 12))

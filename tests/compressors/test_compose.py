@@ -7,15 +7,20 @@ import torch
 import gradwire
 from gradwire import registry
 from gradwire.compressors import _together
+from gradwire.compressors.acp_sgd import ACPSGD
+from gradwire.compressors.adaptive_sparse import AdaptiveSparse
+from gradwire.compressors.adaptive_threshold import AdaptiveThreshold
 from gradwire.compressors.atomo import Atomo
 from gradwire.compressors.bf16 import BF16
 from gradwire.compressors.demo import DeMo
 from gradwire.compressors.entropy import Entropy
+from gradwire.compressors.gradiveq import GradiVeQ
 from gradwire.compressors.none import Identity
 from gradwire.compressors.onebit import OneBit
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
+from gradwire.compressors.sidco import SIDCo
 from gradwire.compressors.signsgd import SignSGD
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
@@ -162,3 +167,21 @@ def test_ranks_are_opened_a_few_at_a_time(monkeypatch, outer, room):
         code.add_decoded(layout.views(row), expected, 1 / 3)
     code.add_decoded_many(layout.views(rows), together, 1 / 3)
     assert torch.equal(together, expected)
+
+
+@pytest.mark.parametrize("inner", [SIDCo(), Atomo(), AdaptiveSparse(), AdaptiveThreshold()], ids=lambda code: code.name)
+@pytest.mark.parametrize("n", [33, 70, 95])
+def test_streams_begin_wherever_the_places_end(inner, n):
+    """An odd number of 16-bit places, and nothing to send."""
+    code = gradwire.compose(TopK(0.1), inner)
+    for x in (gaussian(n), torch.zeros(n)):
+        out = code.decompress(code.compress(x), (n,))
+        assert bool(out.isfinite().all())
+        assert int(out.count_nonzero()) <= TopK(0.1).count(n)
+
+
+def test_a_mean_of_factors_is_no_code_of_values():
+    """One round is one too many: nobody averages inside a composition."""
+    for inner in (ACPSGD(), GradiVeQ()):
+        with pytest.raises(ConfigError, match=r"Compose\.inner must be a compressor of one round, got"):
+            gradwire.compose(TopK(), inner)

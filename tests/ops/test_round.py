@@ -5,6 +5,7 @@ import torch
 
 from gradwire.errors import ConfigError
 from gradwire.ops import (
+    block_norms,
     moments,
     moments_feedback,
     qsgd_add_decoded,
@@ -48,6 +49,20 @@ def test_moments_feedback(n, target, threads, offset, watched):
         else:
             arguments["status"] = None
         check_against_reference(Case(moments_feedback, {}, written, arguments), target, threads, offset)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("scale", [1e-43, 1e-30, 1e-20, 1e20, 1e30, 5e37])
+def test_squares_that_vanish_or_overflow(target, scale):
+    for n in (5, 33, 5000):
+        x, grad = gradient(n, 1) * scale, {"grad": gradient(n, 2) * scale, "residual": gradient(n, 3) * scale}
+        for centred in (True, False):
+            check_against_reference(Case(moments, {"x": x}, {"table": table(n)}, {"centred": centred}), target, 1, 1)
+            case = Case(moments_feedback, {}, {**grad, "table": table(n)}, {"centred": centred, "status": None})
+            check_against_reference(case, target, 1, 0)
+        for block in (16, 512):
+            norms = {"norms": ((-(-n // block),), torch.float32)}
+            check_against_reference(Case(block_norms, {"x": x}, norms, {"block": block}), target, 1, 1)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -119,7 +119,9 @@ def in_use(used: Tensor, stream: Tensor) -> int:
 def part(stream: Tensor, start: int, count: int, dtype: torch.dtype) -> Tensor:
     """``count`` items of a stream from byte ``start`` on; copied only where they would not be aligned."""
     raw = stream[start : start + count * dtype.itemsize]
-    return (raw.clone() if raw.data_ptr() % dtype.itemsize else raw).view(dtype)
+    # An empty tensor has no address, but a place in its storage, which need not be aligned either.
+    aligned = raw.data_ptr() % dtype.itemsize == 0 == raw.storage_offset() % dtype.itemsize
+    return (raw if aligned else raw.clone()).view(dtype)
 
 
 def pack_bits(bits: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gradwire import ops
+from gradwire.ops._moments import units_of
 from gradwire.types import Field, Key, Layout, Payload
 
 __all__ = ["TINY", "Grid", "Moments", "clipped", "linf_omega", "uniform_omega"]
@@ -37,17 +38,23 @@ class Moments(NamedTuple):
 
     def length(self) -> Tensor:
         """|x|, of a table that is not centred."""
-        return self.table[:, 3].double().sum(0, keepdim=True).sqrt().float()
+        squares = self.table[:, 3].double() * self._units().square()
+        return squares.sum(0, keepdim=True).sqrt().float()
 
     def deviation(self) -> Tensor:
         """The standard deviation, of a centred table: exactly zero if all elements are equal."""
         origins, sums, squares = self.table[:, 1:].double().unbind(1)
+        sums, squares = sums * self._units(), squares * self._units().square()
         counts = torch.full_like(sums, _SEGMENT)
         counts[-1:].fill_(self.n - _SEGMENT * (len(counts) - 1))
         means = origins + sums / counts
         within = (squares - sums * sums / counts).clamp_min_(0.0)
         away = means - (counts * means).sum() / self.n
         return ((within + counts * away * away).sum(0, keepdim=True) / self.n).sqrt().float()
+
+    def _units(self) -> Tensor:
+        """What the sums of each segment count in."""
+        return units_of(self.table[:, 0]).double()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire import ops
+from gradwire.compressors import _entries
 from gradwire.compressors._lowrank import add_product
 from gradwire.compressors.base import MOST_USED, Compressor, Feedback
 from gradwire.errors import WireError, is_float32, require
@@ -107,8 +108,7 @@ class Atomo(Compressor):
         count, values = self._coded(x, key)
         used, atoms, stream = payload
         atoms.fill_(count)
-        used.fill_(4 * values.numel())
-        stream[: 4 * values.numel()].view(torch.float32).copy_(values)
+        _entries.fill(used, stream, values)
 
     def _coded(self, x: Tensor, key: Key) -> tuple[int, Tensor]:
         """How many directions, and the stream; all elements where that is shorter or something is not finite."""
@@ -122,13 +122,14 @@ class Atomo(Compressor):
         return left.shape[0], torch.cat([left.reshape(-1), right.reshape(-1)])
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self.check_payload(payload, out.shape)
         count, values = int(payload[1]), payload[2]
         rows, columns = _matrix_shape(out.shape)
         if count < 0:
-            out.view(-1).add_(values[: 4 * out.numel()].view(torch.float32), alpha=scale)
+            out.view(-1).add_(_entries.part(values, 0, out.numel(), torch.float32), alpha=scale)
             return
-        left = values[: 4 * count * rows].view(torch.float32).view(count, rows)
-        right = values[4 * count * rows : 4 * count * (rows + columns)].view(torch.float32).view(count, columns)
+        left = _entries.part(values, 0, count * rows, torch.float32).view(count, rows)
+        right = _entries.part(values, 4 * count * rows, count * columns, torch.float32).view(count, columns)
         whole = out.numel() // columns if out.numel() else 0
         add_product(out.view(-1)[: whole * columns].view(whole, columns), left[:, :whole], right, scale)
         if whole < rows:
@@ -143,7 +144,7 @@ class Atomo(Compressor):
         """
         used, atoms, capacity = int(payload[0]), int(payload[1]), 4 * math.prod(shape)
         needed = capacity if atoms == -1 else 4 * atoms * sum(_matrix_shape(shape))
-        if atoms < -1 or used != needed or used > capacity:
+        if atoms < -1 or used != needed or used > min(capacity, payload[2].numel()):
             raise WireError(f"atomo payload of {atoms} atoms must use {needed} of {capacity} bytes, got {used}")
 
     def _draw(self, x: Tensor, key: Key) -> tuple[Tensor, Tensor]:

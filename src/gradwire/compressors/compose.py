@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwire import registry
 from gradwire.compressors._sparse import Sparsifier, arranged, ordered, rows_of
 from gradwire.compressors._together import groups
-from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.base import Compressor, Feedback, MultiRound
 from gradwire.errors import require
 from gradwire.types import Field, Key, Layout, Payload, State, tensor_id
 
@@ -63,7 +63,8 @@ class Compose(Compressor):
     def __post_init__(self) -> None:
         apart = isinstance(self.outer, Sparsifier)
         require(apart, "Compose.outer", "a method of values and places, such as topk or randomk", self.outer)
-        plain = isinstance(self.inner, Compressor) and self.inner.rounds_needed == 1 and self.inner.advice == 0
+        alone = isinstance(self.inner, Compressor) and not isinstance(self.inner, MultiRound)
+        plain = alone and self.inner.advice == 0
         require(plain and self.inner.memory is None, "Compose.inner", "a compressor of one round", self.inner)
         allowed = "a method that hands out the mean and not its sign, which unsent elements do not have"
         require(not self.inner.votes, "Compose.inner", allowed, self.inner)

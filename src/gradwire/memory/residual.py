@@ -15,7 +15,7 @@ from gradwire.errors import is_float32, require
 from gradwire.memory.base import Memory
 from gradwire.types import Key, Payload, State
 
-__all__ = ["DTYPES", "Residual"]
+__all__ = ["DTYPES", "SHORT", "Residual"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SHORT = {"bf16": "bfloat16"}

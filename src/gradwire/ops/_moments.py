@@ -2,18 +2,31 @@
 
 One row for each segment of ``SEGMENT`` elements: the largest magnitude, the origin, the sum of the distances d from it,
 the sum of d * d; float32, added up in the order in which the lanes of a kernel do it. Distances from an element of the
-segment itself keep the variance exact where the spread is far below the mean: of a constant it is exactly zero.
+segment itself keep the variance exact where the spread is far below the mean: of a constant it is exactly zero. Both
+sums are of d / 2^e: e is 0 while the largest magnitude lies between 2^-40 and 2^41, else its own exponent, so that
+squares neither vanish nor overflow.
 """
 
 import torch
 from torch import Tensor
 
 from gradwire.ops._checks import check_vector
+from gradwire.ops._units import exponent_of, power_of_two
 
-__all__ = ["SEGMENT", "check_table", "lane_sums", "segments", "write_moments"]
+__all__ = [
+    "SEGMENT",
+    "check_table",
+    "exponent_of",
+    "lane_sums",
+    "power_of_two",
+    "segments",
+    "units_of",
+    "write_moments",
+]
 
 SEGMENT = 4096
 _LANES = 16
+_USUAL = 40
 
 
 def segments(n: int) -> int:
@@ -32,8 +45,19 @@ def write_moments(x: Tensor, table: Tensor, centred: bool) -> None:
     rows[:, 0] = (parts.view(torch.int32) & 0x7FFFFFFF).amax(1).view(torch.float32)
     rows[:, 1] = parts[:, 0] if centred else 0.0
     inside = torch.arange(parts.numel(), device=x.device).view_as(parts) < n
-    distance = (parts - rows[:, 1:2]).masked_fill_(~inside, 0.0)
+    smaller = power_of_two(-_exponents(rows[:, 0])).unsqueeze(1)
+    distance = ((parts - rows[:, 1:2]) * smaller).masked_fill_(~inside, 0.0)
     rows[:, 2], rows[:, 3] = lane_sums(distance), lane_sums(distance * distance)
+
+
+def units_of(largest: Tensor) -> Tensor:
+    """2^e for each row, from its largest magnitude: the unit of its sum of distances, squared that of its squares."""
+    return power_of_two(_exponents(largest))
+
+
+def _exponents(largest: Tensor) -> Tensor:
+    exponents = exponent_of(largest)
+    return torch.where(exponents.abs() <= _USUAL, 0, exponents)
 
 
 def lane_sums(parts: Tensor) -> Tensor:

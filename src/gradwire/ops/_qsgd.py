@@ -15,7 +15,9 @@ from torch import Tensor
 
 from gradwire.errors import is_int, require
 from gradwire.ops._checks import check_vector
+from gradwire.ops._moments import lane_sums
 from gradwire.ops._philox import philox_words
+from gradwire.ops._units import exponent_of, power_of_two
 
 __all__ = [
     "check_codes",
@@ -36,6 +38,9 @@ __all__ = [
 ]
 
 TINY = 2.0**-120
+_LEAST_SQUARES = 2.0**-100
+"""A smaller sum of squares may lack some that float32 could not hold."""
+
 _LANES = 16
 
 
@@ -153,15 +158,23 @@ def _largest(blocks: Tensor) -> Tensor:
 
 
 def _length(blocks: Tensor) -> Tensor:
-    """The root of the sum of squares, added in the same order everywhere: in 16 lanes, then the lanes as a tree."""
-    lanes = blocks.new_zeros(blocks.size(0), _LANES)
-    for part in blocks.view(blocks.size(0), blocks.size(1) // _LANES, _LANES).unbind(1):
-        lanes += part * part
-    for half in (8, 4, 2, 1):
-        lanes = lanes[:, :half] + lanes[:, half:]
-    # torch's root of a float32 may be one bit off; through float64 it is the nearest.
-    length = lanes.squeeze(1).double().sqrt_().float()
+    """The root of the sum of squares; where these vanish or overflow, in units near the largest element."""
+    squares = _squares(blocks)
+    plain = (squares >= _LEAST_SQUARES) & (squares < math.inf)
+    exponents = exponent_of(_largest(blocks))
+    scaled = _root(_squares(blocks * power_of_two(-exponents).unsqueeze(1))) * power_of_two(exponents)
+    length = torch.where(plain, _root(squares), scaled)
     return length.masked_fill_(length.isnan(), math.nan)
+
+
+def _squares(blocks: Tensor) -> Tensor:
+    """The sum of squares of each row, added in the same order everywhere."""
+    return lane_sums(blocks * blocks)
+
+
+def _root(x: Tensor) -> Tensor:
+    # torch's root of a float32 may be one bit off; through float64 it is the nearest.
+    return x.double().sqrt_().float()
 
 
 def uniform(n: int, key: int, step: int, device: torch.device) -> Tensor:

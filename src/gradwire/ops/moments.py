@@ -20,6 +20,8 @@ def _check(x: Tensor, table: Tensor, centred: bool) -> None:  # noqa: ARG001
 def moments(x: Tensor, table: Tensor, centred: bool) -> None:
     """Measure each segment of 4096 elements: largest |x|, origin o, sum of x - o, sum of (x - o)**2.
 
+    Where squares might vanish or overflow the sums are in units of a power of two that follows from the largest |x|.
+
     Args:
         x: float32, n elements; not changed.
         table: float32, 4 * ceil(n / 4096): four numbers for each segment, in this order. A NaN is the largest of all.
