@@ -154,6 +154,8 @@ def in_many_ways(rank: int, folder: str) -> dict[str, Any]:
     trainer = trainer_of(name, **options)
     callback = compress_trainer(trainer, "topk", **TOPK)
     trainer.train()
+    # The first process deletes when the others may have ended.
+    trainer.accelerator.wait_for_everyone()
     told = {"metrics": callback.metrics(), "residual": residual_of(callback.state.state_dict()),
             "files": sorted(file.relative_to(name).as_posix() for file in Path(name).rglob("gradwire*"))}  # fmt: skip
     told["forgotten"] = answers({"train": lambda: trainer.train(resume_from_checkpoint=saved)})["train"]
