@@ -51,8 +51,8 @@ std::int64_t encode(const Step* steps, const std::uint8_t* symbols, std::int64_t
   return kHead + 2 * (end - first);
 }
 
-// What is looked up for x mod 4096. One word of all is best where many are looked up at once; one by one it takes longer
-// to come apart than f, the distance from the symbol's start, 16 bits each, and the symbol.
+// What is looked up for x mod 4096. One word of all is best where many are looked up at once; one by one it takes
+// longer to come apart than f and the distance from the symbol's start, 16 bits each, and the symbol.
 struct Slots {
   std::array<std::uint32_t, kRansTotal> words, steps;
   std::array<std::uint8_t, kRansTotal> symbols;

@@ -10,8 +10,8 @@ constexpr int kPhiloxWords = 32;  // of 8 counters
 constexpr int kPhiloxRounds = 10;
 constexpr std::uint64_t kPhiloxFirst = 0xd2511f53, kPhiloxSecond = 0xcd9e8d57;
 
-// The keys of the ten rounds, in memory: from there they are broadcast for nothing. Counters below 2^32 have three words
-// in common, so of the products of the first two rounds one each is the same for all: `common` is made of these.
+// The keys of the ten rounds, in memory: from there they are broadcast for nothing. Counters below 2^32 have three
+// words in common, so of the products of the first two rounds one each is the same for all: `common` is made of these.
 struct PhiloxStream {
   std::uint64_t step, key0[kPhiloxRounds], key1[kPhiloxRounds], common[4];
 };
