@@ -294,8 +294,12 @@ GRADWIRE_INLINE void store_low_halves(std::uint32_t* p, U64 a, U64 b, U64 c, U64
 
 // Words of a table by their places.
 #define GRADWIRE_LOOKUP_WORDS
+// Two gathers of eight take less time than one of sixteen.
 GRADWIRE_INLINE U32 lookup_words(const std::uint32_t* table, U32 place) {
-  return {_mm512_i32gather_epi32(place.v, table, 4)};
+  const __m256i low = _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), _mm512_castsi512_si256(place.v), 4);
+  const __m256i high =
+      _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), _mm512_extracti64x4_epi64(place.v, 1), 4);
+  return {_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)};
 }
 // To each selected lane the next 16 bits: to the first eight lanes of those at p[0], to the others of those at p[1],
 // which move on. Zero to the rest; 16 bytes are read at each.
