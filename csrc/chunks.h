@@ -48,27 +48,36 @@ void encode_chunks(const EntropyEncode& e, std::int64_t most, int threads, const
   }
 }
 
-// `decode(bytes, size, symbols, count)` returns whether the bytes are what an encoder writes.
+// The bytes of a chunk, and the symbols that they stand for.
+struct ChunkBytes {
+  const std::uint8_t* bytes;
+  std::int64_t size;
+  std::uint8_t* symbols;
+  std::int64_t count;
+};
+
+// `decode(first, last)` returns whether the bytes of these chunks are what an encoder writes.
 template <class Decode>
 void decode_chunks(const EntropyDecode& d, int threads, const Decode& decode) {
-  const std::int64_t chunks = chunk_count(d.n);
-  std::vector<std::int64_t> ends(std::size_t(chunks + 1), 0);
+  std::vector<ChunkBytes> chunks;
   std::atomic<bool> good{true};
-  for (std::int64_t i = 0; i < chunks; ++i) {
-    const std::int64_t size = std::clamp<std::int64_t>(d.sizes[i], 0, d.nbytes - ends[i]);
+  std::int64_t end = 0;
+  for (std::int64_t i = 0; i < chunk_count(d.n); ++i) {
+    const std::int64_t size = std::clamp<std::int64_t>(d.sizes[i], 0, d.nbytes - end), begin = i * kChunk;
     if (size != d.sizes[i]) good = false;
-    ends[i + 1] = ends[i] + size;
+    chunks.push_back({d.stream + end, size, d.symbols + begin, std::min(kChunk, d.n - begin)});
+    end += size;
   }
-  if (ends[chunks] != d.nbytes) good = false;
-  const int count = team(d.n, threads);
-  parallel_tasks(count, [&](int task) {
-    for (std::int64_t i = task; i < chunks; i += count) {
-      const std::int64_t begin = i * kChunk;
-      if (!decode(d.stream + ends[i], ends[i + 1] - ends[i], d.symbols + begin, std::min(kChunk, d.n - begin)))
-        good = false;
-    }
+  if (end != d.nbytes) good = false;
+  const int tasks = team(d.n, threads);
+  const std::size_t share = (chunks.size() + std::size_t(tasks) - 1) / std::size_t(tasks);
+  parallel_tasks(tasks, [&](int task) {
+    const std::size_t first = std::min(std::size_t(task) * share, chunks.size());
+    const std::size_t last = std::min(first + share, chunks.size());
+    if (!decode(chunks.data() + first, chunks.data() + last)) good = false;
   });
   if (!good) *d.status = 1;
 }
 
 }  // namespace gradwire
+

@@ -10,6 +10,7 @@
 #include "args/common.h"
 #include "args/eightbit.h"
 #include "args/entries.h"
+#include "args/entropy.h"
 #include "args/lowrank.h"
 #include "args/rounding.h"
 #include "args/signs.h"
@@ -64,6 +65,7 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(qsgd_add_decoded, QsgdAddDecoded)                \
   X(qsgd_encode, QsgdEncode)                         \
   X(qsgd_encode_feedback, QsgdEncodeFeedback)        \
+  X(rans_decode, RansDecode)                         \
   X(round_encode, RoundEncode)                       \
   X(round_keep, RoundKeep)                           \
   X(scaled_sign_add_decoded, BlockSignAddDecoded)    \

@@ -116,8 +116,10 @@ void prefix_decode(const EntropyDecode& d, int threads) {
   Codes c;
   if (!fill(d.table, c)) return refuse(d);
   fill_lookup(c);
-  decode_chunks(d, threads, [&](const std::uint8_t* bytes, std::int64_t size, std::uint8_t* symbols, std::int64_t n) {
-    return decode(c, bytes, size, symbols, n);
+  decode_chunks(d, threads, [&](const ChunkBytes* first, const ChunkBytes* last) {
+    bool good = true;
+    for (; first < last; ++first) good = decode(c, first->bytes, first->size, first->symbols, first->count) && good;
+    return good;
   });
 }
 

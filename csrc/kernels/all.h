@@ -42,6 +42,7 @@
 #include "kernels/qsgd_add_decoded.h"
 #include "kernels/qsgd_encode.h"
 #include "kernels/qsgd_encode_feedback.h"
+#include "kernels/rans_decode.h"
 #include "kernels/round_encode.h"
 #include "kernels/round_keep.h"
 #include "kernels/scaled_sign_add_decoded.h"

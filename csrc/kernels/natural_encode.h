@@ -16,11 +16,11 @@ GRADWIRE_INLINE std::uint32_t natural_measure(const float* x, std::int64_t count
 
 static void natural_encode(const NaturalEncode& args, std::int64_t begin, std::int64_t end) {
   const NaturalEncode k = args;
-  const PhiloxStream stream = philox_stream(k.key, k.step);
+  NaturalWords words = natural_words(k);
   for (std::int64_t i = begin; i < end; i += k.block) {
     const std::int64_t count = end - i < k.block ? end - i : k.block;
     const std::uint32_t base = natural_measure(k.x + i, count);
-    natural_block<false>(k, stream, {k.x + i, nullptr, k.codes + i, block_ahead(count)}, i, count, base);
+    natural_block<false>(k, words, {k.x + i, nullptr, k.codes + i, block_ahead(count)}, i, count, base);
   }
 }
 

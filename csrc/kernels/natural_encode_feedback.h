@@ -22,14 +22,14 @@ GRADWIRE_INLINE void natural_compensate(const NaturalEncodeFeedback& k, std::int
 
 static void natural_encode_feedback(const NaturalEncodeFeedback& args, std::int64_t begin, std::int64_t end) {
   const NaturalEncodeFeedback k = args;
-  const PhiloxStream stream = philox_stream(k.key, k.step);
+  NaturalWords words = natural_words(k);
   for (std::int64_t i = begin; i < end; i += k.block) {
     const std::int64_t count = end - i < k.block ? end - i : k.block;
     U32 worst = set_u32(0);
     natural_compensate(k, i, i + count, worst);
     if (k.status) flag_nonfinite(k.status, worst);
     float* const x = k.residual + i;
-    natural_block<true>(k, stream, {x, x, k.codes + i, 0}, i, count, natural_base(worst));
+    natural_block<true>(k, words, {x, x, k.codes + i, 0}, i, count, natural_base(worst));
   }
 }
 

@@ -139,17 +139,17 @@ GRADWIRE_INLINE void write_tile(const Quantiser& q, RandomTiles& r, std::int64_t
   PhiloxState<kPhiloxBatches> next;
   philox_start(next, r.stream, counter_of(r, tile + 1));
   U32 levels[4];
-#pragma GCC unroll 10
-  for (int round = 0; round < 10; ++round) {
-    philox_round(next, r.stream, round);
+#pragma GCC unroll 8
+  for (int round = 0; round < kPhiloxLater; ++round) {
+    philox_later(next, r.stream, round);
 #pragma GCC unroll 2
-    for (int s = round * kSteps / 10; s < (round + 1) * kSteps / 10; ++s) {
+    for (int s = round * kSteps / kPhiloxLater; s < (round + 1) * kSteps / kPhiloxLater; ++s) {
       const int i = s * kLanes;
       levels[s % 4] = take_level<kKeep, kPowers>(q, run.x + i, run.residual + i, random + i / 2, kLanes);
       if (s % 4 == 3) store_levels<kBits>(run.codes + 2 * kBits * (s - 3), levels);
     }
   }
-  philox_finish(next, r.words[(tile + 1) % 2]);
+  philox_finish(next, r.stream, counter_of(r, tile + 1), r.words[(tile + 1) % 2]);
   r.ready[(tile + 1) % 2] = tile + 1;
 }
 

@@ -19,54 +19,111 @@ GRADWIRE_INLINE std::int64_t count_in(const SparsePart& part, std::int64_t segme
   return covered < left ? covered : left;
 }
 
-// What entry `place` adds. The levels are those of a clear and of a set bit, times the scale.
-GRADWIRE_INLINE float addend(const SparsePart& part, std::int64_t place, const float* levels, float scale) {
-  if (levels != nullptr) return levels[part.values[place / 8] >> place % 8 & 1];
-  float value;
-  std::memcpy(&value, part.values + place * std::int64_t(sizeof value), sizeof value);
-  return scale * value;
+// The lines of the sum that are asked for while entries are added: `each` for 16 entries, up to `end`.
+struct LinesAhead {
+  const float *next, *end;
+  std::int64_t each;
+};
+
+GRADWIRE_INLINE void ask_ahead(LinesAhead& lines) {
+  for (std::int64_t i = 0; i < lines.each && lines.next < lines.end; ++i, lines.next += kLine)
+    __builtin_prefetch(lines.next, 1, 2);
 }
 
-// `near`: the segment of the sum is in a cache, or on its way.
-template <bool near>
+GRADWIRE_INLINE std::uint16_t index_of(const SparsePart& part, std::int64_t place) {
+  std::uint16_t low;
+  std::memcpy(&low, part.indices + place * std::int64_t(sizeof low), sizeof low);
+  return low;
+}
+
+// The bits of 16 entries, or of what is left of them.
+GRADWIRE_INLINE std::uint16_t bits_at(const SparsePart& part, std::int64_t place) {
+  std::uint32_t word = 0;
+  const std::uint64_t byte = std::uint64_t(place) / 8, bytes = (std::uint64_t(part.k) + 7) / 8;
+  std::memcpy(&word, part.values + byte, bytes - byte < 4 ? std::size_t(bytes - byte) : 4);
+  return std::uint16_t(word >> place % 8);
+}
+
+// What 16 entries add, of which `count` exist. The levels are those of a clear and of a set bit, times the scale.
+template <bool kLevels>
+GRADWIRE_INLINE void write_addends(float (&to)[kLanes], const SparsePart& part, std::int64_t place, int count,
+                                   const float (&levels)[2], float scale) {
+  if (kLevels) return store(to, select(mask_of(bits_at(part, place)), set(levels[1]), set(levels[0])));
+  store(to, set(scale) * load(reinterpret_cast<const float*>(part.values) + place, count));
+}
+
+GRADWIRE_INLINE void add_at(float* at, float addend) { *at = *at + addend; }
+
+// `room`: how many elements of the sum begin at `out`.
+template <bool kLevels>
+GRADWIRE_INLINE void add_sixteen(const SparsePart& part, std::int64_t place, int count, const float (&levels)[2],
+                                 float scale, float* out, std::int64_t room) {
+  alignas(64) float addends[kLanes];
+  write_addends<kLevels>(addends, part, place, count, levels, scale);
+  if (count == kLanes && room >= kSegment) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) add_at(out + index_of(part, place + i), addends[i]);
+    return;
+  }
+  for (int i = 0; i < count; ++i)
+    if (index_of(part, place + i) < room) add_at(out + index_of(part, place + i), addends[i]);
+}
+
+// `near`: the segment of the sum is in a cache, or on its way; else what will be needed is asked for here.
+template <bool near, bool kLevels>
 GRADWIRE_INLINE void add_entries(const SparseAddDecoded& k, const SparsePart& part, std::int64_t first,
-                                 std::int64_t place, std::int64_t stop, const float* levels) {
+                                 std::int64_t place, std::int64_t stop, LinesAhead& lines) {
   constexpr std::int64_t kAhead = 32;
-  const bool inside = k.n - first >= kSegment;
-  for (; place < stop; ++place) {
-    std::uint16_t low;
+  const float levels[2] = {kLevels ? k.scale * part.levels[0] : 0, kLevels ? k.scale * part.levels[1] : 0};
+  float* const out = k.out + first;
+  for (; place < stop; place += kLanes) {
+    const int count = stop - place < kLanes ? int(stop - place) : kLanes;
     // No further than this segment: there the bytes are indices.
-    if (!near && stop - place > kAhead) {
-      std::memcpy(&low, part.indices + (place + kAhead) * std::int64_t(sizeof low), sizeof low);
-      __builtin_prefetch(k.out + first + low, 1);
-    }
-    std::memcpy(&low, part.indices + place * std::int64_t(sizeof low), sizeof low);
-    const std::int64_t index = first + low;
-    if (inside || index < k.n) k.out[index] = k.out[index] + addend(part, place, levels, k.scale);
+    for (std::int64_t i = place + kAhead; !near && i < place + kAhead + kLanes && i < stop; ++i)
+      __builtin_prefetch(out + index_of(part, i), 1);
+    if (near) ask_ahead(lines);
+    add_sixteen<kLevels>(part, place, count, levels, k.scale, out, k.n - first);
   }
 }
 
-// `places`: how many entries of each part belong to earlier segments.
-GRADWIRE_INLINE void add_segment(const SparseAddDecoded& k, const SparsePart* parts, std::int64_t count,
-                                 std::int64_t segment, std::int64_t* places) {
+template <bool near>
+GRADWIRE_INLINE void add_part(const SparseAddDecoded& k, const SparsePart& part, std::int64_t first,
+                              std::int64_t place, std::int64_t stop, LinesAhead& lines) {
+  if (part.levels)
+    add_entries<near, true>(k, part, first, place, stop, lines);
+  else
+    add_entries<near, false>(k, part, first, place, stop, lines);
+}
+
+// The lines of the segment after `first`, a few with every 16 of the entries that are added before.
+GRADWIRE_INLINE LinesAhead lines_after(const SparseAddDecoded& k, std::int64_t first, std::int64_t end,
+                                       std::int64_t entries) {
+  const std::int64_t begin = first + kSegment, after = begin + kSegment, stop = after < end ? after : end;
+  if (stop <= begin) return {nullptr, nullptr, 0};
+  return {k.out + begin, k.out + stop, (stop - begin) / entries + 1};
+}
+
+// `places`: how many entries of each part belong to earlier segments. `asked`: the segment is on its way already.
+// Returns whether the next one is.
+GRADWIRE_INLINE bool add_segment(const SparseAddDecoded& k, const SparsePart* parts, std::int64_t count,
+                                 std::int64_t segment, std::int64_t end, std::int64_t* places, bool asked) {
   const std::int64_t first = segment * kSegment, size = k.n - first < kSegment ? k.n - first : kSegment;
   std::int64_t entries = 0;
   for (std::int64_t p = 0; p < count; ++p) entries += count_in(parts[p], segment, parts[p].k - places[p]);
   const bool near = entries > size / kFewerEach;
-  if (near)
+  if (near && !asked)
     for (std::int64_t i = 0; i < size; i += kLine) __builtin_prefetch(k.out + first + i, 1, 2);
+  LinesAhead lines = near ? lines_after(k, first, end, entries) : LinesAhead{nullptr, nullptr, 0};
   for (std::int64_t p = 0; p < count; ++p) {
-    const SparsePart& part = parts[p];
-    const std::int64_t stop = places[p] + count_in(part, segment, part.k - places[p]);
-    const float levels[2] = {part.levels ? k.scale * part.levels[0] : 0, part.levels ? k.scale * part.levels[1] : 0};
-    if (near && part.levels)
-      add_entries<true>(k, part, first, places[p], stop, levels);
-    else if (near)
-      add_entries<true>(k, part, first, places[p], stop, nullptr);
+    const std::int64_t stop = places[p] + count_in(parts[p], segment, parts[p].k - places[p]);
+    if (near)
+      add_part<true>(k, parts[p], first, places[p], stop, lines);
     else
-      add_entries<false>(k, part, first, places[p], stop, part.levels ? levels : nullptr);
+      add_part<false>(k, parts[p], first, places[p], stop, lines);
     places[p] = stop;
   }
+  while (lines.next < lines.end) ask_ahead(lines);
+  return near;
 }
 
 static void sparse_add_decoded(const SparseAddDecoded& args, std::int64_t begin, std::int64_t end) {
@@ -78,7 +135,9 @@ static void sparse_add_decoded(const SparseAddDecoded& args, std::int64_t begin,
     std::int64_t places[kParts] = {};
     for (std::int64_t p = 0; p < count; ++p)
       for (std::int64_t s = 0; s < begin / kSegment; ++s) places[p] += count_in(parts[p], s, parts[p].k - places[p]);
-    for (std::int64_t s = begin / kSegment; s * kSegment < end; ++s) add_segment(k, parts, count, s, places);
+    bool asked = false;
+    for (std::int64_t s = begin / kSegment; s * kSegment < end; ++s)
+      asked = add_segment(k, parts, count, s, end, places, asked);
   }
 }
 

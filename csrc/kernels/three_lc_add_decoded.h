@@ -25,14 +25,23 @@ struct GroupDigits {
 
 static constexpr GroupDigits kGroupDigits;
 
+// Some bytes that belong together: only after all of them it is asked where they end.
+constexpr int kBytesAtOnce = 4;
+constexpr std::int64_t kDigitsBeyond = kBytesAtOnce * 5 * kLongestRun + kGroupRoom;
+
 GRADWIRE_INLINE void expand_groups(std::uint8_t* digits, std::int64_t count, const std::uint8_t* bytes,
                                    std::int64_t length) {
   std::memset(digits, 1, std::size_t(count));
+  const std::uint8_t* const after = bytes + length;
   std::int64_t i = 0;
-  for (const std::uint8_t* const after = bytes + length; bytes < after && i < count; ++bytes) {
-    std::memcpy(digits + i, kGroupDigits.of[*bytes], kGroupRoom);
-    i += kGroupDigits.count[*bytes];
-  }
+  const auto expand = [&](std::uint8_t byte) GRADWIRE_LAMBDA {
+    std::memcpy(digits + i, kGroupDigits.of[byte], kGroupRoom);
+    i += kGroupDigits.count[byte];
+  };
+  for (; after - bytes >= kBytesAtOnce && i < count; bytes += kBytesAtOnce)
+#pragma GCC unroll 4
+    for (int j = 0; j < kBytesAtOnce; ++j) expand(bytes[j]);
+  for (; bytes < after && i < count; ++bytes) expand(*bytes);
 }
 
 // Adding -0 changes nothing.
@@ -67,7 +76,7 @@ GRADWIRE_INLINE void add_ternary_block(const ThreeLcAddDecoded& k, std::uint8_t*
 
 static void three_lc_add_decoded(const ThreeLcAddDecoded& args, std::int64_t begin, std::int64_t end) {
   const ThreeLcAddDecoded k = args;
-  alignas(64) std::uint8_t digits[kLongestTernary + kGroupRoom];
+  alignas(64) std::uint8_t digits[kLongestTernary + kDigitsBeyond];
   for (std::int64_t first = 0; first < k.stream.count; first += kStreams) {
     const std::int64_t left = k.stream.count - first, ranks = left < kStreams ? left : kStreams;
     std::int64_t place[kStreams] = {};

@@ -143,6 +143,7 @@ GRADWIRE_LANEWISE_(operator^, _mm256_xor_si256)
 GRADWIRE_LANEWISE_(shl, _mm256_sllv_epi32)
 GRADWIRE_LANEWISE_(shr, _mm256_srlv_epi32)
 GRADWIRE_LANEWISE_(max_u32, _mm256_max_epu32)
+GRADWIRE_LANEWISE_(min_u32, _mm256_min_epu32)
 #undef GRADWIRE_LANEWISE_
 GRADWIRE_INLINE U32 shl(U32 x, int n) { return {_mm256_slli_epi32(x.lo, n), _mm256_slli_epi32(x.hi, n)}; }
 GRADWIRE_INLINE U32 shr(U32 x, int n) { return {_mm256_srli_epi32(x.lo, n), _mm256_srli_epi32(x.hi, n)}; }
@@ -284,6 +285,34 @@ GRADWIRE_INLINE void store_shuffled(std::uint8_t* const (&to)[4], U32 x, const s
   for (int i = 0; i < 4; ++i) store_shuffled_(to[i], quads[i], places[i]);
 }
 
+// Words of a table by their places.
+#define GRADWIRE_LOOKUP_WORDS
+GRADWIRE_INLINE U32 lookup_words(const std::uint32_t* table, U32 place) {
+  const int* const words = reinterpret_cast<const int*>(table);
+  return {_mm256_i32gather_epi32(words, place.lo, 4), _mm256_i32gather_epi32(words, place.hi, 4)};
+}
+// To each selected lane the next 16 bits: to the first eight lanes of those at p[0], to the others of those at p[1],
+// which move on. What the rest gets is of no meaning; 16 bytes are read at each.
+struct Befores { std::uint64_t lanes[256]; };
+constexpr Befores befores_() {
+  Befores b = {};
+  for (unsigned bits = 0; bits < 256; ++bits)
+    for (unsigned lane = 0, count = 0; lane < 8; count += bits >> lane++ & 1)
+      b.lanes[bits] |= std::uint64_t(count) << 8 * lane;
+  return b;
+}
+constexpr Befores kBefores = befores_();  // by the bits of a mask, how many are selected before each of 8 lanes
+GRADWIRE_INLINE __m256i next_words_(const std::uint8_t*& p, __m256i m) {
+  const unsigned bits = unsigned(_mm256_movemask_ps(ps_(m)));
+  const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m128i lanes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(&kBefores.lanes[bits]));
+  p += 2 * __builtin_popcount(bits);
+  return _mm256_permutevar8x32_epi32(words, _mm256_cvtepu8_epi32(lanes));
+}
+GRADWIRE_INLINE U32 take_words(const std::uint8_t* (&p)[2], Mask m) {
+  return {next_words_(p[0], m.lo), next_words_(p[1], m.hi)};
+}
+
 struct U64 { __m256i lo, hi; };
 constexpr int kPhiloxBatches = 2;
 GRADWIRE_INLINE U64 set_u64(std::uint64_t x) {
@@ -294,6 +323,7 @@ GRADWIRE_INLINE U64 count_u64(std::uint64_t first) {
   const __m256i all = _mm256_set1_epi64x(std::int64_t(first));
   return {_mm256_add_epi64(all, _mm256_setr_epi64x(0, 1, 2, 3)), _mm256_add_epi64(all, _mm256_setr_epi64x(4, 5, 6, 7))};
 }
+GRADWIRE_INLINE U64 operator^(U64 a, U64 b) { return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)}; }
 GRADWIRE_INLINE U64 xor3(U64 a, U64 b, U64 c) {
   return {_mm256_xor_si256(_mm256_xor_si256(a.lo, b.lo), c.lo), _mm256_xor_si256(_mm256_xor_si256(a.hi, b.hi), c.hi)};
 }

@@ -101,6 +101,7 @@ GRADWIRE_INLINE U32 shl(U32 x, U32 n) { return {_mm512_sllv_epi32(x.v, n.v)}; }
 GRADWIRE_INLINE U32 shr(U32 x, U32 n) { return {_mm512_srlv_epi32(x.v, n.v)}; }
 GRADWIRE_INLINE U32 sar(U32 x, int n) { return {_mm512_srai_epi32(x.v, unsigned(n))}; }
 GRADWIRE_INLINE U32 max_u32(U32 a, U32 b) { return {_mm512_max_epu32(a.v, b.v)}; }
+GRADWIRE_INLINE U32 min_u32(U32 a, U32 b) { return {_mm512_min_epu32(a.v, b.v)}; }
 GRADWIRE_INLINE Mask eq(U32 a, U32 b) { return {_mm512_cmpeq_epu32_mask(a.v, b.v)}; }
 GRADWIRE_INLINE Mask ge(U32 a, U32 b) { return {_mm512_cmpge_epu32_mask(a.v, b.v)}; }
 GRADWIRE_INLINE Mask gt(U32 a, U32 b) { return {_mm512_cmpgt_epu32_mask(a.v, b.v)}; }
@@ -278,6 +279,7 @@ GRADWIRE_INLINE U64 set_u64(std::uint64_t x) { return {_mm512_set1_epi64(std::in
 GRADWIRE_INLINE U64 count_u64(std::uint64_t first) {
   return {_mm512_add_epi64(set_u64(first).v, _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7))};
 }
+GRADWIRE_INLINE U64 operator^(U64 a, U64 b) { return {_mm512_xor_si512(a.v, b.v)}; }
 GRADWIRE_INLINE U64 xor3(U64 a, U64 b, U64 c) { return {_mm512_ternarylogic_epi64(a.v, b.v, c.v, 0x96)}; }
 GRADWIRE_INLINE U64 high_half(U64 x) { return {_mm512_shuffle_epi32(x.v, _MM_PERM_DDBB)}; }
 GRADWIRE_INLINE U64 mul_low_halves(U64 a, U64 b) { return {_mm512_mul_epu32(a.v, b.v)}; }
@@ -288,6 +290,27 @@ GRADWIRE_INLINE void store_low_halves(std::uint32_t* p, U64 a, U64 b, U64 c, U64
   const __m512i cd = _mm512_mask_shuffle_epi32(c.v, 0xaaaa, d.v, _MM_PERM_CCAA);
   _mm512_storeu_si512(p, _mm512_permutex2var_epi64(ab, _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), cd));
   _mm512_storeu_si512(p + 16, _mm512_permutex2var_epi64(ab, _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15), cd));
+}
+
+// Words of a table by their places.
+#define GRADWIRE_LOOKUP_WORDS
+// Two gathers of eight take less time than one of sixteen.
+GRADWIRE_INLINE U32 lookup_words(const std::uint32_t* table, U32 place) {
+  const __m256i low = _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), _mm512_castsi512_si256(place.v), 4);
+  const __m256i high =
+      _mm256_i32gather_epi32(reinterpret_cast<const int*>(table), _mm512_extracti64x4_epi64(place.v, 1), 4);
+  return {_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1)};
+}
+// To each selected lane the next 16 bits: to the first eight lanes of those at p[0], to the others of those at p[1],
+// which move on. Zero to the rest; 16 bytes are read at each.
+GRADWIRE_INLINE __m256i next_words_(const std::uint8_t*& p, __mmask8 m) {
+  const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  p += 2 * _mm_popcnt_u32(m);
+  return _mm256_maskz_expand_epi32(m, words);
+}
+GRADWIRE_INLINE U32 take_words(const std::uint8_t* (&p)[2], Mask m) {
+  const __m256i first = next_words_(p[0], __mmask8(m.v)), second = next_words_(p[1], __mmask8(m.v >> 8));
+  return {_mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1)};
 }
 
 // Not so on AVX2: the CPUs of AMD before Zen 3 take hundreds of cycles, and have no AVX-512.

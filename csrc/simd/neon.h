@@ -141,6 +141,7 @@ GRADWIRE_INLINE U32 sar(U32 x, int n) {
   GRADWIRE_LANES_(U32, vreinterpretq_u32_s32(vshlq_s32(vreinterpretq_s32_u32(x.v[i]), vdupq_n_s32(-n))))
 }
 GRADWIRE_INLINE U32 max_u32(U32 a, U32 b) { GRADWIRE_LANES_(U32, vmaxq_u32(a.v[i], b.v[i])) }
+GRADWIRE_INLINE U32 min_u32(U32 a, U32 b) { GRADWIRE_LANES_(U32, vminq_u32(a.v[i], b.v[i])) }
 GRADWIRE_INLINE Mask eq(U32 a, U32 b) { GRADWIRE_LANES_(Mask, vceqq_u32(a.v[i], b.v[i])) }
 GRADWIRE_INLINE Mask ge(U32 a, U32 b) { GRADWIRE_LANES_(Mask, vcgeq_u32(a.v[i], b.v[i])) }
 GRADWIRE_INLINE Mask gt(U32 a, U32 b) { GRADWIRE_LANES_(Mask, vcgtq_u32(a.v[i], b.v[i])) }
@@ -238,6 +239,7 @@ GRADWIRE_INLINE U64 set_u64(std::uint64_t x) { GRADWIRE_LANES_(U64, vdupq_n_u64(
 GRADWIRE_INLINE U64 count_u64(std::uint64_t first) {
   GRADWIRE_LANES_(U64, vcombine_u64(vcreate_u64(first + 2 * i), vcreate_u64(first + 2 * i + 1)))
 }
+GRADWIRE_INLINE U64 operator^(U64 a, U64 b) { GRADWIRE_LANES_(U64, veorq_u64(a.v[i], b.v[i])) }
 GRADWIRE_INLINE U64 xor3(U64 a, U64 b, U64 c) { GRADWIRE_LANES_(U64, veorq_u64(veorq_u64(a.v[i], b.v[i]), c.v[i])) }
 GRADWIRE_INLINE U64 high_half(U64 x) { GRADWIRE_LANES_(U64, vshrq_n_u64(x.v[i], 32)) }
 GRADWIRE_INLINE U64 mul_low_halves(U64 a, U64 b) {

@@ -143,6 +143,7 @@ GRADWIRE_INLINE U32 sar(U32 x, int n) { GRADWIRE_PARTS_(U32, (U32x4)((I32x4)x.v[
 GRADWIRE_INLINE F32 mul_add_exact(F32 a, F32 b, F32 c) { return a * b + c; }
 GRADWIRE_INLINE F32 min(F32 a, F32 b) { return select(lt(a, b), a, b); }
 GRADWIRE_INLINE U32 max_u32(U32 a, U32 b) { return select(gt(a, b), a, b); }
+GRADWIRE_INLINE U32 min_u32(U32 a, U32 b) { return select(gt(a, b), b, a); }
 GRADWIRE_INLINE std::uint32_t reduce_max(U32 x) {
   std::uint32_t r = 0;
   for (int i = 0; i < kLanes; ++i) r = x.v[i / 4][i % 4] > r ? x.v[i / 4][i % 4] : r;
@@ -250,6 +251,7 @@ struct U64 { std::uint64_t v[8]; };
 constexpr int kPhiloxBatches = 2;
 GRADWIRE_INLINE U64 set_u64(std::uint64_t x) { GRADWIRE_WORDS_(x) }
 GRADWIRE_INLINE U64 count_u64(std::uint64_t first) { GRADWIRE_WORDS_(first + std::uint64_t(i)) }
+GRADWIRE_INLINE U64 operator^(U64 a, U64 b) { GRADWIRE_WORDS_(a.v[i] ^ b.v[i]) }
 GRADWIRE_INLINE U64 xor3(U64 a, U64 b, U64 c) { GRADWIRE_WORDS_(a.v[i] ^ b.v[i] ^ c.v[i]) }
 GRADWIRE_INLINE U64 high_half(U64 x) { GRADWIRE_WORDS_(x.v[i] >> 32) }
 GRADWIRE_INLINE U64 mul_low_halves(U64 a, U64 b) { GRADWIRE_WORDS_((a.v[i] & 0xffffffff) * (b.v[i] & 0xffffffff)) }

@@ -2,8 +2,8 @@
 //
 //   F32   16 float32           + - * / sqrt floor min ge gt le lt select; mul_add_exact where a * b needs no rounding;
 //                              swap_lanes<d>: lane i from lane i ^ d
-//   U32   16 uint32            + - * & | ^ shl shr sar eq ge gt max_u32 select
-//   U64   8 uint64             xor3 high_half mul_low_halves store_low_halves: what Philox needs
+//   U32   16 uint32            + - * & | ^ shl shr sar eq ge gt max_u32 min_u32 select
+//   U64   8 uint64             ^ xor3 high_half mul_low_halves store_low_halves: what Philox needs
 //   bits of words: gather_bits and scatter_bits, as pext and pdep
 //   Table4, Table16, Table128: values looked up by the low bits of each lane; Table256: two vectors by 32 bytes
 //   Mask  a truth value a lane, & and_not; bits() and mask_of() convert to and from 16 bits, lane i in bit i

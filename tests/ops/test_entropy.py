@@ -6,7 +6,7 @@ import torch
 from gradwire.compressors._coders import elias, frequencies, huffman
 from gradwire.ops import byte_counts, prefix_decode, prefix_encode, rans_decode, rans_encode
 from gradwire.ops._entropy import CHUNK, chunk_count
-from tests.ops.harness import Case, check_against_reference, random_bytes, sweep, torch_threads
+from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, random_bytes, sweep, torch_threads
 
 SIZES = (1, 2, 7, 8, 9, 1000, CHUNK, CHUNK + 1, 100003)
 CODERS = {
@@ -60,6 +60,24 @@ def test_kernel_and_reference_write_the_same_and_read_it_back(coder, n):
                 back, status = decoded(function, stream, sizes, table, n)
                 assert torch.equal(back, symbols)
                 assert status == 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("chunks", [2, 7])
+def test_every_target_reads_chunks_together(target, chunks):
+    symbols = skewed(chunks * CHUNK - 5)
+    table = table_for(symbols, frequencies)
+    sizes, stream = encoded(rans_encode, symbols, table)
+    wrong = stream.clone()
+    wrong[int(sizes[0]) + 5000] ^= 1
+    with dispatched(target):
+        assert torch.equal(decoded(rans_decode, stream, sizes, table, symbols.numel())[0], symbols)
+        found, status = decoded(rans_decode, wrong, sizes, table, symbols.numel())
+    with dispatched("scalar"):
+        expected, _ = decoded(rans_decode, wrong, sizes, table, symbols.numel())
+    assert torch.equal(found, expected)
+    assert status == 1
+    assert torch.equal(found[:CHUNK], symbols[:CHUNK])
 
 
 @pytest.mark.parametrize("coder", CODERS)

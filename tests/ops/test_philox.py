@@ -9,10 +9,13 @@ from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched
 # The digits of pi, as Random123 has them in its kat_vectors; the counter's upper half is negative as an int64.
 PI_COUNTER, PI_STEP, PI_KEY = 0x85A308D3243F6A88 - 2**64, 0x0370734413198A2E, 0x299F31D0A4093822
 
+# The last one crosses the counter from which its upper half is not zero.
+STREAMS = [(0, 0, 0), (-1, 2**62 + 5, 0), (0x123456789ABCDEF0, 7, 2**31 + 3), (3, 2**33 + 1, 2**32 - 9)]
+
 
 @sweep
 def test_words(n, target, threads, offset):
-    for key, step, first in [(0, 0, 0), (-1, 2**62 + 5, 0), (0x123456789ABCDEF0, 7, 2**31 + 3)]:
+    for key, step, first in STREAMS:
         case = Case(philox, {}, {"out": ((n,), torch.int32)}, {"key": key, "step": step, "offset": first})
         check_against_reference(case, target, threads, offset)
 
