@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradwire.bench.records import Record
-from gradwire.bench.report import links_table
+from gradwire.bench.report._links_table import NOTE, tables
 from gradwire.bench.report._panels import NOISE, Entry, Panel
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._where import facts, warnings
@@ -44,8 +44,8 @@ def _where(results: Results) -> list[str]:
 
 def _links(results: Results) -> str:
     """A table for each model and number of workers."""
-    lines = [*_where(results), links_table.NOTE]
-    for table in links_table.blocks(results):
+    lines = [*_where(results), NOTE]
+    for table in tables(results):
         heads = [f"| {' | '.join(table.heads)} |", f"|---|{'---:|' * (len(table.heads) - 2)}---|"]
         rows = [f"| `{_escaped(row[0].text)}` | {' | '.join(cell.text for cell in row[1:])} |" for row in table.rows]
         lines += [f"### {table.choice}", "\n".join([*heads, *rows])]
