@@ -96,6 +96,12 @@ def test_all_are_all_as_they_are_recommended(tmp_path: Path) -> None:
         ("[method.topk]\nloss_scale = inf", "loss_scale must be finite and above 0, got inf"),
         ("[method.topk]\nloss_scale = -1", r"method\.topk\.loss_scale must be finite and above 0, got -1"),
         ("[method]\ntopk = 3", "method.topk must be a table, got 3"),
+        (
+            "[method.topk]\noptions = { strategi = 'two_phase' }",
+            "option 'strategi' is none of compress_ddp: did you mean 'str",
+        ),
+        ("[method.topk]\noptions = { strategy = 'two' }", "unknown strategy 'two'"),
+        ("[method.topk]\noptions = { min_numel = -1 }", "min_numel must be"),
         ("[method.topk]\nmethod = 3", "method.topk.method must be a text, got 3"),
         ('[method.topk]\nmethod = "topp"', "unknown compressor 'topp'"),
         ("= 3", "cannot be read: Invalid"),

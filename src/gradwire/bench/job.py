@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire import registry
+from gradwire import settings as exchange
 from gradwire.bench.machine import environment
 from gradwire.bench.method import Method
 from gradwire.bench.progress import Bar
@@ -21,7 +22,7 @@ from gradwire.bench.records import Record, Settings
 from gradwire.bench.snapshots import Snapshots
 from gradwire.bench.tasks.base import Task
 from gradwire.bench.train import Run, train
-from gradwire.errors import ConfigError, GroupError, require
+from gradwire.errors import ConfigError, GroupError, nearest, require
 
 __all__ = ["BACKENDS", "Job", "device_of", "failed", "perform", "settings_of"]
 
@@ -91,8 +92,9 @@ def settings_of(
         others: the rest of ``Settings``.
 
     Raises:
-        ConfigError: a change of the recipe that cannot be.
+        ConfigError: a change of the recipe that cannot be, or an option that ``compress_ddp`` does not take.
     """
+    _check(method.options)
     changes = {**method.recipe, **(recipe or {})}
     known = [each.name for each in dataclasses.fields(task.recipe) if each.name != "epochs"]
     for name in changes:
@@ -102,6 +104,18 @@ def settings_of(
         task.name, task.model_name, task.data.name, method.label, method.compressor.to_config(), dict(method.options),
         method.loss_scale, changes, workers, epochs=epochs or made.epochs, **others,
     )  # fmt: skip
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    """Refuse here what every worker would refuse."""
+    known, others = exchange.Settings.split(options)
+    for name in others:
+        raise ConfigError(f"option {name!r} is none of compress_ddp: {nearest(name, vars(known))}")
+    known.check()
+    known.policy()
+    for place, name in (("memory", known.memory), ("comm", known.strategy)):
+        if isinstance(name, str):
+            registry.find(place, name)
 
 
 def _tuples(value: Any) -> Any:
