@@ -113,9 +113,9 @@ def _check(options: Mapping[str, Any]) -> None:
         raise ConfigError(f"option {name!r} is none of compress_ddp: {nearest(name, vars(known))}")
     known.check()
     known.policy()
-    for place, name in (("memory", known.memory), ("comm", known.strategy)):
-        if isinstance(name, str):
-            registry.find(place, name)
+    for place, given in (("memory", known.memory), ("comm", known.strategy)):
+        if isinstance(given, str):
+            registry.find(place, given)
 
 
 def _tuples(value: Any) -> Any:
