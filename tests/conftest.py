@@ -1,11 +1,16 @@
 import signal
 
+import hypothesis
 import pytest
 import torch
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and what they start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No example has a time limit of its own: on a busy machine a fifth of a second says nothing.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture

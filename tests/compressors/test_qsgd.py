@@ -172,7 +172,7 @@ def test_a_block_too_small_for_its_inverse_is_zero():
 
 def test_a_norm_that_overflows_is_reported():
     code, status = QSGD(bits=8, block=16, norm="l2"), torch.zeros(1, dtype=torch.int32)
-    grad, residual = torch.full((20,), 1e30), torch.full((20,), 0.5)
+    grad, residual = torch.full((20,), 2e38), torch.full((20,), 0.5)
     payload = code.layout((20,)).views(torch.empty(code.layout((20,)).nbytes, dtype=torch.uint8))
     code.encode_feedback(grad, residual, payload, {}, Key(), status)
     assert status.item() == 1
