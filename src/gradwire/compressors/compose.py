@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors._declared import declare_as
 from gradwire.compressors._sparse import Sparsifier, arranged, ordered, rows_of
 from gradwire.compressors._together import groups
 from gradwire.compressors.base import Compressor, Feedback, MultiRound
@@ -68,6 +69,7 @@ class Compose(Compressor):
         require(plain and self.inner.memory is None, "Compose.inner", "a compressor of one round", self.inner)
         allowed = "a method that hands out the mean and not its sign, which unsent elements do not have"
         require(not self.inner.votes, "Compose.inner", allowed, self.inner)
+        declare_as(self.inner, self, "fixed_size", "portable", "factorises")
 
     @property
     def _outer(self) -> Sparsifier:
@@ -83,21 +85,6 @@ class Compose(Compressor):
     def random(self) -> bool:  # type: ignore[override]
         """Where either is."""
         return self.outer.random or self.inner.random
-
-    @property
-    def fixed_size(self) -> bool:  # type: ignore[override]
-        """As the inner method."""
-        return self.inner.fixed_size
-
-    @property
-    def portable(self) -> bool:  # type: ignore[override]
-        """As the inner method."""
-        return self.inner.portable
-
-    @property
-    def factorises(self) -> bool:  # type: ignore[override]
-        """As the inner method."""
-        return self.inner.factorises
 
     @property
     def feedback(self) -> Feedback:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
+from gradwire.compressors._declared import declare_as
 from gradwire.compressors.base import Compressor, Feedback, MultiRound
 from gradwire.errors import require
 from gradwire.types import Key, Layout, Payload, State
@@ -54,30 +55,7 @@ class EF21(Compressor):
         ok = isinstance(inner, Compressor) and inner.contraction and not isinstance(inner, MultiRound)
         require(ok, "EF21.inner", "a contraction of one round, such as topk", inner)
         require(not inner.votes, "EF21.inner", "a method that hands out the mean and not its sign", inner)
-
-    @property
-    def summable(self) -> bool:  # type: ignore[override]
-        return self.inner.summable
-
-    @property
-    def random(self) -> bool:  # type: ignore[override]
-        return self.inner.random
-
-    @property
-    def elementwise(self) -> bool:  # type: ignore[override]
-        return self.inner.elementwise
-
-    @property
-    def fixed_size(self) -> bool:  # type: ignore[override]
-        return self.inner.fixed_size
-
-    @property
-    def portable(self) -> bool:  # type: ignore[override]
-        return self.inner.portable
-
-    @property
-    def factorises(self) -> bool:  # type: ignore[override]
-        return self.inner.factorises
+        declare_as(inner, self, "summable", "random", "elementwise", "fixed_size", "portable", "factorises")
 
     @property
     def feedback(self) -> Feedback:

@@ -11,15 +11,13 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors._coders import CODERS, read_section, write_section
+from gradwire.compressors._declared import declare_as
 from gradwire.compressors._together import groups
 from gradwire.compressors.base import Compressor, Feedback, MultiRound
 from gradwire.errors import WireError, require
 from gradwire.types import Field, Key, Layout, Payload, State, align
 
 __all__ = ["Entropy"]
-
-PASSED_ON = ("unbiased", "random", "elementwise", "memory", "advice", "portable", "factorises", "votes")
-"""What a class declares and the inner method decides."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +66,9 @@ class Entropy(Compressor):
         ok = isinstance(inner, Compressor) and inner.fixed_size and not isinstance(inner, MultiRound)
         require(ok, "Entropy.inner", "a method of one round and fixed size", inner)
         require(self.coder in CODERS, "Entropy.coder", "'rans', 'huffman' or 'elias'", self.coder)
-        for name in PASSED_ON:
-            if hasattr(inner, name):
-                object.__setattr__(self, name, getattr(inner, name))
+        declare_as(
+            inner, self, "unbiased", "random", "elementwise", "memory", "advice", "portable", "factorises", "votes"
+        )
 
     @property
     def feedback(self) -> Feedback:

@@ -13,16 +13,7 @@ from torch import Tensor
 from gradwire.ops._checks import check_vector
 from gradwire.ops._units import exponent_of, power_of_two
 
-__all__ = [
-    "SEGMENT",
-    "check_table",
-    "exponent_of",
-    "lane_sums",
-    "power_of_two",
-    "segments",
-    "units_of",
-    "write_moments",
-]
+__all__ = ["SEGMENT", "check_table", "lane_sums", "segments", "units_of", "write_moments"]
 
 SEGMENT = 4096
 _LANES = 16
