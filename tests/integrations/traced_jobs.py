@@ -86,12 +86,16 @@ def scaled(rank: int) -> dict[str, Any]:
     return {"skipped": skipped, "untouched": untouched, "digest": digest(model)}
 
 
-def unused(rank: int) -> str:
+def unused(rank: int) -> dict[str, str]:
+    """At the optimizer's step, and where there is none at the next backward pass."""
     model = DistributedDataParallel(Branches())
     compress_ddp(model, "topk", min_numel=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    others = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
 
-    def twice() -> None:
-        for _ in range(2):
-            model(batch(0, rank)[0]).sum().backward()
+    def backward() -> None:
+        model(batch(0, rank)[0]).sum().backward()
 
-    return answers({"": twice})[""]
+    backward()
+    others.step()
+    return answers({"step": optimizer.step, "backward": backward})

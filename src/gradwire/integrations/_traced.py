@@ -11,15 +11,17 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gradwire.errors import ConfigError
 from gradwire.exchange import Exchange
 from gradwire.integrations._buckets import Bucket, BucketState, split
-from gradwire.integrations._state import Units
+from gradwire.integrations._state import Units, parameters_of
 from gradwire.worker import Worker
 
 __all__ = ["Arrivals"]
@@ -55,6 +57,8 @@ class Arrivals(BucketState):
         self.grads: list[Tensor] = []
         self.handle = next(_numbers)
         _alive[self.handle] = self
+        self.ids = frozenset(map(id, params.values()))
+        watch_optimizers()
         for number, param in enumerate(params.values()):
             param.register_post_accumulate_grad_hook(partial(self.arrived, number))  # type: ignore[no-untyped-call]
 
@@ -63,16 +67,20 @@ class Arrivals(BucketState):
         if not self.model.require_backward_grad_sync or param.grad is None:
             return
         if number in self.there:
-            raise ConfigError(
-                f"every parameter must get a gradient in every backward pass under 'python_reducer', but only "
-                f"{len(self.there)} of {len(self.names)} did; use optimize_ddp='ddp_optimizer'"
-            )
+            self.refuse()
         self.there.append(number)
         self.grads.append(param.grad)
         if len(self.there) == len(self.names):
             torch.ops.gradwire.exchange_gradients(self.grads, self.there, self.handle)
             self.there.clear()
             self.grads.clear()
+
+    def refuse(self) -> None:
+        """Nothing was exchanged in the pass before, because somebody's gradient did not come."""
+        raise ConfigError(
+            f"every parameter must get a gradient in every backward pass under 'python_reducer', but only "
+            f"{len(self.there)} of {len(self.names)} did; use optimize_ddp='ddp_optimizer'"
+        )
 
     def exchange_all(self, grads: Sequence[Tensor], numbers: Sequence[int]) -> None:
         """Replace the gradients of the parameters of these numbers by their means."""
@@ -85,6 +93,20 @@ class Arrivals(BucketState):
                 grad.copy_(view)
 
         self.average(lambda bucket: of_bucket[id(bucket)], scatter)
+
+
+@cache
+def watch_optimizers() -> None:
+    """Before any optimizer applies gradients that were not exchanged, say so: the next backward pass is too late."""
+    register_optimizer_step_pre_hook(before_step)
+
+
+def before_step(optimizer: Optimizer, *_: object) -> None:
+    waiting = [each for each in _alive.values() if each.there]
+    applied = {id(param) for param in parameters_of(optimizer)} if waiting else set()
+    for each in waiting:
+        if not applied.isdisjoint(each.ids):
+            each.refuse()
 
 
 def _exchange(grads: list[Tensor], numbers: list[int], handle: int) -> None:
