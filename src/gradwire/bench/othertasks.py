@@ -9,7 +9,7 @@ recommendation   Adam divides by the size of an element's recent gradients, whic
                  element that comes once in a hundred steps is applied as if it were large. Sending the largest
                  tenth helps little, any three tenths do. Five epochs, dense: a hit rate of 0.66; popularity 0.39.
 segmentation     the same with RMSprop, whose centred variance is nearly zero by then: with 1 % it marks nothing, with
-                 a tenth it learns. Ten epochs, dense: an IoU of 0.78.
+                 a tenth it learns, with three tenths as dense training does. Ten epochs, dense: an IoU of 0.78.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ __all__ = ["LANGUAGE", "RECOMMENDATION", "SEGMENTATION"]
 
 LANGUAGE: dict[str, Setup] = {
     "dgc": Setup(
-        "its memory has the momentum, and gains a factor of ten by it: a tenth of the learning rate; 0.1 % is 74 "
-        "elements of a matrix: 1 %",
+        "its memory has the momentum, and gains a factor of ten by it: a tenth of the learning rate; what waited is "
+        "louder than the gradient, so the mean is not clipped: perplexity 19.4, clipped 50; 0.1 % is 74 elements of a "
+        "matrix: 1 %",
         params={"ratio": 0.01},
-        recipe={"lr": 2.0},
+        recipe={"lr": 2.0, "clip": None},
     ),
     "ef21": Setup(
         "a fifth inside: perplexity 19.5; an estimate follows a moving gradient slowly",
@@ -51,7 +52,12 @@ LANGUAGE: dict[str, Setup] = {
         params={"ties": "zero"},
         recipe={"lr": 2.0},
     ),
-    "signum": Setup("votes have the norm at which gradients are clipped: a tenth of the rate", recipe={"lr": 2.0}),
+    "signum": Setup(
+        "votes have the norm at which gradients are clipped, and a row of the embedding that came once is voted on "
+        "long after: perplexity 45; at three times the rate 68, at ten times 79",
+        params={"ties": "zero"},
+        recipe={"lr": 0.7},
+    ),
     "sketched_sgd": Setup(
         "matrices of 74,000 to 96,000 elements: 2 % of them, and a narrow sketch, which is cheaper than a wide one",
         params={"ratio": 0.02, "rows": 3, "width": 6},
@@ -93,6 +99,12 @@ RECOMMENDATION: dict[str, Setup] = {
     "randomk": Setup("30 %: a hit rate of 0.66, that of dense training; with 5 % 0.39", params={"ratio": 0.3}),
     "sidco": Setup("three tenths: a hit rate of 0.67, with 1 % 0.49", params={"ratio": 0.3}),
     "signsgd": Setup("rows of users and items without a gradient get no vote", params={"ties": "zero"}),
+    "signum": Setup(
+        "every vote is a full step: a third of the learning rate; rows without a gradient yet get no vote: a hit rate "
+        "of 0.68, else 0.46",
+        params={"ties": "zero"},
+        recipe={"lr": 0.003},
+    ),
     "sketched_sgd": Setup(
         "2 % by a narrow sketch: wide ones do not pay", params={"ratio": 0.02, "rows": 3, "width": 6}
     ),
@@ -112,15 +124,16 @@ RECOMMENDATION: dict[str, Setup] = {
 SEGMENTATION: dict[str, Setup] = {
     "adaptive_threshold": Setup("three tenths must come: an IoU of 0.81, with 1 % 0.43", params={"ratio": 0.3}),
     "dgc": Setup(
-        "its memory has the momentum, so the optimizer has none: an IoU of 0.31 with a tenth; with 1 %, and both, 0",
-        params={"ratio": 0.1},
+        "its memory has the momentum, so the optimizer has none: an IoU of 0.74 with three tenths, 0.31 with a tenth; "
+        "with 1 %, and both, 0",
+        params={"ratio": 0.3},
         recipe={"momentum": 0.0},
     ),
     "ef21": Setup("three tenths inside must come: an IoU of 0.73, with a tenth 0", params={"inner": TopK(ratio=0.3)}),
     "gradiveq": Setup(
         "small slices and a short period, as on the digits", params={"size": 16, "components": 4, "period": 50}
     ),
-    "oktopk": Setup("a tenth must come", params={"ratio": 0.1}),
+    "oktopk": Setup("three tenths must come: an IoU of 0.83", params={"ratio": 0.3}),
     "onebit": Setup(
         "steps of +1 and -1 whatever the gradient, which is 0.001 to 0.1: the loss is multiplied by 32 (0.77; by 16: "
         "0.54, by 128: 0.71, by 512: 0.08)",
@@ -133,11 +146,16 @@ SEGMENTATION: dict[str, Setup] = {
         params={"ties": "zero"},
         recipe={"lr": 2e-4},
     ),
-    "signum": Setup("every vote is a full step: a tenth of the learning rate", recipe={"lr": 7e-5}),
+    "signum": Setup(
+        "votes that stay the same have no variance, by which centred RMSprop divides: plain SGD, as in the paper; "
+        "dead ReLUs get no vote: an IoU of 0.83, else 0",
+        params={"ties": "zero"},
+        recipe={"optimizer": "sgd", "momentum": 0.0, "lr": 0.003},
+    ),
     "sketched_sgd": Setup(
         "2 % by a narrow sketch: wide ones do not pay", params={"ratio": 0.02, "rows": 3, "width": 6}
     ),
-    "topk": Setup("a tenth: an IoU of 0.58, with 1 % 0", params={"ratio": 0.1}),
+    "topk": Setup("three tenths: an IoU of 0.83, with a tenth 0.58, with 1 % 0", params={"ratio": 0.3}),
     "twobit": Setup(
         "about the largest gradients: an IoU of 0.67, with 0.05 0.54, with 0.002 0", params={"threshold": 0.01}
     ),
