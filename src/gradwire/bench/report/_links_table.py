@@ -9,12 +9,7 @@ from gradwire.bench.report._look import rate_text
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._table import UNKNOWN, Cell, Table, Tone, number, words
 
-__all__ = ["NOTE", "crossing_cell", "tables"]
-
-NOTE = (
-    "Step times are medians; x is the speed-up over plain DDP on the same link, coloured where the quartiles of "
-    "the two do not overlap. Break-even is the bandwidth at which both cost the same, see below."
-)
+__all__ = ["crossing_cell", "tables"]
 
 
 def tables(results: Results) -> Iterable[Table]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gradwire.bench.records import Record
-from gradwire.bench.report._links_table import NOTE, tables
+from gradwire.bench.report._links_table import tables
 from gradwire.bench.report._panels import NOISE, Entry, Panel
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._where import facts, warnings
@@ -22,6 +22,11 @@ _READING = (
     "Mean ± standard deviation over the seeds, at the end of training. In brackets the difference from no compression, "
     "where it is larger than the noise floor; `≈` where it is not, so that nothing can be said. The floor is how far "
     f"two means of uncompressed runs may be apart, by Student's t at {CONFIDENCE:.0%}."
+)
+
+_EXCHANGES = (
+    "Step times are medians; x is the speed-up over plain DDP on the same link. Break-even is the bandwidth at which "
+    "both cost the same. Megabytes are those of a worker's interface on the first link, headers and all."
 )
 
 
@@ -44,7 +49,7 @@ def _where(results: Results) -> list[str]:
 
 def _links(results: Results) -> str:
     """A table for each model and number of workers."""
-    lines = [*_where(results), NOTE]
+    lines = [*_where(results), _EXCHANGES]
     for table in tables(results):
         heads = [f"| {' | '.join(table.heads)} |", f"|---|{'---:|' * (len(table.heads) - 2)}---|"]
         rows = [f"| `{_escaped(row[0].text)}` | {' | '.join(cell.text for cell in row[1:])} |" for row in table.rows]
