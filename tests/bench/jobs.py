@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from gradwire.bench.sweep import Order, serve
 
 
 def meet(offset: int) -> tuple[int, int, float]:
@@ -32,3 +35,12 @@ def interrupt_launcher() -> None:
     if dist.get_rank() == 0:
         os.kill(os.getppid(), signal.SIGINT)
     threading.Event().wait()
+
+
+def threads_after_runs(order: Order, begun: Path) -> list[int]:
+    """The threads of this process after each run; Linux only."""
+    counts = []
+    for job in order.jobs:
+        serve(order, [job], begun)
+        counts.append(len(os.listdir("/proc/self/task")))
+    return counts

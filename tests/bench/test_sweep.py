@@ -13,10 +13,12 @@ import pytest
 
 from gradwire.bench.estimates import Estimates
 from gradwire.bench.job import Job
+from gradwire.bench.launch import launch
 from gradwire.bench.records import Record, Settings, append, read
 from gradwire.bench.suite import load
 from gradwire.bench.sweep import Order, only_one, standing, sweep
 from gradwire.errors import ConfigError
+from tests.bench.jobs import threads_after_runs
 
 SUITE = """
 tasks = ["classification"]
@@ -129,3 +131,13 @@ def test_side_by_side_the_records_say_that_times_mean_nothing(tmp_path: Path) ->
     lines = [json.loads(line) for line in order.results.read_text().splitlines()]
     assert sorted(line["settings"]["seed"] for line in lines) == [0, 1]
     assert [line["environment"]["jobs"] for line in lines] == [2, 2]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.timeout(200)
+def test_a_group_keeps_no_thread_of_its_earlier_runs(tmp_path: Path) -> None:
+    text = 'tasks = ["classification"]\nmethods = ["none", "topk", "powersgd"]\n[task.classification]\nepochs = 1\n'
+    order, begun = order_of(tmp_path, text), tmp_path / "begun"
+    for first, *later in launch(2, threads_after_runs, order, begun, timeout=100):
+        assert later == [first] * 2
+    assert [record.status for record in read(order.results)] == ["ok"] * 3

@@ -72,8 +72,20 @@ class Loop:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.state.close()
+        if kind is None:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Give up the run's own process group, whose threads would wake a hundred times a second under later runs.
+
+        All workers are in it: so its name is a number that does not come again. After the barrier nobody needs it.
+        """
+        group = self.state.exchange.channel.group
+        if group is not None:
+            dist.barrier()
+            dist.destroy_process_group(group)
 
     @property
     def module(self) -> nn.Module:

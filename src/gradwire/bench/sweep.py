@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import gc
 import itertools
 import multiprocessing
 import tempfile
@@ -201,6 +202,8 @@ def serve(order: Order, jobs: Sequence[Job], begun: Path) -> None:
         record = perform(job)
         if record is not None:
             note(order, record)
+        # The model and what exchanges its gradients hold each other, and through them the threads of a process group.
+        gc.collect()
 
 
 def note(order: Order, record: Record) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from gradwire.bench.recipe import Recipe
 
@@ -27,7 +26,8 @@ State = list[tuple[Tensor, Tensor]]
 class LSTMLayer(nn.Module):
     """One LSTM layer whose parameters are one matrix and one bias, as TensorFlow has them.
 
-    torch's own layer computes; it is a shell, whose two matrices are views of ours and whose second bias is zero.
+    torch's own kernel computes, on two views of the matrix, and a second bias that is zero. A module of torch's around
+    it would have to be made in each step, or have parameters of its own.
 
     Args:
         inputs: width of what comes in.
@@ -41,13 +41,12 @@ class LSTMLayer(nn.Module):
         self.inputs, self.hidden = inputs, hidden
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        weights = {
-            "weight_ih_l0": self.kernel[:, : self.inputs], "weight_hh_l0": self.kernel[:, self.inputs :],
-            "bias_ih_l0": self.bias, "bias_hh_l0": torch.zeros_like(self.bias),
-        }  # fmt: skip
-        shell = nn.LSTM(self.inputs, self.hidden, batch_first=True, device="meta")
-        out, after = functional_call(shell, weights, (x, state))
-        return out, after
+        split = self.kernel[:, : self.inputs], self.kernel[:, self.inputs :], self.bias, torch.zeros_like(self.bias)
+        out, *after = torch.lstm(
+            x, state, split, has_biases=True, num_layers=1, dropout=0.0, train=self.training, bidirectional=False,
+            batch_first=True,
+        )  # fmt: skip
+        return out, (after[0], after[1])
 
 
 class LSTMLanguageModel(nn.Module):
