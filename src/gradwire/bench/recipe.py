@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from gradwire.errors import require
+from gradwire.errors import is_int, require
 
 __all__ = ["OPTIMIZERS", "Recipe"]
 
@@ -19,21 +22,21 @@ class Recipe:
     """An optimizer, a linear warm-up, and a schedule of steps, or of a straight line down to zero.
 
     Args:
-        batch: examples of a step over all workers.
-        lr: peak learning rate.
+        batch: examples of a step over all workers, at least 1.
+        lr: peak learning rate, at least 0.
         momentum: in [0, 1); 0 is plain SGD, for methods that have a momentum of their own. Adam has none of this kind.
-        weight_decay: L2 coefficient; of AdamW the decoupled one.
+        weight_decay: L2 coefficient, at least 0; of AdamW the decoupled one.
         warmup: steps of linear warm-up, at least 1.
-        drops: fractions of the run at which the learning rate falls.
-        fall: what it is multiplied by then.
+        drops: fractions of the run, in [0, 1], at which the learning rate falls.
+        fall: what it is multiplied by then, at least 0.
         linear: it falls evenly from the end of the warm-up to the end of the run instead.
-        clip: largest norm of the averaged gradient, all parameters together; None: any.
+        clip: largest norm of the averaged gradient, all parameters together, above 0; None: any.
         optimizer: a key of ``OPTIMIZERS``.
-        betas: of Adam.
-        epochs: passes over the data, where nobody says how many.
+        betas: of Adam, in [0, 1).
+        epochs: passes over the data, where nobody says how many; at least 1.
 
     Raises:
-        ConfigError: no such optimizer.
+        ConfigError: no such optimizer, or a value of another type or out of its range.
 
     Example:
         >>> [round(Recipe(warmup=2).factor(step, 10), 4) for step in (0, 1, 4, 5, 8)]
@@ -56,8 +59,9 @@ class Recipe:
     epochs: int = 10
 
     def __post_init__(self) -> None:
-        known = ", ".join(OPTIMIZERS)
-        require(self.optimizer in OPTIMIZERS, "Recipe.optimizer", f"one of {known}", self.optimizer)
+        for name, (good, allowed) in _ALLOWED.items():
+            value = getattr(self, name)
+            require(good(value), f"Recipe.{name}", allowed, value)
 
     def build(self, params: Iterable[Tensor]) -> Optimizer:
         """The optimizer at the peak learning rate."""
@@ -82,12 +86,18 @@ def _sgd(recipe: Recipe, params: Iterable[Tensor]) -> Optimizer:
     return SGD(params, recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay, nesterov=nesterov)
 
 
+def _betas(recipe: Recipe) -> tuple[float, float]:
+    """As Adam takes them: a 0 that was written as an integer is refused there."""
+    first, second = recipe.betas
+    return float(first), float(second)
+
+
 def _adam(recipe: Recipe, params: Iterable[Tensor]) -> Optimizer:
-    return Adam(params, recipe.lr, recipe.betas, weight_decay=recipe.weight_decay)
+    return Adam(params, recipe.lr, _betas(recipe), weight_decay=recipe.weight_decay)
 
 
 def _adamw(recipe: Recipe, params: Iterable[Tensor]) -> Optimizer:
-    return AdamW(params, recipe.lr, recipe.betas, weight_decay=recipe.weight_decay)
+    return AdamW(params, recipe.lr, _betas(recipe), weight_decay=recipe.weight_decay)
 
 
 def _rmsprop(recipe: Recipe, params: Iterable[Tensor]) -> Optimizer:
@@ -101,3 +111,32 @@ OPTIMIZERS: dict[str, Callable[[Recipe, Iterable[Tensor]], Optimizer]] = {
     "sgd": _sgd, "adam": _adam, "adamw": _adamw, "rmsprop": _rmsprop,
 }  # fmt: skip
 """SGD is Nesterov's, RMSprop the centered one, as in the benchmarks' originals."""
+
+
+def _in(low: float, high: float, *, below: bool = False) -> Callable[[Any], bool]:
+    """Whether a value is a number from ``low`` to ``high``, or ``below`` it; NaN is in no range."""
+
+    def good(value: Any) -> bool:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and low <= value <= high and (value < high or not below)
+
+    return good
+
+
+def _each(good: Callable[[Any], bool], count: int | None = None) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, tuple | list) and count in (None, len(value)) and all(map(good, value))
+
+
+_Check = tuple[Callable[[Any], bool], str]
+_MOST = sys.float_info.max
+_AT_LEAST_1: _Check = (lambda value: is_int(value, 1), "an integer >= 1")
+_FINITE: _Check = (_in(0, _MOST), "a finite number >= 0")
+
+_ALLOWED: dict[str, _Check] = {
+    "batch": _AT_LEAST_1, "lr": _FINITE, "momentum": (_in(0, 1, below=True), "a number in [0, 1)"),
+    "weight_decay": _FINITE, "warmup": _AT_LEAST_1, "drops": (_each(_in(0, 1)), "a sequence of numbers in [0, 1]"),
+    "fall": _FINITE, "linear": (lambda value: value in (False, True), "true or false"),
+    "clip": (lambda value: value is None or (_in(0, math.inf)(value) and value > 0), "a number above 0, or None"),
+    "optimizer": (lambda value: isinstance(value, str) and value in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
+    "betas": (_each(_in(0, 1, below=True), 2), "two numbers in [0, 1)"), "epochs": _AT_LEAST_1,
+}  # fmt: skip

@@ -23,7 +23,9 @@ def write(root: Path, side: int = 32) -> Path:
             Image.fromarray(image).save(folder / f"{number:04}.PNG")
             if number != 2:
                 Image.fromarray(mask).save(folder / "Label" / f"{number:04}_label.{'PNG' if number else 'png'}", "PNG")
-    (root / "Class1" / "Train" / "Label" / "Labels.txt").write_text("1\n")
+    listed = "".join(f"{n}\t1\t{n:04}.PNG\t0\t{n:04}_label.PNG\n" for n in (0, 1, 3))
+    text = f"\N{ZERO WIDTH NO-BREAK SPACE}1\n{listed}2\t0\t0002.PNG\t0\t0\n"
+    (root / "Class1" / "Train" / "Label" / "Labels.txt").write_text(text, encoding="utf-8")
     return root
 
 
@@ -73,3 +75,27 @@ def test_a_part_without_defects_or_of_an_odd_size_is_refused(tmp_path: Path) -> 
         ConfigError, match="Train must be a folder of PNG files with masks in Label, found 4 images and no mask"
     ):
         dagm2007.load(root)
+
+
+@pytest.mark.parametrize("name", ["Labels.txt", "labels.txt"])
+def test_a_defective_image_whose_mask_was_lost_is_refused(tmp_path: Path, name: str) -> None:
+    labels = write(tmp_path) / "Class1" / "Train" / "Label"
+    (labels / "Labels.txt").rename(labels / name)
+    (labels / "0001_label.PNG").unlink()
+    with pytest.raises(
+        ConfigError, match=r"0001_label\.PNG must be the mask of 0001\.PNG, which has a defect, found no such file"
+    ):
+        dagm2007.load(tmp_path)
+    (labels / name).write_text("1\nnotes\n0001.PNG 1\n")
+    assert len(dagm2007.load(tmp_path).train) == 2
+
+
+def test_a_mask_of_no_image_is_refused(tmp_path: Path) -> None:
+    test = write(tmp_path) / "Class1" / "Test"
+    (test / "Label" / "._0001_label.PNG").write_bytes(b"what a system notes")
+    assert len(dagm2007.load(tmp_path).test) == 4
+    (test / "0001.PNG").unlink()
+    with pytest.raises(
+        ConfigError, match=r"Label/0001_label\.PNG must be the mask of an image, found no 0001\.PNG in .*Test"
+    ):
+        dagm2007.load(tmp_path)

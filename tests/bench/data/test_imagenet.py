@@ -69,6 +69,14 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     broken.write_bytes(b"hello")
     with pytest.raises(ConfigError, match=rf"{CLASSES[1]}_1\.JPEG must be a JPEG image, found cannot identify"):
         load(root, ("imagenet",)).train.batch(torch.tensor([3]))
+    broken.write_bytes(b"")
+    with pytest.raises(ConfigError, match=rf"{CLASSES[1]}_1\.JPEG must be a JPEG image, found 0 bytes"):
+        load(root, ("imagenet",))
+    broken.unlink()
+    broken.symlink_to(root / "gone.JPEG")
+    with pytest.raises(ConfigError, match=rf"{CLASSES[1]}_1\.JPEG must be a JPEG image, found .*No such file"):
+        load(root, ("imagenet",))
+    broken.unlink()
     for file in (root / "val" / CLASSES[2]).iterdir():
         file.unlink()
     with pytest.raises(ConfigError, match=rf"val/{CLASSES[2]} must be a folder of JPEG files, found none"):

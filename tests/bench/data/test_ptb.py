@@ -38,6 +38,15 @@ def test_a_task_reads_it_in_windows_of_35(tmp_path: Path) -> None:
     assert tuple(next(task.shares(0, 1, 4))[0].shape) == (5, 35)
 
 
+def test_a_text_without_a_window_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    write(tmp_path / "train", test=TRAIN * 40)
+    with pytest.raises(ConfigError, match=r"Recipe\.batch must be at most 0, .* ptb .*, got 20"):
+        LanguageModelling(folder=tmp_path / "train").shares(0, 0, 1)
+    write(tmp_path / "test", train=TRAIN * 200)
+    with pytest.raises(ConfigError, match="words of the test text of ptb must be at least 360, got 3"):
+        LanguageModelling(folder=tmp_path / "test").shares(0, 0, 1)
+
+
 @pytest.mark.parametrize(
     ("texts", "said"),
     [

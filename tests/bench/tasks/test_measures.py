@@ -45,6 +45,19 @@ def test_perplexity_is_the_vocabulary_if_all_words_are_equally_likely() -> None:
     assert task.quality(Uniform()) == pytest.approx(len(task.data.words), rel=1e-4)
 
 
+@pytest.mark.parametrize(("mean", "expected"), [(800.0, math.inf), (math.nan, math.nan)])
+def test_the_perplexity_of_what_diverged_is_no_failure(mean: float, expected: float) -> None:
+    task = LanguageModelling()
+
+    class Diverged(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            logits = torch.zeros(*x.shape, len(task.data.words))
+            logits[..., -1] = mean
+            return logits
+
+    assert task.quality(Diverged()) == pytest.approx(expected, nan_ok=True)
+
+
 def test_windows_follow_each_other_and_targets_are_the_next_words() -> None:
     task = LanguageModelling()
     shares = task.shares(0, 0, 20)
@@ -81,6 +94,37 @@ def test_a_tie_counts_against_the_held_out_item() -> None:
     task = Recommendation()
     pairs = task.data.users * (RIVALS + 1)
     assert task.quality(Answers([torch.zeros(1 << 16), torch.zeros(pairs - (1 << 16))])) == 0.0
+
+
+class NaN(nn.Module):
+    """What is left of a model that diverged."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.full((len(x), *self.shape), math.nan)
+
+
+def test_an_answer_that_is_no_number_is_wrong() -> None:
+    assert Classification().quality(NaN(10)) == 0.0
+    assert Recommendation().quality(NaN()) == 0.0
+    side = Segmentation().data.test.inputs.shape[-1]
+    assert max(Segmentation().measures(NaN(1, side, side)).values()) < 1e-6
+
+
+def test_one_number_that_is_none_spoils_its_own_answer_alone() -> None:
+    classes = Classification()
+    logits = nn.functional.one_hot(classes.data.test.targets, 10).float()
+    logits[:72, 9] = math.nan
+    assert classes.quality(Answers([logits])) == pytest.approx(1 - 72 / 360)
+    choices = Recommendation()
+    scores = torch.cat([torch.zeros(choices.data.users, RIVALS), torch.ones(choices.data.users, 1)], 1)
+    scores[:500, :9], scores[500:750, :10] = math.nan, math.nan
+    assert choices.quality(Answers(list(scores.flatten().split(1 << 16)))) == 0.75
+    scores[:250, -1] = math.nan
+    assert choices.quality(Answers(list(scores.flatten().split(1 << 16)))) == 0.5
 
 
 def test_rivals_were_not_chosen_and_do_not_repeat() -> None:

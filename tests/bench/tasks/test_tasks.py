@@ -92,6 +92,24 @@ def test_every_model_of_a_task_can_be_trained_on_its_data(name: str) -> None:
         assert task.model_name == f"{model}_small"
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_a_batch_is_no_larger_than_the_data(name: str) -> None:
+    task = registry.find("bench.tasks", name)()
+    most, said = task.largest_batch(), task.data.name
+    assert task.adjusted({"batch": most}).steps(1) == 1 == sum(1 for _ in task.shares(0, 0, 1))
+    assert task.adjusted({"batch": most + 1}).steps(1) < 1
+    with pytest.raises(ConfigError, match=rf"Recipe\.batch must be at most {most}, .* {said} .*, got {most + 1}"):
+        task.shares(0, 0, 1)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_worker_has_a_part_of_every_batch(name: str) -> None:
+    task = registry.find("bench.tasks", name)().adjusted({"batch": 3})
+    assert [len(first(task, 0, rank, 3, 1)[0][0]) for rank in range(3)] == [1, 1, 1]
+    with pytest.raises(ConfigError, match="workers must be at most 3, the examples of a batch, got 4"):
+        task.shares(0, 3, 4)
+
+
 def test_a_model_of_another_task_is_refused() -> None:
     with pytest.raises(ConfigError, match="model 'lstm' is of another task than classification"):
         registry.find("bench.tasks", "classification")("lstm")

@@ -46,7 +46,8 @@ def load(folder: Path) -> Images:
     """The files of ``train`` and ``val``; a class is the place of its folder's name in the order of the names.
 
     Raises:
-        ConfigError: a part or a class is missing, a class is empty, or the images of ``val`` lie in one folder.
+        ConfigError: a part or a class is missing, a class or an image is empty, or the images of ``val`` lie in one
+            folder. An image that is cut off is found when it is read.
 
     Source:
         O. Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", IJCV 2015.
@@ -75,9 +76,19 @@ def _part(folder: Path, names: list[str]) -> Photographs:
         found = sorted(path for path in (folder / name).iterdir() if path.suffix.lower() in (".jpeg", ".jpg"))
         if not found:
             refuse(folder / name, "none", "a folder of JPEG files")
+        empty = next((path for path in found if not _size(path)), None)
+        if empty is not None:
+            refuse(empty, "0 bytes", "a JPEG image")
         files += found
         labels += [label] * len(found)
     return Photographs(tuple(files), torch.tensor(labels))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        refuse(path, str(error).replace(str(path), "it"), "a JPEG image")
 
 
 def _pixels(path: Path, place: list[float]) -> Tensor:

@@ -17,6 +17,10 @@ LOOKS = "ratings.csv"
 
 _HEADER = "userId,movieId,rating,timestamp"
 _LEAST = 20
+_IDS = 2**31
+_TIMES = 2**53
+"""Up to here a number that is read as a float is exact."""
+
 _ROWS = 1_000_000
 
 Column = npt.NDArray[np.int64]
@@ -34,14 +38,15 @@ def load(folder: Path) -> Interactions:
     and a film that a user rated twice counts once.
 
     Raises:
-        ConfigError: the header or a row is not of the form, or nobody has 20 ratings.
+        ConfigError: the header or a row is not of the form, a number in it cannot be, or nobody has 20 ratings.
 
     Source:
         F. Harper, J. Konstan, "The MovieLens Datasets: History and Context", ACM TiiS 2015.
     """
     path = _table(folder)
     user, item, when = _columns(path)
-    keep = np.bincount(user)[user] >= _LEAST
+    each = _numbered(user)
+    keep = np.bincount(each)[each] >= _LEAST
     if not keep.any():
         refuse(path, f"{len(user)} ratings of users with fewer", f"a table in which users have {_LEAST} ratings")
     user, item, when = _numbered(user[keep]), _numbered(item[keep]), when[keep]
@@ -87,12 +92,23 @@ def _piece(path: Path, lines: list[str], done: int) -> tuple[Column, Column, Col
         refuse(
             path, f"{lines[number][:80]!r} in line {done + number + 1}", f"rows of {_HEADER}, each with its line end"
         )
-    wrong = np.flatnonzero((table[:, 2] < 0.5) | (table[:, 2] > 5) | (table[:, :2] < 1).any(1))
+    wrong = np.flatnonzero(~_good(table))
     if len(wrong):
         line = lines[wrong[0]].strip()
-        refuse(path, f"{line!r} in line {done + wrong[0] + 1}", "ratings of 0.5 to 5 by users and of films from 1 on")
+        refuse(
+            path, f"{line[:80]!r} in line {done + wrong[0] + 1}",
+            f"ratings of 0.5 to 5 at a time in seconds, of films and by users with whole numbers from 1 to {_IDS - 1}",
+        )  # fmt: skip
     user, item, when = (table[:, place].astype(np.int64) for place in (0, 1, 3))
     return user, item, when
+
+
+def _good(table: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Which rows can be; each comparison is one that NaN fails."""
+    ids, stars, when = table[:, :2], table[:, 2], table[:, 3]
+    known = ((ids >= 1) & (ids < _IDS) & (ids == np.floor(ids))).all(1)
+    good: npt.NDArray[np.bool_] = known & (stars >= 0.5) & (stars <= 5) & (np.abs(when) < _TIMES)
+    return good
 
 
 def _is_row(line: str) -> bool:

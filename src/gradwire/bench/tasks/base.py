@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from gradwire.bench import data, models
 from gradwire.bench.data.base import Examples
 from gradwire.bench.recipe import Recipe
-from gradwire.errors import ConfigError, nearest
+from gradwire.errors import ConfigError, nearest, require
 
 __all__ = ["Task", "pieces", "shuffled"]
 
@@ -100,9 +100,25 @@ class Task(ABC):
     def steps(self, epochs: int) -> int:
         """How many steps ``epochs`` epochs have."""
 
-    @abstractmethod
     def shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The inputs and targets of worker ``rank``, batch by batch; an incomplete last batch is dropped."""
+        """The inputs and targets of worker ``rank``, batch by batch; an incomplete last batch is dropped.
+
+        Raises:
+            ConfigError: an epoch has no whole batch, or a batch has nothing for one of the workers.
+        """
+        batch, most = self.recipe.batch, self.largest_batch()
+        require(batch <= most, "Recipe.batch", f"at most {most}, all that {self.data.name} has for a batch", batch)
+        # The mean over an empty share would be 0, and the average of all workers too small.
+        require(world <= batch, "workers", f"at most {batch}, the examples of a batch", world)
+        return self._shares(epoch, rank, world)
+
+    @abstractmethod
+    def largest_batch(self) -> int:
+        """The examples of an epoch: with more in a batch it has no step."""
+
+    @abstractmethod
+    def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """``shares``, of a batch that the data can fill."""
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:

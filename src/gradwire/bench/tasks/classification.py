@@ -40,9 +40,12 @@ class Classification(Task):
         return {"chance": 1 / self.data.classes}
 
     def steps(self, epochs: int) -> int:
-        return epochs * (len(self.data.train) // self.recipe.batch)
+        return epochs * (self.largest_batch() // self.recipe.batch)
 
-    def shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def largest_batch(self) -> int:
+        return len(self.data.train)
+
+    def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
         return shuffled(self.data.train, self.recipe.batch, epoch, rank, world, augment=not self.small)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -51,10 +54,15 @@ class Classification(Task):
     @torch.no_grad()
     def measures(self, model: nn.Module) -> dict[str, float]:
         model.eval()
-        right = torch.cat([(model(x).argmax(1) == y + self._first_class).float() for x, y in pieces(self.data.test)])
-        return {self.measure: float(right.mean())}
+        right = torch.cat([_right(model(x), y + self._first_class) for x, y in pieces(self.data.test)])
+        return {self.measure: float(right.float().mean())}
 
     @property
     def _first_class(self) -> int:
         """The logit of class 0: networks of TensorFlow's ImageNet have one for the background before it."""
         return 0 if self.small else getattr(self.module, "FIRST_CLASS", 0)
+
+
+def _right(output: Tensor, classes: Tensor) -> Tensor:
+    """Whether the largest logit is that of the class; NaN, which ``argmax`` takes for the largest, is never right."""
+    return (output.argmax(1) == classes) & ~output.isnan().any(1)

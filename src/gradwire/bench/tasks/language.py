@@ -56,8 +56,14 @@ class LanguageModelling(Task):
     def steps(self, epochs: int) -> int:
         return epochs * ((len(self.data.train) // self.recipe.batch - 1) // self.window)
 
-    def shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
-        require(world <= self.recipe.batch, "workers", f"at most {self.recipe.batch}, the rows of a batch", world)
+    def largest_batch(self) -> int:
+        """Each row has a window at least, and the word after it."""
+        return len(self.data.train) // (self.window + 1)
+
+    def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
+        # Otherwise it would be found out after the first epoch, when there is no window to measure.
+        least, words = self._test_rows * (self.window + 1), len(self.data.test)
+        require(words >= least, f"words of the test text of {self.data.name}", f"at least {least}", words)
         return self._windows(self.data.train, self.recipe.batch, slice(rank, None, world))
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -67,15 +73,27 @@ class LanguageModelling(Task):
     def measures(self, model: nn.Module) -> dict[str, float]:
         model.eval()
         self.begin_epoch(model)
-        windows = self._windows(self.data.test, min(self.recipe.batch, 10), slice(None))
+        windows = self._windows(self.data.test, self._test_rows, slice(None))
         losses = [self.loss(model(x), y).item() for x, y in windows]
         self.begin_epoch(model)
-        return {self.measure: math.exp(sum(losses) / len(losses))}
+        return {self.measure: _perplexity(sum(losses) / len(losses))}
+
+    @property
+    def _test_rows(self) -> int:
+        return min(self.recipe.batch, 10)
 
     def _windows(self, text: Tensor, rows: int, mine: slice) -> Iterator[tuple[Tensor, Tensor]]:
         columns = text[: len(text) // rows * rows].view(rows, -1)[mine]
         for start in range(0, columns.shape[1] - self.window, self.window):
             yield columns[:, start:][:, : self.window], columns[:, start + 1 :][:, : self.window]
+
+
+def _perplexity(loss: float) -> float:
+    """exp, and infinity where that is more than a float holds: so far a run that diverges can come."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 def _unigram(data: Text) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from gradwire.bench.data.base import Interactions, Tensors
 from gradwire.bench.data.interactions import generate
+from gradwire.bench.recipe import Recipe
 from gradwire.bench.tasks.base import Task, shuffled
+from gradwire.errors import ConfigError
 
 __all__ = ["Recommendation"]
 
@@ -38,6 +41,16 @@ class Recommendation(Task):
     DATA = ("movielens",)
     data: Interactions
 
+    def __init__(self, model: str | None = None, folder: Path | None = None, recipe: Recipe | None = None) -> None:
+        super().__init__(model, folder, recipe)
+        most = int(torch.bincount(self.data.train[:, 0], minlength=self.data.users).max())
+        left = self.data.items - most - 1
+        if left < RIVALS:
+            raise ConfigError(
+                f"{self.data.name} must leave each user {RIVALS} items that were not chosen, to rank the held-out one "
+                f"among them; found {left} for a user who chose {most + 1} of {self.data.items}"
+            )
+
     def embedded(self) -> Interactions:
         return generate()
 
@@ -50,9 +63,12 @@ class Recommendation(Task):
         return {"chance": TOP / (RIVALS + 1), "popularity": _hits(popularity[self.contest()])}
 
     def steps(self, epochs: int) -> int:
-        return epochs * ((1 + NEGATIVES) * len(self.data.train) // self.recipe.batch)
+        return epochs * (self.largest_batch() // self.recipe.batch)
 
-    def shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def largest_batch(self) -> int:
+        return (1 + NEGATIVES) * len(self.data.train)
+
+    def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
         return shuffled(self._examples(epoch), self.recipe.batch, epoch, rank, world, augment=False)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -103,5 +119,5 @@ def _repeated(rows: Tensor) -> Tensor:
 
 
 def _hits(scores: Tensor) -> float:
-    """The last column against the others; a tie counts against it."""
-    return float(((scores[:, :-1] >= scores[:, -1:]).sum(1) < TOP).float().mean())
+    """The last column against the others; a tie counts against it, and so does NaN on either side."""
+    return float(((~(scores[:, :-1] < scores[:, -1:])).sum(1) < TOP).float().mean())

@@ -45,9 +45,12 @@ class Segmentation(Task):
         return {"everything": overlaps(torch.ones_like(masks), masks)[self.measure]}
 
     def steps(self, epochs: int) -> int:
-        return epochs * (len(self.data.train) // self.recipe.batch)
+        return epochs * (self.largest_batch() // self.recipe.batch)
 
-    def shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def largest_batch(self) -> int:
+        return len(self.data.train)
+
+    def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
         return shuffled(Reflected(self.data.train), self.recipe.batch, epoch, rank, world, augment=True)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -59,7 +62,7 @@ class Segmentation(Task):
     @torch.no_grad()
     def measures(self, model: nn.Module) -> dict[str, float]:
         model.eval()
-        marked = torch.cat([(model(x) > 0).float() for x, _ in pieces(self.data.test, 16)])
+        marked = torch.cat([_marked(model(x), y) for x, y in pieces(self.data.test, 16)])
         return overlaps(marked, self.data.test.targets)
 
 
@@ -78,6 +81,11 @@ class Reflected:
             return x, y
         mirrored = (draws[:, 2] < 0.5)[:, None, None, None]
         return torch.where(mirrored, x.flip(3), x), torch.where(mirrored, y.flip(3), y)
+
+
+def _marked(output: Tensor, masks: Tensor) -> Tensor:
+    """1 where the logit is above 0; a pixel that is NaN is wrong, or clean images would count as found clean."""
+    return torch.where(output.isnan(), 1 - masks, (output > 0).float())
 
 
 def overlaps(marked: Tensor, masks: Tensor) -> dict[str, float]:
