@@ -6,6 +6,7 @@ from rich.console import Console
 
 from gradwire.bench.advise.check import Compared, Setting, holds
 from gradwire.bench.advise.pipeline import Step
+from gradwire.bench.advise.wire import PAYLOAD_SHARE
 from gradwire.bench.netlab import Link
 from gradwire.cli._check_advise import _line, _table
 from gradwire.errors import ConfigError
@@ -39,6 +40,25 @@ def test_a_table_for_nodes_says_what_is_on_paper(gradwire):
     assert "Codecs were measured" not in shown.stdout
 
 
+def test_links_may_be_faster_than_a_lab_has(gradwire):
+    """On paper: 400 Gbit/s between nodes, and inside them 3.6 Tbit/s."""
+    fast = ("--workers", "16", "--nodes", "2", "--link", "400gbit", "--intra-link", "3600gbit", "--method", "topk")
+    done = gradwire("advise", *NUMBERS, *fast, "--json", "-")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["rate"] == pytest.approx(50e9 * PAYLOAD_SHARE)
+    assert told["link"] == "400gbit+0.1ms"
+
+
+def test_a_slow_link_inside_nodes_is_in_both_predictions(gradwire):
+    """The link between nodes is fast, so a step without compression takes what the link inside takes."""
+    slow = ("--workers", "16", "--nodes", "2", "--link", "100gbit", "--intra-link", "100mbit", "--method", "none")
+    done = gradwire("advise", "--model", "resnet9", "--compute", "0", "--codec", "0,0", *slow, "--json", "-")
+    told = json.loads(done.stdout)
+    least = 2 * 7 / 8 * 4 * 6_573_120 / (12.5e6 * PAYLOAD_SHARE)
+    assert least <= told["dense"]["total"] <= told["candidates"][0]["step"]["total"] <= 1.01 * least
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -50,6 +70,11 @@ def test_a_table_for_nodes_says_what_is_on_paper(gradwire):
         (
             (*NUMBERS, "--workers", "10", "--nodes", "4"),
             "--nodes must be a divisor of the 10 workers, and fewer, got 4",
+        ),
+        ((*NUMBERS, "--link", "101tbit"), "Link.rate must be in [1mbit, 100tbit], or None, got 101000000000000"),
+        (
+            (*NUMBERS, "--link", "400gbit", "--measure-link"),
+            "Link.rate must be at most 100gbit in a lab, got '400gbit'",
         ),
         ((*NUMBERS, "--compute", "nan"), "--compute must be a finite number >= 0, got nan"),
         ((*NUMBERS, "--compute", "inf"), "--compute must be a finite number >= 0, got inf"),
@@ -88,6 +113,8 @@ def test_the_check_compares_links_that_have_a_rate(gradwire):
         ConfigError, match="--link must be a rate: a link without one has nothing to predict, got 'none'"
     ):
         Setting(["resnet9"], [2], [Link()], {})
+    with pytest.raises(ConfigError, match=r"Link\.rate must be at most 100gbit in a lab, got '400gbit'"):
+        Setting(["resnet9"], [2], [Link.parse("400gbit")], {})
     assert gradwire("check", "advise", "--link", "none").exit_code == 2
     assert gradwire("check", "advise", "--help").exit_code == 0
 

@@ -17,6 +17,7 @@ from gradwire.bench.advise.gauge import Alphas, _model, _replayed, _wire
 from gradwire.bench.advise.profile import Bucket, assigned, watched
 from gradwire.bench.advise.wire import PAYLOAD_SHARE
 from gradwire.bench.netlab import Link
+from gradwire.compressors.oktopk import OkTopk
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
@@ -74,6 +75,12 @@ def test_a_slow_codec_is_cut_short_or_left_out() -> None:
     assert measure([BUCKET], TwoBit(), 2, meet=lambda _: 100.0, budget=50.0) == (
         "encoding and decoding take more than 50 s a step"
     )
+
+
+def test_what_needs_its_peers_own_messages_is_left_out() -> None:
+    found = measure([BUCKET], OkTopk(), 4, options={"strategy": "oktopk"})
+    assert found == "what peers send under strategy 'oktopk' is their own, so it cannot be measured here: give --codec"
+    assert len(measure([BUCKET], OkTopk(), 4, options={"strategy": "allgather"}, repeats=1)) == 1
 
 
 def test_a_link_is_what_is_written_on_it_or_what_was_measured() -> None:

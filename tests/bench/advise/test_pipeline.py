@@ -8,12 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradwire.bench import models
 from gradwire.bench.advise.cluster import Cluster
 from gradwire.bench.advise.codec import Codec
 from gradwire.bench.advise.pipeline import Job, compressed_step, dense_step, slowdown
-from gradwire.bench.advise.profile import Bucket, Profile
+from gradwire.bench.advise.profile import Bucket, Profile, assigned
 from gradwire.bench.advise.traffic import Traffic
 from gradwire.bench.advise.wire import Round, Wire
+from gradwire.bench.netlab import Link
+from gradwire.compressors.none import Identity
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 
@@ -86,7 +89,55 @@ def test_inside_a_node_a_bucket_is_scattered_before_and_gathered_after() -> None
     one = Profile((PROFILE.buckets[0],), 1.0)
     step = compressed_step(one, [Job(0.1, 0.1, exchange(1e6), inside=0.25)], LINK)
     assert step.total == pytest.approx(1.0 + 0.25 + 0.1 + 1.0 + 0.1 + 0.25)
-    assert dense_step(one, LINK, [0.25]).total == pytest.approx(1.0 + 0.25 + 1.0 + 0.25)
+    inside = Wire(workers=2, rate=2e6, latency=0.0, message=0.0)
+    assert dense_step(one, LINK, inside).total == pytest.approx(1.0 + 0.25 + 1.0 + 0.25)
+
+
+def test_uncompressed_buckets_queue_inside_a_node_too() -> None:
+    """Two of 1 MB, both ready at 1; half of a ring takes 1 s inside, all of it 0.1 s outside: the link inside is busy
+    from 1 to 5, with the second reduce-scatter before the first all-gather."""
+    both = Profile(tuple(dataclasses.replace(bucket, ready=1.0) for bucket in PROFILE.buckets), 1.0)
+    outside = dataclasses.replace(LINK, rate=1e7)
+    step = dense_step(both, outside, dataclasses.replace(LINK, rate=5e5))
+    assert (step.total, step.wire, step.sent) == pytest.approx((5.0, 4.2, 2e6))
+
+
+def test_an_all_gather_has_what_reduce_scatters_leave() -> None:
+    """Half of a ring takes 1 s inside, all of it 0.25 s outside. The first bucket is scattered from 1 to 2 and back at
+    2.25; it is gathered until 2.5, when the second one is ready, and goes on when that is scattered, from 3.5 to 4.25.
+    The second one is back at 3.75, waits, and is gathered until 5.25."""
+    second = dataclasses.replace(PROFILE.buckets[1], ready=2.5)
+    profile = Profile((PROFILE.buckets[0], second), 2.5)
+    step = dense_step(profile, dataclasses.replace(LINK, rate=4e6), dataclasses.replace(LINK, rate=5e5))
+    assert step.total == pytest.approx(5.25)
+
+
+def test_latency_inside_a_node_passes_beside_the_bytes_of_the_next() -> None:
+    """A ring of 3 has 2 messages in each half: 0.2 s after the bytes, once before the others and once after them."""
+    inside = Wire(workers=3, rate=4e6 / 3, latency=0.1, message=0.0)
+    both = Profile(tuple(dataclasses.replace(bucket, ready=1.0) for bucket in PROFILE.buckets), 1.0)
+    assert dense_step(both, dataclasses.replace(LINK, rate=1e15), inside).total == pytest.approx(1 + 4 * 0.5 + 0.2)
+    one = Profile((PROFILE.buckets[0],), 1.0)
+    assert dense_step(one, dataclasses.replace(LINK, rate=1e15), inside).total == pytest.approx(1 + 2 * 0.5 + 2 * 0.2)
+
+
+def test_a_slow_link_inside_bounds_resnet50() -> None:
+    """16 workers in 2 nodes of 8: 2 * 7/8 of 4 bytes an element over 100 Mbit/s, whatever joins the nodes."""
+    shapes = list(models.facts("resnet50", small=False).shapes.items())
+    profile = assigned(shapes, 0.0)
+    inside = Wire.of(8, Link.parse("100mbit"))
+    cluster = Cluster(16, Wire.of(2, Link.parse("100gbit")), inside)
+    least = 2 * 7 / 8 * 4 * profile.numel / inside.rate
+    assert least == pytest.approx(15.292, abs=1e-3)
+    assert cluster.dense(profile).total == pytest.approx(least, rel=1e-3)
+    assert uncompressed_by_a_method(cluster, profile) == pytest.approx(cluster.dense(profile).total, rel=2e-3)
+
+
+def uncompressed_by_a_method(cluster: Cluster, profile: Profile) -> float:
+    """Seconds of a step with ``none``, one bucket after the other."""
+    nothing = (0.0,) * len(profile.buckets)
+    codec = Codec(nothing, nothing, (None,) * len(profile.buckets))
+    return cluster.compressed(profile, cluster.jobs(profile, Identity(), codec, "allreduce")).total
 
 
 def test_two_levels_share_the_link_of_the_node_and_the_codec() -> None:
@@ -135,6 +186,60 @@ def cases(draw: st.DrawFn) -> tuple[Profile, list[Job], Wire, float]:
     latency, message, moving = (draw(st.floats(0, 1)) for _ in range(3))
     wire = Wire(draw(st.integers(2, 64)), draw(st.floats(1e3, 1e12)), latency, message, moving)
     return Profile(buckets, times[-1], draw(st.booleans())), jobs, wire, draw(st.floats(0.1, 8))
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[Profile, Cluster]:
+    """Nodes of several workers, and buckets of different sizes."""
+    count = draw(st.integers(1, 6))
+    times = sorted(draw(st.lists(seconds, min_size=count + 1, max_size=count + 1)))
+    buckets = tuple(Bucket(((f"p{i}", (draw(st.integers(1, MB)),)),), times[i]) for i in range(count))
+    nodes, local = draw(st.integers(2, 64)), draw(st.integers(2, 64))
+    wire, inside = (
+        Wire(workers, draw(st.floats(1e3, 1e12)), draw(st.floats(0, 0.1)), draw(st.floats(0, 0.1)))
+        for workers in (nodes, local)
+    )
+    return Profile(buckets, times[-1]), Cluster(nodes * local, wire, inside)
+
+
+@settings(deadline=None, max_examples=300)
+@given(clusters())
+def test_no_link_carries_more_than_its_rate(case: tuple[Profile, Cluster]) -> None:
+    """From any bucket on: the bytes of all that come after it, on either link, fit between it and the end."""
+    profile, cluster = case
+    step = cluster.dense(profile)
+    tail = profile.seconds - profile.buckets[-1].ready
+    slack = 1e-9 * (1 + step.total)
+    assert cluster.inside is not None
+    for first, bucket in enumerate(profile.buckets):
+        nbytes = 4 * sum(each.numel for each in profile.buckets[first:])
+        for wire in (cluster.wire, cluster.inside):
+            least = 2 * (wire.workers - 1) / wire.workers * nbytes / wire.rate
+            assert step.total >= bucket.ready + least + tail - slack
+
+
+@settings(deadline=None, max_examples=300)
+@given(clusters())
+def test_uncompressed_buckets_side_by_side_are_never_slower_than_in_turn(case: tuple[Profile, Cluster]) -> None:
+    profile, cluster = case
+    in_turn = uncompressed_by_a_method(cluster, profile)
+    assert cluster.dense(profile).total <= in_turn + 1e-9 * (1 + in_turn)
+    if len(profile.buckets) == 1:
+        assert cluster.dense(profile).total == pytest.approx(in_turn)
+
+
+@settings(deadline=None, max_examples=300)
+@given(clusters(), st.floats(1, 1000))
+def test_faster_links_of_nodes_are_never_slower(case: tuple[Profile, Cluster], by: float) -> None:
+    profile, cluster = case
+    slow = cluster.dense(profile).total
+    assert cluster.inside is not None
+    for name, wire in (("wire", cluster.wire), ("inside", cluster.inside)):
+        for better in (
+            dataclasses.replace(wire, rate=wire.rate * by), dataclasses.replace(wire, latency=wire.latency / by),
+        ):  # fmt: skip
+            quicker = dataclasses.replace(cluster, **{name: better})
+            assert quicker.dense(profile).total <= slow + 1e-9 * (1 + slow)
 
 
 def test_workers_that_share_a_core_wait_for_what_moves_their_bytes() -> None:

@@ -136,6 +136,15 @@ def test_broadcast_is_noted_too() -> None:
     assert (found,) == rounds_of(TwoBit(), 3, "broadcast")
 
 
+def test_what_has_no_fixed_size_is_not_broadcast() -> None:
+    """Its sizes go first and its bytes after them, as they are gathered; the capacity would be many times as much."""
+    asked_for = asked(Strom(), 3, 1, 1, "broadcast")
+    used = asked_for[-1].sent / 2
+    foretold = traffic(shared(PARAMS, Strom(), 3, strategy="broadcast", used=used), 3)
+    assert [each for each in asked_for if each.kind == "exchange"] == list(foretold.rounds)
+    assert [each.kind for each in foretold.rounds] == ["exchange", "exchange"]
+
+
 def test_seconds_of_a_round() -> None:
     wire = Wire(workers=4, rate=1e6, latency=1e-3, message=1e-4)
     assert wire.seconds(Round("exchange", 2e6, 3e6)) == pytest.approx(1e-3 + 3e-4 + 3.0)

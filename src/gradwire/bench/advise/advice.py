@@ -30,8 +30,8 @@ MARGIN = 0.05
 ALIKE = 0.03
 """Methods whose steps differ by less than this share are told apart by their quality."""
 
-SLOWEST, FASTEST = 1e6, 1e13
-_STEPS = 140
+SLOWEST, FASTEST = 1e6, 1e14
+_STEPS = 160
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def break_even(compressed: Callable[[float], float], dense: Callable[[float], fl
         dense: the same without compression.
 
     Returns:
-        Bits a second between 10^6 and 10^13; 0 where the method is never faster, infinite where it still is at the end.
+        Bits a second between 10^6 and 10^14; 0 where the method is never faster, infinite where it still is at the end.
 
     Example:
         >>> round(break_even(lambda bits: 1.0 + 1e6 / bits, lambda bits: 1e9 / bits) / 1e6)

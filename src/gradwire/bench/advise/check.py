@@ -44,6 +44,9 @@ class Setting:
         steps: of each measured row.
         budget: seconds of each, as in ``replay``.
         small: the small variants of the models.
+
+    Raises:
+        ConfigError: a link that no lab has.
     """
 
     models: Sequence[str]
@@ -57,6 +60,8 @@ class Setting:
     def __post_init__(self) -> None:
         shaped = all(link.rate is not None for link in self.links)
         require(shaped, "--link", "a rate: a link without one has nothing to predict", "none")
+        for link in self.links:
+            link.in_lab()
 
     @property
     def combinations(self) -> int:

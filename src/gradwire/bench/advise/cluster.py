@@ -67,7 +67,7 @@ class Cluster:
 
     def dense(self, profile: Profile) -> Step:
         """A step without compression."""
-        return dense_step(profile, self.wire, [self._inside(bucket.numel) for bucket in profile.buckets])
+        return dense_step(profile, self.wire, self.inside)
 
     def jobs(
         self, profile: Profile, compressor: Compressor, codec: Codec, strategy: str, policy: Policy | None = None

@@ -29,6 +29,9 @@ __all__ = ["Codec", "DryChannel", "Measured", "dry_exchange", "measure"]
 WARM_UP, REPEATS = 2, 5
 _SPREAD = 1e-2
 
+UNHEARD = ("oktopk",)
+"""Strategies that refuse a worker's own message as that of a peer: each has indices of its sender's range."""
+
 
 class DryChannel(Channel):
     """One of ``workers`` that are not there: rounds are written down, and end at once.
@@ -139,13 +142,21 @@ class Codec:
         sizes = [bucket.numel for bucket in buckets]
         return cls(tuple(encode * n for n in sizes), tuple(decode * n * workers for n in sizes), (None,) * len(sizes))
 
-    def towards(self, far: Codec, share: float) -> Codec:
-        """On the line through this and ``far``: 0 is this, 1 is ``far``, and never below this."""
+    def towards(self, far: Codec, share: float, *, once: bool = False) -> Codec:
+        """On the line through this and ``far``: 0 is this, 1 is ``far``, and never below this.
+
+        Args:
+            far: the same of more workers.
+            share: of the way there, >= 0.
+            once: encoding is the same work for any number of workers and stays as it is: a line would only multiply the
+                noise between two measurements of it.
+        """
 
         def line(near: Sequence[float], there: Sequence[float]) -> tuple[float, ...]:
             return tuple(a + share * max(0.0, b - a) for a, b in zip(near, there, strict=True))
 
-        return Codec(line(self.encode, far.encode), line(self.decode, far.decode), self.message)
+        encode = self.encode if once else line(self.encode, far.encode)
+        return Codec(encode, line(self.decode, far.decode), self.message)
 
 
 def message_of(rounds: Sequence[Round], workers: int) -> float | None:
@@ -198,6 +209,9 @@ def measure(
         A measurement for each bucket; or why there is none.
     """
     exchange = dry_exchange(compressor, workers, **(options or {}))
+    name = exchange.strategy_for(compressor).name
+    if name in UNHEARD:
+        return f"what peers send under strategy {name!r} is their own, so it cannot be measured here: give --codec"
     exchange.counters.clock = clock
     noise = torch.Generator().manual_seed(0)
     given = [torch.randn(bucket.numel, generator=noise).mul_(_SPREAD) for bucket in buckets]

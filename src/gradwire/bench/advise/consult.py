@@ -35,6 +35,9 @@ MOST_WORKERS = 100_000
 DECODED = {"allreduce": 1, "two_phase": 2, "oktopk": 2}
 """Payloads that a worker decodes, where it is not one of each worker."""
 
+ENCODED_ONCE = ("allgather", "broadcast")
+"""Strategies under which a worker encodes its gradients once, whole, and nothing else."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -71,6 +74,8 @@ class Question:
         require(measured or 0 <= (self.compute or 0) < math.inf, "--compute", "a finite number >= 0", self.compute)
         require(is_int(self.workers, 2, MOST_WORKERS), "--workers", f"in [2, {MOST_WORKERS}]", self.workers)
         require(self.link.rate is not None, "--link", "a rate, as 1gbit", "none")
+        if self.measure_link:
+            self.link.in_lab()
         if self.nodes is not None:
             right = self.workers % self.nodes == 0 and self.nodes < self.workers
             require(right, "--nodes", f"a divisor of the {self.workers} workers, and fewer", self.nodes)
@@ -118,7 +123,8 @@ def answer(asked: Question, told: Callable[[str], object] = lambda _: None) -> t
     codecs = codecs_of(asked, profile, candidates, told)
     advice = advise(profile, cluster, candidates, codecs)
     facts = {
-        "title": _title(asked, profile), "notes": list(_notes(asked)), "workers": asked.workers, "nodes": asked.nodes,
+        "title": _title(asked, profile), "notes": list(_notes(asked, candidates)),
+        "workers": asked.workers, "nodes": asked.nodes,
         "link": str(asked.link), "rate": cluster.wire.rate, "latency": cluster.wire.latency,
         "message": cluster.wire.message, "compute": profile.seconds, "parameters": profile.numel,
         "buckets": [{"elements": each.numel, "ready": each.ready} for each in profile.buckets],
@@ -159,8 +165,7 @@ def codecs_of(
     """Measured at one or two numbers of workers, or made of the numbers that were given."""
     strategies = [each.strategy_for(asked.meeting) for each in candidates]
     if asked.codec is not None:
-        payloads = [DECODED.get(name, asked.meeting) for name in strategies]
-        return [Codec.at_rate(profile.buckets, *asked.codec, count) for count in payloads]
+        return [given_codec(profile, *asked.codec, name, asked.meeting) for name in strategies]
     wanted = [
         [Wanted(each.compressor, name, count) for count in worlds(name, asked.meeting)]
         for each, name in zip(candidates, strategies, strict=True)
@@ -174,6 +179,12 @@ def codecs_of(
     return [_reached(group, [next(found) for _ in group], asked.meeting) for group in wanted]
 
 
+def given_codec(profile: Profile, encode: float, decode: float, strategy: str, workers: int) -> Codec:
+    """From seconds of an element; an owner under ``two_phase`` also encodes the mean of its shard."""
+    elements = 1 + 1 / workers if strategy == "two_phase" else 1.0
+    return Codec.at_rate(profile.buckets, elements * encode, decode, DECODED.get(strategy, workers))
+
+
 def _reached(group: Sequence[Wanted], found: Sequence[Codec | str], workers: int) -> Codec | str:
     near, far = found[0], found[-1]
     if isinstance(near, str) or isinstance(far, str):
@@ -181,7 +192,7 @@ def _reached(group: Sequence[Wanted], found: Sequence[Codec | str], workers: int
     if len(group) == 1:
         return near
     first, last = group[0].workers, group[-1].workers
-    return near.towards(far, (workers - first) / (last - first))
+    return near.towards(far, (workers - first) / (last - first), once=group[0].strategy in ENCODED_ONCE)
 
 
 def _title(asked: Question, profile: Profile) -> str:
@@ -191,13 +202,14 @@ def _title(asked: Question, profile: Profile) -> str:
     return f"{asked.model or asked.script}: {sizes}, {alone}; {asked.workers} workers{nodes}, {asked.link}"
 
 
-def _notes(asked: Question) -> Sequence[str]:
+def _notes(asked: Question, candidates: Sequence[Candidate]) -> Sequence[str]:
     notes = []
     if asked.nodes is not None:
         notes.append(
             "Two levels are what compress_fsdp(replicate=...) does: dense inside a node, compressed between nodes. "
             "Under DistributedDataParallel they are hypothetical."
         )
-    if asked.codec is None and max(worlds("two_phase", asked.meeting)) < asked.meeting:
+    counts = [worlds(each.strategy_for(asked.meeting), asked.meeting) for each in candidates]
+    if asked.codec is None and any(len(each) > 1 for each in counts):
         notes.append("Codecs were measured as of fewer workers and extrapolated on a line.")
     return notes

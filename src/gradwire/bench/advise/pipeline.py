@@ -8,7 +8,8 @@
 Law: a thread that computes gets the whole core while the other one waits or the network works. Where both compute and
 a worker has less than two cores, both are slowed down alike. Where the workers of a machine share its cores, moving
 their bytes slows codecs down, too. Without a method DDP starts each bucket's all-reduce when it is ready: the link
-works them off in order, and the latency of one passes beside the bytes of the next.
+works them off in order, and the latency of one passes beside the bytes of the next. In nodes the link inside is such a
+queue, too, which each bucket passes twice.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gradwire.bench.advise.profile import Profile
+from gradwire.bench.advise.profile import Bucket, Profile
 from gradwire.bench.advise.traffic import Traffic, dense_traffic
 from gradwire.bench.advise.wire import Wire
 
@@ -51,7 +52,7 @@ class Step:
         wire: of all rounds, latencies and all.
         decode: of all buckets.
         total: of the step.
-        sent: bytes of the busiest worker.
+        sent: bytes of the busiest worker; of workers in nodes, those that the busiest node sends to the others.
     """
 
     compute: float
@@ -74,23 +75,72 @@ def slowdown(cores: float) -> float:
     return max(1.0, 2 / cores) / max(1.0, 1 / cores)
 
 
-def dense_step(profile: Profile, wire: Wire, inside: Sequence[float] = ()) -> Step:
+def dense_step(profile: Profile, wire: Wire, inside: Wire | None = None) -> Step:
     """DDP alone.
 
     Args:
         profile: of the backward pass.
         wire: the link.
-        inside: for each bucket as ``Job.inside``; empty: workers are not in nodes.
+        inside: the link between the workers of a node; None: workers are not in nodes.
     """
-    free = back = busy = sent = 0.0
-    for bucket, near in zip(profile.buckets, inside or [0.0] * len(profile.buckets), strict=True):
-        free, back, busy = max(free, bucket.ready + near), max(back, bucket.ready + 2 * near), busy + 2 * near
+    node = _Node(inside)
+    free = busy = sent = 0.0
+    arrived = []
+    for bucket in profile.buckets:
+        there = free = max(free, node.scattered(bucket))
         for each in dense_traffic(bucket.numel, wire.workers):
             free += wire.transfer(each)
-            back = max(back, free + wire.alpha(each) + near)
+            there = free + wire.alpha(each)
             busy, sent = busy + wire.seconds(each), sent + each.sent
+        arrived.append(there)
+    back = max(node.gathered(bucket, there) for bucket, there in zip(profile.buckets, arrived, strict=True))
     late = max(0.0, back - profile.buckets[-1].ready)
-    return Step(profile.seconds, 0.0, busy, 0.0, profile.seconds + late, sent)
+    return Step(profile.seconds, 0.0, busy + node.busy, 0.0, profile.seconds + late, sent)
+
+
+class _Node:
+    """The link inside a node, which every bucket passes twice: a ring loads both directions of it, on either way.
+
+    Reduce-scatters queue for it as buckets come, and go first, because nothing else can begin without them. All-gathers
+    queue for the time that is left between; the latency of each passes beside the bytes of the next.
+
+    Args:
+        link: between the node's workers; None: each worker is a node, and passes nothing.
+    """
+
+    def __init__(self, link: Wire | None) -> None:
+        self._link, self._taken, self._free = link, [(0.0, 0.0)], 0.0
+        self.busy = 0.0
+
+    def scattered(self, bucket: Bucket) -> float:
+        """When a bucket is reduce-scattered; they are told in the order in which they come."""
+        moving, latency = self._half(bucket)
+        begin = max(self._taken[-1][1], bucket.ready)
+        self._taken.append((begin, begin + moving))
+        self.busy += 2 * (moving + latency)
+        return begin + moving + latency
+
+    def gathered(self, bucket: Bucket, now: float) -> float:
+        """When a bucket is gathered that is back from the other nodes now; asked when all are reduce-scattered."""
+        left, latency = self._half(bucket)
+        now = max(self._free, now)
+        for begin, end in self._taken:
+            if now < end:
+                between = max(0.0, begin - now)
+                if left <= between:
+                    break
+                left, now = left - between, end
+        self._free = now + left
+        return self._free + latency
+
+    def _half(self, bucket: Bucket) -> tuple[float, float]:
+        """Seconds of the bytes of half a ring, and its latency."""
+        if self._link is None:
+            return 0.0, 0.0
+        rounds = dense_traffic(bucket.numel, self._link.workers)
+        moving = sum(self._link.transfer(each) for each in rounds) / 2
+        latency = sum(self._link.alpha(each) for each in rounds) / 2
+        return moving, latency
 
 
 def stretch(cores: float, transport: float, share: float) -> float:

@@ -6,7 +6,7 @@ entries of top-k over all workers' ranges. The busiest worker of W sends and rec
     allreduce     2 (W-1)/W S, S the bytes of what is summed; of a method of R rounds 2 (W-1)/W S/R in each of them,
                   S what it declares for a step, the mean over steps that differ
     allgather     (W-1) P; where sizes depend on the values, 8 (W-1) before it
-    broadcast     (W-1) P
+    broadcast     (W-1) P; where sizes depend on the values, as allgather
     two_phase     to the owners: (W-1) max P_j; from the owners: the same
     oktopk        8 W (W-1), then 8 k (W-1)/W to the owners; 8 W (W-1), then 8 k (W-1)/W of winners
     dense         2 (W-1)/W of 4 bytes for each element that is not compressed, and for each agreed number
@@ -158,6 +158,8 @@ def _allgather(bucket: Shared, workers: int) -> tuple[Round, ...]:
 
 
 def _broadcast(bucket: Shared, workers: int) -> tuple[Round, ...]:
+    if not all(unit.compressor.fixed_size for unit in bucket.units):
+        return _allgather(bucket, workers)
     moved = (workers - 1) * message(bucket.units)
     return (Round("broadcast", moved, moved),)
 

@@ -86,7 +86,7 @@ def check(workers: int, rates: Sequence[str], seconds: float, delay: str = "0ms"
     Raises:
         ConfigError, NetlabError: as ``Netlab``.
     """
-    links = [Link.parse(rate, delay) for rate in rates]
+    links = [Link.parse(rate, delay).in_lab() for rate in rates]
     with Netlab(workers, "none", delay) as lab:
         unshaped = {pattern: _measure(lab, pattern, seconds)[0] for pattern in PATTERNS}
         for rate, link in zip(rates, links, strict=True):

@@ -55,7 +55,7 @@ class Netlab:
         keep: bool = False,
     ) -> None:  # fmt: skip
         require(is_int(workers, 2, MOST_WORKERS), "workers", f"an integer in [2, {MOST_WORKERS}]", workers)
-        self.link = Link.parse(rate, delay)
+        self.link = Link.parse(rate, delay).in_lab()
         require_system()
         remove_leftovers()
         self.names = Names(secrets.token_hex(3), workers)
@@ -86,10 +86,10 @@ class Netlab:
         """Give all links another rate and delay.
 
         Raises:
-            ConfigError: not of the form of a rate or a delay.
+            ConfigError: not of the form of a rate or a delay, or a rate that no lab has.
             NetlabError: the kernel refused it.
         """
-        self.link = Link.parse(rate, delay)
+        self.link = Link.parse(rate, delay).in_lab()
         for namespace, device, _ in self._ports():
             with suppress(NetlabError):  # It has none, if it was not shaped.
                 run(["tc", "-n", namespace, "qdisc", "delete", "dev", device, "root"])

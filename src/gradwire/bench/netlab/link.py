@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Self
 
 from gradwire.errors import ConfigError, require
 
 __all__ = ["Link"]
 
-_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_SLOWEST, _FASTEST = 10**6, 10**11
+_SLOWEST, _FASTEST = 10**6, 10**14
+"""Of any link: predictions are made on paper, too, and for links inside a machine."""
+
+_FASTEST_IN_LAB = 10**11
 _LONGEST_DELAY = 1.0
 
 _BUCKET_SECONDS = 1e-3
@@ -36,7 +40,7 @@ class Link:
     """One worker's cable, the same in both directions.
 
     Args:
-        rate: bits a second, 1 Mbit/s to 100 Gbit/s; None: not shaped.
+        rate: bits a second, 1 Mbit/s to 100 Tbit/s; in a lab to 100 Gbit/s; None: not shaped.
         delay: seconds from one worker to another, 0 to 1; needs the kernel's ``netem``.
 
     Raises:
@@ -54,7 +58,7 @@ class Link:
 
     def __post_init__(self) -> None:
         allowed = self.rate is None or _SLOWEST <= self.rate <= _FASTEST
-        require(allowed, "Link.rate", "in [1mbit, 100gbit], or None", self.rate)
+        require(allowed, "Link.rate", "in [1mbit, 100tbit], or None", self.rate)
         require(0 <= self.delay <= _LONGEST_DELAY, "Link.delay", "in [0, 1] seconds", self.delay)
 
     @classmethod
@@ -69,17 +73,26 @@ class Link:
 
     @classmethod
     def read(cls, text: str) -> Link:
-        """The inverse of ``str``.
+        """The inverse of ``str``, of a link that a lab can have: what suites and records name.
 
         Raises:
-            ConfigError: as ``parse``.
+            ConfigError: as ``parse`` and ``in_lab``.
 
         Example:
             >>> Link.read("1gbit+1ms") == Link.parse("1gbit", "1ms"), Link.read("none") == Link()
             (True, True)
         """
         rate, _, delay = text.partition("+")
-        return cls.parse(rate, delay or "0ms")
+        return cls.parse(rate, delay or "0ms").in_lab()
+
+    def in_lab(self) -> Self:
+        """This link, for a lab.
+
+        Raises:
+            ConfigError: faster than a lab shapes.
+        """
+        require((self.rate or 0) <= _FASTEST_IN_LAB, "Link.rate", "at most 100gbit in a lab", str(Link(self.rate)))
+        return self
 
     def __str__(self) -> str:
         """As on the command line.
@@ -90,7 +103,7 @@ class Link:
         if self.rate is None:
             text = "none"
         else:
-            unit = next(name for name in ("gbit", "mbit", "kbit", "bit") if self.rate >= _UNITS[name])
+            unit = next(name for name in reversed(_UNITS) if self.rate >= _UNITS[name])
             text = f"{self.rate / _UNITS[unit]:.10g}{unit}"
         return f"{text}+{1e3 * self.delay:g}ms" if self.delay else text
 
@@ -120,7 +133,7 @@ class Link:
     @property
     def _in_flight(self) -> int:
         """Packets that netem may hold: those of the delay and of the queue, at the full rate."""
-        return 1000 + int((self.rate or _FASTEST) / 8 * (self.delay + _HOST_QUEUE_SECONDS) / 1500)
+        return 1000 + int((self.rate or _FASTEST_IN_LAB) / 8 * (self.delay + _HOST_QUEUE_SECONDS) / 1500)
 
 
 def _quantity(name: str, text: str, units: dict[str, float] | dict[str, int], allowed: str) -> float:
