@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from gradwire.bench.job import Job
 from gradwire.bench.sweep import Order, serve
 
 
@@ -35,6 +37,12 @@ def interrupt_launcher() -> None:
     if dist.get_rank() == 0:
         os.kill(os.getppid(), signal.SIGINT)
     threading.Event().wait()
+
+
+def die_after_runs(order: Order, jobs: Sequence[Job], begun: Path) -> None:
+    """As a worker of a sweep; the group ends badly when its runs have ended."""
+    serve(order, jobs, begun)
+    fail_on_one("die")
 
 
 def threads_after_runs(order: Order, begun: Path) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import resource
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,12 @@ from gradwire.bench.snapshots import Snapshots
 from gradwire.bench.tasks.base import Task
 from gradwire.bench.train import Run, train
 from gradwire.bench.written import method_of
+from gradwire.errors import GroupError
+
+
+def memory_of_runs(count: int) -> list[Run]:
+    """Equal runs, the first of them the first of this process."""
+    return [train(brief("classification"), method_of("none"), 1) for _ in range(count)]
 
 
 class InterruptionError(Exception):
@@ -35,6 +43,54 @@ def brief(name: str) -> Task:
     if name == "language":
         task.data = dataclasses.replace(task.data, train=task.data.train[:4000], test=task.data.test[:500])
     return task
+
+
+def flip(path: Path) -> None:
+    """One bit in the middle of a file that holds tensors; torch reads it all the same."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    torch.load(path, weights_only=True)
+
+
+def past_damage(folder: Path) -> tuple[str, str, int, list[str]]:
+    """An unbroken run's digest, and the digest, first step and warnings of one that finds worker 1's part damaged."""
+    task, method, steps = brief("classification"), method_of("topk"), list[int]()
+    first, again = Snapshots(folder, {}, every=5), Snapshots(folder, {}, resume=True)
+    whole = train(task, method, 1, snapshots=first)
+    if dist.get_rank() == 1:
+        flip(folder / "step-00000022" / "rank1.pt")
+    dist.barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        resumed = train(task, method, 1, snapshots=again, watch=lambda step, _: steps.append(step))
+    return whole.digest, resumed.digest, steps[0], [str(each.message) for each in caught]
+
+
+def one_full_disk(folder: Path) -> str:
+    """What each worker says where the disk of worker 1 alone is full."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if dist.get_rank() == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, most))
+        train(brief("classification"), method_of("topk"), 1, snapshots=Snapshots(folder, {}, every=5))
+    except GroupError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    return ""
+
+
+def interfaces(folder: Path) -> tuple[float | None, float | None]:
+    """Bytes of a step by the interface's own count: of an unbroken run, and of one that was resumed in its epoch."""
+    task, method = brief("classification"), method_of("topk")
+    whole = train(task, method, 1, lab=True)
+    with contextlib.suppress(InterruptionError):
+        train(task, method, 1, lab=True, watch=interrupt_at(16), snapshots=Snapshots(folder, {}, every=5))
+    again = Snapshots(folder, {}, every=5, resume=True)
+    resumed = train(task, method, 1, lab=True, snapshots=again)
+    assert resumed.resumed == 1
+    return whole.interface_bytes_per_step, resumed.interface_bytes_per_step
 
 
 def broken_and_whole(cases: list[tuple[str, str]], folder: Path) -> list[tuple[Run, Run]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 
-from gradwire.bench.launch import launch
+from gradwire.bench.launch import OutOfTimeError, launch
 from gradwire.errors import ConfigError, GroupError
 from tests.bench.jobs import fail_on_one, interrupt_launcher, meet
 
@@ -43,6 +44,18 @@ def test_an_interrupt_stops_all_workers() -> None:
         launch(2, interrupt_launcher)
     assert not children()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_end_of_the_time_stops_all_workers() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(OutOfTimeError, match=r"the time was over at .*: the workers were stopped"):
+        launch(2, fail_on_one, "stall", timeout=1000.0, until=time.time() + 5)
+    assert not children()
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_workers_that_end_in_time_are_not_disturbed_by_its_end() -> None:
+    assert launch(1, meet, 10, until=time.time() + 1e12) == [(0, 1, 10.0)]
 
 
 def test_refuses_a_number_of_workers_that_cannot_be() -> None:

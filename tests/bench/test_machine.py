@@ -1,3 +1,4 @@
+import platform
 import re
 import time
 
@@ -10,6 +11,7 @@ def test_environment_says_where_a_figure_was_measured():
     columns = environment()
     assert columns["threads"] == torch.get_num_threads() == 1
     assert columns["torch"] == torch.__version__
+    assert columns["python"] == platform.python_version()
     assert columns["machine"] == machine()
     assert re.search(r"\d+ cores", machine())
     assert columns["target"] in {"avx512", "avx2", "neon", "scalar", "reference"}

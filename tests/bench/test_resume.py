@@ -13,12 +13,14 @@ import torch.distributed as dist
 from gradwire.bench.launch import launch
 from gradwire.bench.loop import Loop
 from gradwire.bench.method import Method
+from gradwire.bench.netlab import Netlab
 from gradwire.bench.snapshots import Snapshots, newest, steps_in
 from gradwire.bench.tasks.classification import Classification
 from gradwire.bench.train import Run, train
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
-from tests.bench.resume_jobs import broken_and_whole
+from tests.bench.netlab.conftest import here
+from tests.bench.resume_jobs import InterruptionError, broken_and_whole, interfaces, interrupt_at
 
 CASES = [
     ("classification", "none"), ("classification", "topk:ratio=0.01"), ("classification", "powersgd"),
@@ -29,7 +31,7 @@ CASES = [
 
 def what_is_not_time(run: Run) -> dict[str, object]:
     history = [dataclasses.replace(point, seconds=0.0) for point in run.history]
-    timed = ("seconds", "examples_per_second", "peak_rss_bytes", "resumed")
+    timed = ("seconds", "examples_per_second", "peak_rss_bytes", "start_rss_bytes", "resumed")
     return {**dataclasses.asdict(run), "history": history, **dict.fromkeys(timed)}
 
 
@@ -62,7 +64,8 @@ def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(group: None, t
     damaged = tmp_path / "step-00000022" / "rank0.pt"
     damaged.write_bytes(damaged.read_bytes()[:1000])
     again = Snapshots(tmp_path, {"seed": 0}, resume=True)
-    assert train(Classification(), METHOD, 1, snapshots=again).digest == whole.digest
+    with pytest.warns(UserWarning, match="goes on from step-00000020, because of step-00000022: worker 0"):
+        assert train(Classification(), METHOD, 1, snapshots=again).digest == whole.digest
     assert "step-00000022" in again.damaged[0]
     for path in tmp_path.glob("step-*/common.pt"):
         path.write_bytes(b"no archive")
@@ -73,6 +76,95 @@ def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(group: None, t
         Snapshots(tmp_path, {"seed": 0}, resume=True).restore(loop)
     # What could not be read now may be readable tomorrow.
     assert steps_in(tmp_path) == [20, 22]
+
+
+def broken_off(folder: Path, last: int, epochs: int = 1, *, lab: bool = False, resume: bool = True) -> None:
+    """A run that goes on from the folder and ends within step ``last``, before that is saved."""
+    snapshots = Snapshots(folder, {}, every=1, resume=resume)
+    with pytest.raises(InterruptionError):
+        train(Classification(), METHOD, epochs, watch=interrupt_at(last), lab=lab, snapshots=snapshots)
+
+
+def test_a_run_that_is_broken_before_its_clocks_start_has_a_rate(group: None, tmp_path: Path) -> None:
+    whole = train(Classification(), METHOD, 1)
+    broken_off(tmp_path, 6, resume=False)
+    broken_off(tmp_path, 14)
+    resumed = train(Classification(), METHOD, 1, snapshots=Snapshots(tmp_path, {}, resume=True))
+    assert what_is_not_time(resumed) == what_is_not_time(whole)
+    assert (resumed.resumed, set(resumed.seconds)) == (2, set(whole.seconds))
+    assert resumed.examples_per_second == pytest.approx(Classification().recipe.batch / resumed.seconds["step"])
+
+
+def test_a_run_that_had_ended_is_told_as_it_was(group: None, tmp_path: Path) -> None:
+    def watch(step: int, loss: float) -> None:
+        """One step needs much memory, and the process that goes on does not make it."""
+        assert step != 7 or torch.ones(200_000_000, dtype=torch.uint8).all()
+
+    ended = train(Classification(), METHOD, 2, watch=watch, snapshots=Snapshots(tmp_path, {}))
+    again = train(Classification(), METHOD, 2, snapshots=Snapshots(tmp_path, {}, resume=True))
+    assert what_is_not_time(again) == what_is_not_time(ended)
+    assert (again.seconds, again.examples_per_second) == (ended.seconds, ended.examples_per_second)
+    assert again.peak_rss_bytes > ended.peak_rss_bytes - 100_000_000
+    assert again.start_rss_bytes == ended.start_rss_bytes
+    assert again.resumed == 1
+
+
+def test_an_earlier_version_may_have_saved_an_end_without_a_step_that_counted(group: None, tmp_path: Path) -> None:
+    ended = train(Classification(), METHOD, 1, snapshots=Snapshots(tmp_path, {}))
+    place = tmp_path / "step-00000022"
+    own = torch.load(place / "rank0.pt", weights_only=True)
+    own["clock"] |= {"steps": 0, "totals": dict.fromkeys(ended.seconds, 0.0)}
+    del own["memory"]
+    torch.save(own, place / "rank0.pt")
+    (place / "SHA256SUMS").unlink()
+    again = train(Classification(), METHOD, 1, snapshots=Snapshots(tmp_path, {}, resume=True))
+    assert what_is_not_time(again) == what_is_not_time(ended)
+    assert again.seconds == {"step": own["clock"]["elapsed"] / 22}
+    assert again.examples_per_second == pytest.approx(Classification().recipe.batch / again.seconds["step"])
+
+
+@dataclasses.dataclass
+class Counter:
+    """An interface that sends a thousand bytes in a step, and some for a checkpoint; the lab ends after a step."""
+
+    sent: int
+    last: int | None = None
+
+    def watch(self, step: int, loss: float) -> None:
+        self.sent += 1000
+        if step == self.last:
+            raise InterruptionError
+
+    def sync(self, folder: Path) -> None:
+        self.sent += 77
+
+    def run(self, folder: Path) -> Run:
+        snapshots = Snapshots(folder, {}, every=5, resume=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gradwire.bench.loop.interface_bytes", lambda: self.sent)
+            patch.setattr("gradwire.bench.snapshots.sync", self.sync)
+            return train(Classification(), METHOD, 2, watch=self.watch, lab=True, snapshots=snapshots)
+
+
+def test_what_the_interface_sent_before_a_break_is_counted(group: None, tmp_path: Path) -> None:
+    for counter in (Counter(10**6, last=6), Counter(5, last=36)):
+        with pytest.raises(InterruptionError):
+            counter.run(tmp_path)
+    run = Counter(12345).run(tmp_path)
+    assert (run.interface_bytes_per_step, run.resumed) == (1000, 2)
+    without = train(Classification(), METHOD, 2, snapshots=Snapshots(tmp_path, {}, resume=True))
+    assert without.interface_bytes_per_step is None
+
+
+@pytest.mark.timeout(300)
+def test_the_interfaces_of_a_lab_sent_as_much_for_a_resumed_run(tmp_path: Path) -> None:
+    reason = here()
+    if reason:
+        pytest.skip(reason)
+    with Netlab(2, "500mbit") as lab:
+        for whole, resumed in launch(2, interfaces, tmp_path, lab=lab):
+            assert whole is not None
+            assert resumed == pytest.approx(whole, rel=0.05)
 
 
 @pytest.mark.parametrize("text", ["", '{"seed": ', "[3]", None])

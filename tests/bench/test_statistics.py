@@ -1,6 +1,23 @@
-import pytest
+import math
 
-from gradwire.bench.statistics import WARM_UP, Summary, interleave, stopwatch, summarise
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from gradwire.bench.statistics import (
+    WARM_UP,
+    Spread,
+    Summary,
+    interleave,
+    noise_floor,
+    spread,
+    stopwatch,
+    summarise,
+    welch_limit,
+)
+
+SAMPLES = st.lists(st.integers(0, 1000).map(float), min_size=2, max_size=6)
 
 
 class Recorder:
@@ -50,3 +67,30 @@ def test_stopwatch_runs_once_and_measures():
     once = stopwatch(lambda: calls.append(1))
     assert once() > 0
     assert calls == [1]
+
+
+@given(SAMPLES, SAMPLES)
+def test_a_difference_is_above_welchs_limit_exactly_where_his_test_says_so(one, other):
+    first, second = spread(one), spread(other)
+    assume(first.deviation and second.deviation)
+    limit = welch_limit(first, second)
+    found = stats.ttest_ind(one, other, equal_var=False)
+    low, high = found.confidence_interval(0.95)
+    assert limit == pytest.approx((high - low) / 2)
+    difference = abs(first.mean - second.mean)
+    if difference != pytest.approx(limit):
+        assert (difference > limit) == (found.pvalue < 0.05)
+
+
+def test_without_a_spread_there_is_no_limit_of_welch():
+    assert welch_limit(Spread(0.5, 0.1, 3), Spread(0.5, 0.0, 1)) is None
+    assert welch_limit(Spread(0.5, 0.0, 3), Spread(0.6, 0.0, 3)) is None
+    assert welch_limit(Spread(0.5, 0.1, 3), Spread(math.nan, math.nan, 3)) is None
+    assert welch_limit(Spread(0.5, 0.1, 3), Spread(0.5, 0.0, 3)) == pytest.approx(stats.t.ppf(0.975, 2) * 0.1 / 3**0.5)
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7, 0.9888888597488403])
+def test_equal_runs_have_no_deviation_at_all_and_no_noise_floor(value):
+    assert spread([value] * 3) == Spread(value, 0.0, 3)
+    assert noise_floor(spread([value] * 3), 3) is None
+    assert math.isnan(spread([math.inf, math.inf]).deviation)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from gradwire.bench import report
+from gradwire.bench import sweep as sweeping
 from gradwire.bench.estimates import Estimates
 from gradwire.bench.job import Job
 from gradwire.bench.launch import launch
@@ -18,7 +20,7 @@ from gradwire.bench.records import Record, Settings, append, read
 from gradwire.bench.suite import load
 from gradwire.bench.sweep import Order, only_one, standing, sweep
 from gradwire.errors import ConfigError
-from tests.bench.jobs import threads_after_runs
+from tests.bench.jobs import die_after_runs, threads_after_runs
 
 SUITE = """
 tasks = ["classification"]
@@ -86,6 +88,10 @@ def test_what_failed_is_left_again_only_if_it_is_asked_for(tmp_path: Path) -> No
     assert standing(dataclasses.replace(order, retry=True)).left[0] == order.jobs[0]
     append(order.results, recorded(order.jobs[0], 3.0))
     assert (standing(order).ok, standing(order).failed) == (2, [])
+    append(order.results, recorded(order.jobs[0], None, status="failed", error="no luck"))
+    assert (standing(order).ok, standing(order).failed) == (2, [])
+    assert len(standing(dataclasses.replace(order, retry=True)).left) == 4
+    assert {run.status for run in report.read([order.results]).runs} == {"ok"}
 
 
 def test_what_would_not_fit_into_the_time_is_not_begun(tmp_path: Path) -> None:
@@ -104,6 +110,68 @@ def test_two_sweeps_do_not_write_the_same_file(tmp_path: Path) -> None:
         sweep(order)
     with only_one(order.results):
         pass
+    other = tmp_path / "other.jsonl"
+    other.symlink_to(order.results)
+    with only_one(other), pytest.raises(ConfigError, match=r"results\.jsonl is being written by another sweep"):
+        sweep(order)
+
+
+def test_a_sweep_begins_nothing_that_it_could_not_record(tmp_path: Path) -> None:
+    order = order_of(tmp_path)
+    order.results.write_text("notes of mine")
+    with pytest.raises(ConfigError, match=r"results\.jsonl must be a file of results"):
+        sweep(order)
+    assert order.results.read_text() == "notes of mine"
+
+
+LONG = """
+tasks = ["classification", "recommendation"]
+methods = ["none"]
+workers = [1]
+[task.classification]
+epochs = 1
+[task.recommendation]
+epochs = 1000000
+"""
+
+
+def in_budget(order: Order, *more: str) -> subprocess.CompletedProcess[str]:
+    """A sweep that is to end after 30 seconds, and the time of grace."""
+    arguments = [str(order.results.with_name("suite.toml")), "--results", str(order.results), "--budget", "30s", *more]
+    command = [sys.executable, "-m", "gradwire", "sweep", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_goes_on_when_the_time_is_over_is_stopped_and_left(tmp_path: Path) -> None:
+    order = order_of(tmp_path, LONG)
+    done = in_budget(order)
+    assert "1 runs ended well, 0 failed; left are 1: 1 of recommendation" in done.stdout
+    assert "recommendation none, 1 workers, none, seed 0: left, because the time was over at " in done.stderr
+    assert ids(order.results) == [order.jobs[0].settings.id]
+
+
+@pytest.mark.timeout(300)
+def test_groups_side_by_side_end_in_time_too(tmp_path: Path) -> None:
+    order = order_of(
+        tmp_path, LONG.replace('"classification", ', "").replace("[task.classification]\nepochs = 1\n", "")
+    )
+    assert "0 runs ended well, 0 failed; left are 1: 1 of recommendation" in in_budget(order, "--jobs", "2").stdout
+    assert not order.results.exists()
+
+
+@pytest.mark.timeout(200)
+def test_a_run_that_is_in_the_file_is_not_blamed_for_the_end_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweeping, "serve", die_after_runs)
+    order = order_of(tmp_path, 'tasks = ["classification"]\nmethods = ["none"]\n[task.classification]\nepochs = 1\n')
+    after = sweep(order)
+    assert (after.ok, after.failed, after.left) == (1, [], [])
+    assert ids(order.results) == [order.jobs[0].settings.id]
+    assert "a group ended: worker 1 died" in capsys.readouterr().err
 
 
 def test_the_nearest_runs_tell_how_long_one_takes() -> None:

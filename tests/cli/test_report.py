@@ -68,3 +68,26 @@ def test_wrong_input_is_one_clear_line_and_leaves_no_page(gradwire, results, tmp
     assert done.exit_code == 2
     assert "results.jsonl, line 9: a line must be a run of 'gradwire train'" in done.stderr
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("option", ["-o", "--markdown", "--static"])
+def test_what_cannot_be_written_is_refused_before_the_work(gradwire, tmp_path, option):
+    (tmp_path / "file").write_text("no folder")
+    destination = tmp_path / "file" / "report.html"
+    done = gradwire("report", str(tmp_path / "gone.jsonl"), option, str(destination))
+    assert done.exit_code == 2
+    assert "cannot be written: Not a directory" in " ".join(done.stderr.split())
+    assert "gone.jsonl" not in done.stderr
+
+
+@pytest.mark.parametrize("option", ["-o", "--markdown"])
+def test_a_folder_that_is_not_there_is_no_place_for_a_file(gradwire, results, tmp_path, option):
+    done = gradwire("report", str(results), option, str(tmp_path / "gone" / "report.html"))
+    assert done.exit_code == 2
+    assert "cannot be written: No such file or directory" in " ".join(done.stderr.split())
+
+
+def test_a_folder_of_plots_is_made_only_by_the_work(gradwire, tmp_path):
+    done = gradwire("report", str(tmp_path / "gone.jsonl"), "--static", str(tmp_path / "new" / "plots"))
+    assert "gone.jsonl: no file of results" in done.stderr
+    assert not (tmp_path / "new").exists()

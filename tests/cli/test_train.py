@@ -84,7 +84,23 @@ def test_it_is_the_script_of_a_job(tmp_path: Path) -> None:
     assert (record.settings.workers, record.status, record.identical) == (2, "ok", True)
 
 
+@pytest.mark.timeout(200)
+def test_a_job_that_fails_leaves_a_record(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    arguments = ["-m", "gradwire", "train", "classification", "--compressor", "topk", "--option", "strategy=allreduce"]
+    done = subprocess.run(
+        [*launcher, *arguments, "--results", str(tmp_path / "results.jsonl")], capture_output=True, text=True,
+        timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode != 0
+    (record,) = read(tmp_path / "results.jsonl")
+    assert (record.settings.workers, record.status, record.quality) == (2, "failed", None)
+    assert "payloads of 'topk' cannot be summed" in record.error
+
+
 def test_mistakes_are_told_before_anything_starts(gradwire, tmp_path, monkeypatch):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("notes of mine")
     saved = tmp_path / "saved"
     (saved / "step-00000010").mkdir(parents=True)
     (saved / "settings.json").write_text(json.dumps({"task": "language"}))
@@ -98,14 +114,22 @@ def test_mistakes_are_told_before_anything_starts(gradwire, tmp_path, monkeypatc
         (["--checkpoint", str(saved)], "holds a run at step 10: go on with it (--resume)"),
         (["--checkpoint", str(saved), "--resume"], "task was 'language', is 'classification'"),
         (["--link", "fast"], "rate must be written as"),
+        (["--link", "400gbit"], "Link.rate must be at most 100gbit in a lab, got '400gbit'"),
         (["--link", "1gbit", "--backend", "nccl"], "link must be none"),
         (["--device", "cuda"], "device must be cpu, whose gradients gloo carries, got 'cuda'"),
         (["--model", "lstm"], "model 'lstm' is of another task"),
         (["--data", str(tmp_path / "nowhere")], "nowhere"),
+        (["--results", str(tmp_path / "nowhere" / "results.jsonl")], "cannot be written: No such file or directory"),
+        (["--results", str(notes)], "must be a file of results"),
+        (["--timeout", "nan"], "'nan' is no time"),
+        (["--timeout", "1e300"], "1e+300 is not in the range"),
+        (["--seed", "99999999999999999999"], "99999999999999999999 is not in the range"),
+        (["--recipe", "lr=Infinity"], "recipe.lr must be texts, finite numbers"),
     ):
         done = gradwire("train", "classification", *arguments)
         assert done.exit_code == 2, done.output
         assert said in " ".join(done.stderr.split()), arguments
+    assert notes.read_text() == "notes of mine"
     monkeypatch.setenv("RANK", "0")
     assert "MASTER_ADDR and MASTER_PORT must be" in gradwire("train", "classification").stderr
 

@@ -45,14 +45,22 @@ class Clock:
         for phase, name in _PHASES.items():
             self.totals[name] += self.counters.seconds[phase] - phases[phase]
 
-    def means(self) -> dict[str, float]:
-        """Seconds of a step that counts."""
-        return {name: total / max(self.steps, 1) for name, total in self.totals.items()}
+    def means(self, made: int) -> dict[str, float]:
+        """Seconds of a step that counts; where none of the ``made`` ones did, the wall time of all, and no phases."""
+        if self.steps == 0:
+            return {"step": self.elapsed / made}
+        return {name: total / self.steps for name, total in self.totals.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from."""
         return {"steps": self.steps, "elapsed": self.elapsed, "totals": dict(self.totals)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on adding to what ``state_dict`` gave."""
+    def load_state_dict(self, state: Mapping[str, Any], left: int) -> None:
+        """Go on adding to what ``state_dict`` gave; ``left`` steps are still to be made.
+
+        A new process touches its pages anew, so its first steps do not count either. But the last step of a run does
+        where none has before: a run that was broken again and again must have a step that counts.
+        """
         self.steps, self.elapsed, self.totals = state["steps"], state["elapsed"], dict(state["totals"])
+        if self.steps == 0:
+            self.untimed = min(self.untimed, left - 1)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,12 +24,18 @@ from gradwire.bench.records import Record, Settings
 from gradwire.bench.snapshots import Snapshots
 from gradwire.bench.tasks.base import Task
 from gradwire.bench.train import Run, train
-from gradwire.errors import ConfigError, GroupError, nearest, require
+from gradwire.errors import ConfigError, GradwireError, nearest, require
 
-__all__ = ["BACKENDS", "Job", "device_of", "failed", "perform", "settings_of"]
+__all__ = ["BACKENDS", "MOST_SEED", "PLAIN", "Job", "device_of", "failed", "is_plain", "perform", "settings_of"]
 
 BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
 """The device whose gradients each one carries."""
+
+MOST_SEED = 2**63 - 1
+"""That torch's generators and a line of results hold."""
+
+PLAIN = "texts, finite numbers, true or false, and lists or tables of these"
+"""What ``is_plain`` takes, in words."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +104,60 @@ def settings_of(
     """
     _check(method.options)
     changes = {**method.recipe, **(recipe or {})}
+    for what, values in (("recipe", changes), ("options", method.options)):
+        for name, value in values.items():
+            require(is_plain(value), f"{what}.{name}", PLAIN, value)
     known = [each.name for each in dataclasses.fields(task.recipe) if each.name != "epochs"]
     for name in changes:
         require(name in known, "recipe", f"one of {', '.join(known)}", name)
     made = dataclasses.replace(task.recipe, **{name: _tuples(value) for name, value in changes.items()})
     return Settings(
         task.name, task.model_name, task.data.name, method.label, method.compressor.to_config(), dict(method.options),
-        method.loss_scale, changes, workers, epochs=epochs or made.epochs, **others,
+        method.loss_scale, changes, workers, epochs=epochs or made.epochs,
+        data_digest=None if task.small else digest_of(task.data), **others,
     )  # fmt: skip
+
+
+def is_plain(value: object) -> bool:
+    """Whether JSON gives it back as it is.
+
+    >>> is_plain({"lr": [0.1, None]}), is_plain(float("inf"))
+    (True, False)
+    """
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and is_plain(each) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def digest_of(data: Any) -> str:
+    """A SHA-256 of the data of a task: its own, or one of all tensors in it; of files that are read later, that of
+    their names and sizes.
+    """
+    own = getattr(data, "digest", None)
+    if isinstance(own, str):
+        return own
+    sha = hashlib.sha256()
+    for part in _parts(data):
+        sha.update(part)
+    return sha.hexdigest()
+
+
+def _parts(data: Any) -> Iterator[bytes]:
+    if dataclasses.is_dataclass(data):
+        for each in dataclasses.fields(data):
+            yield from _parts(getattr(data, each.name))
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from _parts(value)
+    elif isinstance(data, torch.Tensor):
+        yield f"{tuple(data.shape)} {data.dtype}\n".encode()
+        yield data.contiguous().numpy().tobytes()
+    elif isinstance(data, Path):
+        yield f"{data.parent.name}/{data.name} {data.stat().st_size}\n".encode()
+    else:
+        yield f"{data!r}\n".encode()
 
 
 def _check(options: Mapping[str, Any]) -> None:
@@ -165,6 +219,7 @@ def perform(job: Job, shown: bool = False) -> Record | None:
 
 def _record(settings: Settings, task: Task, runs: Sequence[Run], started: str, wall: float) -> Record:
     mine, identical = runs[0], len({run.digest for run in runs}) == 1
+    largest = max(runs, key=lambda run: run.peak_rss_bytes)
     interface = [run.interface_bytes_per_step for run in runs if run.interface_bytes_per_step is not None]
     return Record(
         settings, task.measure, task.higher_is_better, status="ok" if identical else "failed",
@@ -173,18 +228,20 @@ def _record(settings: Settings, task: Task, runs: Sequence[Run], started: str, w
         examples_per_second=mine.examples_per_second, seconds=mine.seconds, bytes_per_step=mine.bytes_per_step,
         unpacked_bytes_per_step=mine.unpacked_bytes_per_step, dense_bytes_per_step=mine.dense_bytes_per_step,
         interface_bytes_per_step=sum(interface) / len(interface) if interface else None,
-        state_bytes=max(run.state_bytes for run in runs), peak_rss_bytes=max(run.peak_rss_bytes for run in runs),
+        state_bytes=max(run.state_bytes for run in runs), peak_rss_bytes=largest.peak_rss_bytes,
+        start_rss_bytes=largest.start_rss_bytes,
         nonfinite_steps=mine.nonfinite_steps, identical=identical, digest=mine.digest, environment=environment(),
-        started=started, resumed=mine.resumed, wall_seconds=wall,
+        started=started, resumed=mine.resumed, wall_seconds=wall, data_digest=digest_of(task.data),
     )  # fmt: skip
 
 
-def failed(job: Job, error: GroupError | ConfigError) -> Record:
-    """The record of a run that ended early."""
+def failed(job: Job, error: Exception) -> Record:
+    """The record of a run that ended early; an error that is none of ours is told with its kind."""
     task = job.task()
+    said = str(error) if isinstance(error, GradwireError) else f"{type(error).__name__}: {error}"
     return Record(
-        job.settings, task.measure, task.higher_is_better, status="failed", error=" ".join(str(error).split()),
-        environment=environment(), started=_now(),
+        job.settings, task.measure, task.higher_is_better, status="failed", error=" ".join(said.split()),
+        environment=environment(), started=_now(), data_digest=digest_of(task.data),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Start workers on this machine with torch's elastic launcher, and wait for all of them.
 
-Law: it ends. A collective has a deadline, a worker that fails takes the others with it, and an interrupt stops them
-all; in each case no process stays behind, and the error says which worker failed first and why.
+Law: it ends. A collective has a deadline, a worker that fails takes the others with it, and an interrupt or the end of
+the time stops them all; in each case no process stays behind, and the error says which worker failed first and why.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -32,15 +34,23 @@ from gradwire.bench.netlab.names import INTERFACE, PORT, Names
 from gradwire.bench.netlab.system import enter
 from gradwire.errors import GroupError, is_int, require
 
-__all__ = ["begin", "end_with_parent", "launch"]
+__all__ = ["OutOfTimeError", "begin", "end_with_parent", "launch"]
 
 _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _PR_SET_PDEATHSIG = 1
 
 
+class OutOfTimeError(GroupError):
+    """The workers were stopped, because their time was over."""
+
+
+class _Late(BaseException):
+    """As ``KeyboardInterrupt``, which nothing on the way takes for a failure."""
+
+
 def launch(
     workers: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0, lab: Netlab | None = None,
-    backend: str = "gloo",
+    backend: str = "gloo", until: float | None = None,
 ) -> list[Any]:  # fmt: skip
     """Call ``function(*args)`` in each of ``workers`` processes that form a group; one torch thread each.
 
@@ -52,6 +62,7 @@ def launch(
         lab: each worker moves into its namespace there, so that the group's traffic crosses the lab's links; None: it
             stays on this machine's loopback.
         backend: "gloo"; or "nccl", and each worker has a GPU of its own.
+        until: ``time.time()`` at which the workers are stopped; None: never.
 
     Returns:
         The results in rank order.
@@ -59,12 +70,13 @@ def launch(
     Raises:
         ConfigError: a wrong number of workers, or the lab is of another one.
         GroupError: a worker failed; the text is that of the first failure.
+        OutOfTimeError: the time was over before the workers had ended; they are gone.
         KeyboardInterrupt: the user stopped it; the workers are gone.
     """
     require(is_int(workers, 1), "workers", "an integer >= 1", workers)
     require(lab is None or lab.workers == workers, "workers", "as many as the lab has", workers)
     names = None if lab is None else lab.names
-    with quiet(), signals_restored(), tempfile.TemporaryDirectory() as folder:
+    with ended_by(until), quiet(), signals_restored(), tempfile.TemporaryDirectory() as folder:
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=workers, run_id=uuid.uuid4().hex, max_restarts=0,
             rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", shutdown_timeout=5,
@@ -77,6 +89,44 @@ def launch(
         except SignalException as error:
             raise KeyboardInterrupt(str(error)) from None
     return [results[rank] for rank in range(workers)]
+
+
+@contextmanager
+def ended_by(until: float | None) -> Iterator[None]:
+    """Interrupt what is inside when the time is over.
+
+    By a signal to the main thread, as Ctrl-C is, so that it ends whatever the thread waits for. A thread sends it: the
+    process's one alarm clock may be in use.
+
+    Raises:
+        OutOfTimeError: it was not done in time.
+    """
+    if until is None:
+        yield
+        return
+    waker = threading.Timer(
+        min(max(until - time.time(), 0.0), threading.TIMEOUT_MAX),
+        lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1),
+    )
+    waker.daemon = True
+    before = signal.signal(signal.SIGUSR1, late)
+    try:
+        try:
+            waker.start()
+            yield
+        finally:
+            waker.cancel()
+            # It may just be sending.
+            waker.join()
+    except _Late:
+        raise OutOfTimeError(f"the time was over at {time.ctime(until)}: the workers were stopped") from None
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def late(*_: object) -> NoReturn:
+    """A handler of the signal that the time is over."""
+    raise _Late
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gradwire.bench.clock import UNTIMED, Clock
 from gradwire.bench.method import Method
-from gradwire.bench.onworker import interface_bytes, on_cpu
+from gradwire.bench.onworker import forget_peak, interface_bytes, on_cpu, peak_bytes, resident_bytes
 from gradwire.bench.records import Point
 from gradwire.bench.tasks.base import Task
 from gradwire.exchange import Named
@@ -33,6 +34,8 @@ Watcher = Callable[[int, float], None]
 """Is told of every finished step: its number from 0 on, and this worker's loss."""
 
 _COUNTED = ("bytes_sent", "dense_bytes", "nonfinite_steps")
+
+_WARM: set[tuple[str, str, str]] = set()
 
 
 class Loop:
@@ -53,6 +56,10 @@ class Loop:
     def __init__(
         self, task: Task, method: Method, epochs: int, seed: int = 0, device: str = "cpu", *, lab: bool = False
     ) -> None:
+        warm_up(task, torch.device(device))
+        forget_peak()
+        self._memory: list[tuple[int, int | None]] = []
+        self._resident = resident_bytes()
         self.task, self.method, self.epochs, self.device = task, method, epochs, torch.device(device)
         self.of_epoch = task.steps(1)
         torch.manual_seed(seed)
@@ -67,6 +74,7 @@ class Loop:
         self.history: list[Point] = []
         self.measures: dict[str, float] = {}
         self.interface: int | None = 0 if lab else None
+        self._seen: int | None = None
         self._before = dict.fromkeys(_COUNTED, 0)
 
     def __enter__(self) -> Self:
@@ -117,7 +125,7 @@ class Loop:
         if not self.losses:
             self.task.begin_epoch(self.module)
         self.module.train()
-        sent = 0 if self.interface is None else interface_bytes()
+        self._seen = None if self.interface is None else interface_bytes()
         for x, y in self._rest():
             with self.clock:
                 self.losses.append(self._step(x.to(self.device), y.to(self.device)))
@@ -125,9 +133,25 @@ class Loop:
             self.step += 1
             watch(self.step - 1, self.losses[-1])
             between(self)
-        if self.interface is not None:
-            self.interface += interface_bytes() - sent
+        self._count_interface()
+        self._seen = None
         return self._end_epoch()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """What this worker's interface sends meanwhile, within an epoch, is not the run's. All workers must call it."""
+        if self.interface is not None:
+            # What is still on its way is: it has arrived when all have ended the step.
+            dist.barrier()
+        self._count_interface()
+        self._seen = None
+        yield
+        self._seen = None if self.interface is None else interface_bytes()
+
+    def _count_interface(self) -> None:
+        if self.interface is not None and self._seen is not None:
+            now = interface_bytes()
+            self.interface, self._seen = self.interface + now - self._seen, now
 
     def _rest(self) -> Iterator[tuple[Tensor, Tensor]]:
         shares = self.task.shares(self.epoch, dist.get_rank(), dist.get_world_size())
@@ -159,6 +183,10 @@ class Loop:
         self.losses = []
         return self.history[-1]
 
+    def memory(self) -> tuple[int, int | None]:
+        """The peak of the resident bytes, and those at the begin, of the process of this run that had the most."""
+        return max([(peak_bytes(), self._resident), *self._memory], key=lambda figures: figures[0])
+
     def common(self) -> dict[str, Any]:
         """What is saved once: the same on all workers, or worker 0's."""
         return {
@@ -170,12 +198,13 @@ class Loop:
 
     def own(self) -> dict[str, Any]:
         """What is this worker's."""
+        self._count_interface()
         params = dict(self.module.named_parameters())
         buffers = {name: value for name, value in self.module.state_dict().items() if name not in params}
         return {
             "buffers": buffers, "exchange": self.state.state_dict(), "generators": generators(self.device),
             "losses": self.losses, "clock": self.clock.state_dict(), "counted": self.counted(),
-            "interface": self.interface,
+            "interface": self.interface, "memory": self.memory(),
         }  # fmt: skip
 
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -184,14 +213,37 @@ class Loop:
         self.optimizer.load_state_dict(common["optimizer"])
         self.schedule.load_state_dict(common["schedule"])
         self.state.load_state_dict(own["exchange"])
-        self.clock.load_state_dict(own["clock"])
+        self.clock.load_state_dict(own["clock"], self.epochs * self.of_epoch - common["step"])
         self.step, self.measures = common["step"], dict(common["measures"])
         self.history, self.losses = [Point(**point) for point in common["history"]], list(own["losses"])
-        self.resumed, self.interface = common["resumed"] + 1, own["interface"]
+        self.resumed = common["resumed"] + 1
+        # The link may be another one now: what was sent before is known only where there was one, too.
+        self.interface = None if self.interface is None else own["interface"]
+        # Earlier versions saved none.
+        self._memory = [tuple(own["memory"])] if "memory" in own else []
         now = self.state.metrics()
         self._before = {name: own["counted"][name] - now[name] for name in _COUNTED}
         # The last thing: making the model has drawn from them.
         set_generators(own["generators"], self.device)
+
+
+def warm_up(task: Task, device: torch.device) -> None:
+    """Once in a process for each model, a step of one that is thrown away.
+
+    torch loads half of itself when the first optimizer is made and the first step is taken. That stays for all later
+    runs; counted as the first one's, it would be more than most methods keep.
+    """
+    what = task.name, task.model_name, str(device)
+    if what in _WARM:
+        return
+    _WARM.add(what)
+    model = task.model().to(device)
+    optimizer = task.recipe.build(model.parameters())
+    task.begin_epoch(model)
+    x, y = next(task.shares(0, dist.get_rank(), dist.get_world_size()))
+    torch.autograd.backward(task.loss(model(x.to(device)), y.to(device)))
+    task.recipe.clip_(model.parameters())
+    optimizer.step()
 
 
 def settle_buckets(model: DistributedDataParallel, task: Task, device: torch.device) -> None:

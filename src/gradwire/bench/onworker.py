@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import hashlib
 import resource
 import sys
@@ -16,7 +18,9 @@ from torch import Tensor, nn
 from gradwire.bench.netlab.names import INTERFACE
 from gradwire.bench.netlab.system import own_counters
 
-__all__ = ["OnDevice", "digest", "forget_peak", "interface_bytes", "on_cpu", "peak_bytes", "tensor_bytes"]
+__all__ = [
+    "OnDevice", "digest", "forget_peak", "interface_bytes", "on_cpu", "peak_bytes", "resident_bytes", "tensor_bytes",
+]  # fmt: skip
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -42,19 +46,35 @@ def digest(model: nn.Module) -> str:
 
 
 def forget_peak() -> None:
-    """Let ``peak_bytes`` begin anew, where the system can: a worker makes many runs."""
+    """Let ``peak_bytes`` begin anew, where the system can: a worker makes many runs.
+
+    What earlier ones have left is collected and given back first, or a peak would depend on who was before.
+    """
+    gc.collect()
+    # Only glibc keeps what was freed, and has this; OSError and TypeError are systems without such a C library.
+    with suppress(OSError, TypeError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
         _CLEAR.write_text("5", encoding="ascii")
 
 
 def peak_bytes() -> int:
     """The most memory this process has had resident at one time."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return _status("VmHWM") or unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def resident_bytes() -> int | None:
+    """The memory that this process has resident now; None: the system does not tell."""
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int | None:
     with suppress(OSError):
         for line in _STATUS.read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(f"{name}:"):
                 return 1024 * int(line.split()[1])
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return None
 
 
 def interface_bytes() -> int:

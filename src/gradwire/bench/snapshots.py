@@ -3,17 +3,20 @@
     FOLDER/settings.json             what is run; another run is refused
     FOLDER/step-00000120/common.pt   the model, optimizer, schedule and history, by worker 0
     FOLDER/step-00000120/rank3.pt    a worker's residuals, buffers, generators and losses
+    FOLDER/step-00000120/SHA256SUMS  of the others, as sha256sum -c reads them
 
 Law: a step's folder has its name when it is complete and on the disk, and not before; the one before it is kept, and
-is taken where a file of the newer one cannot be read. Nothing is unpickled but tensors and plain values.
+all workers take it where one of them cannot read its files of the newer one, or finds other bytes than were written.
+Nothing is unpickled but tensors and plain values.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import pickle
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +32,7 @@ __all__ = ["Snapshots", "differences", "newest", "steps_in"]
 
 _KEPT = 2
 _PREFIX = "step-"
+_COMMON, _SUMS = "common.pt", "SHA256SUMS"
 
 
 @dataclass
@@ -68,7 +72,7 @@ class Snapshots:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             draft = self.folder / f".{note.name}"
-            draft.write_text(json.dumps(dict(self.settings)), encoding="utf-8")
+            write_text(draft, json.dumps(dict(self.settings)))
             # Never half of it: whoever is killed here must find the settings again.
             draft.replace(note)
         except OSError as error:
@@ -82,7 +86,8 @@ class Snapshots:
     def in_epoch(self, loop: Loop) -> None:
         """Save where it is time to; the end of an epoch has its own call."""
         if self.every and loop.step % self.every == 0 and len(loop.losses) < loop.of_epoch:
-            self.save(loop)
+            with loop.aside():
+                self.save(loop)
 
     def save(self, loop: Loop) -> None:
         """Write a checkpoint. All workers must call it, between steps.
@@ -91,58 +96,64 @@ class Snapshots:
             GroupError: a worker could not write its part.
         """
         place = self.folder / f"{_PREFIX}{loop.step:08d}"
-        if place.is_dir():
-            return
         draft = self.folder / f".{place.name}"
         first = dist.get_rank() == 0
         self._together(lambda: draft.mkdir(parents=True, exist_ok=True), draft)
-        self._together(lambda: write(draft / f"rank{dist.get_rank()}.pt", loop.own()), draft)
-        self._together(lambda: write(draft / "common.pt", loop.common()) if first else None, draft)
-        self._together(lambda: self._complete(draft, place) if first else None, draft)
+        sums = self._together(lambda: write(draft / part(dist.get_rank()), loop.own()), draft)
+        named = {part(rank): found for rank, found in enumerate(sums)}
+        self._together(lambda: self._complete(loop, draft, place, named) if first else None, draft)
 
-    def _complete(self, draft: Path, place: Path) -> None:
+    def _complete(self, loop: Loop, draft: Path, place: Path, sums: Mapping[str, str]) -> None:
+        sums = {_COMMON: write(draft / _COMMON, loop.common()), **sums}
+        write_text(draft / _SUMS, "".join(f"{found}  {name}\n" for name, found in sums.items()))
         sync(draft)
+        # One of this name is damaged, or the run would not have come here again.
+        shutil.rmtree(place, ignore_errors=True)
         draft.rename(place)
         sync(self.folder)
         for step in steps_in(self.folder)[:-_KEPT]:
             shutil.rmtree(self.folder / f"{_PREFIX}{step:08d}", ignore_errors=True)
 
-    def _together(self, work: Callable[[], object], where: Path) -> None:
-        said = ""
-        try:
-            work()
-        except OSError as error:
-            said = str(error)
-        if not agreed(not said):
-            raise GroupError(f"the checkpoint {where} cannot be written: {said or 'another worker failed'}")
+    def _together(self, work: Callable[[], object], where: Path) -> list[Any]:
+        found, said = everywhere(work)
+        if said:
+            raise GroupError(f"the checkpoint {where} cannot be written: {said}")
+        return found
 
     def restore(self, loop: Loop) -> None:
         """Take the run up where it was saved last, if it was. All workers must call it.
+
+        Where that checkpoint is damaged they take the one before it, and worker 0 warns.
 
         Raises:
             ConfigError: there are checkpoints, and none of them can be read.
         """
         for leftover in self.folder.glob(f".{_PREFIX}*") if dist.get_rank() == 0 else ():
             shutil.rmtree(leftover, ignore_errors=True)
+        self.damaged.clear()
         found = [steps_in(self.folder) if dist.get_rank() == 0 and self.resume else []]
         dist.broadcast_object_list(found, src=0)
         places = [self.folder / f"{_PREFIX}{step:08d}" for step in reversed(found[0])]
         for number, place in enumerate(places):
             if self._load(loop, place):
                 # The run comes to the steps of those that cannot be read again.
-                for damaged in places[:number] if dist.get_rank() == 0 else ():
+                for damaged, said in zip(places[:number], self.damaged, strict=True) if dist.get_rank() == 0 else ():
+                    warnings.warn(f"{self.folder}: goes on from {place.name}, because of {said}", stacklevel=2)
                     shutil.rmtree(damaged, ignore_errors=True)
                 return
         if found[0]:
             raise ConfigError(f"no checkpoint in {self.folder} can be read: {'; '.join(self.damaged)}")
 
     def _load(self, loop: Loop, place: Path) -> bool:
-        parts = []
-        try:
-            parts = [read(place / name) for name in ("common.pt", f"rank{dist.get_rank()}.pt")]
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            self.damaged.append(f"{place.name}: {error}")
-        if not agreed(bool(parts)):
+        parts: list[dict[str, Any]] = []
+
+        def work() -> None:
+            sums = sums_in(place / _SUMS)
+            parts.extend(read(place / name, sums) for name in (_COMMON, part(dist.get_rank())))
+
+        _, said = everywhere(work)
+        if said:
+            self.damaged.append(f"{place.name}: {said}")
             return False
         loop.load(*parts)
         return True
@@ -191,21 +202,61 @@ def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], under: str 
     return found
 
 
-def agreed(ok: bool) -> bool:
-    """Whether it is so on every worker; all wait for each other."""
-    flag = torch.tensor([int(ok)])
-    dist.all_reduce(flag, dist.ReduceOp.MIN)
-    return bool(flag.item())
+def everywhere(work: Callable[[], object]) -> tuple[list[Any], str]:
+    """What a work gave on every worker, and what those on which it failed say; all wait for each other."""
+    mine: tuple[object, str] = None, ""
+    try:
+        mine = work(), ""
+    except Exception as error:
+        # Whatever it is, the others must not wait for this worker. torch hides a full disk behind an error of its own.
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
+        mine = None, f"worker {dist.get_rank()}: {type(cause).__name__}: {cause}"
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return [value for value, _ in found], "; ".join(said for _, said in found if said)
 
 
-def write(path: Path, state: Mapping[str, Any]) -> None:
-    with path.open("wb") as file:
+def part(rank: int) -> str:
+    """The file of a worker."""
+    return f"rank{rank}.pt"
+
+
+def write(path: Path, state: Mapping[str, Any]) -> str:
+    """Its SHA-256, when it is on the disk."""
+    with path.open("w+b") as file:
         torch.save(dict(state), file)
+        file.flush()
+        os.fsync(file.fileno())
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_text(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
 
 
-def read(path: Path) -> dict[str, Any]:
+def sums_in(note: Path) -> dict[str, str] | None:
+    """The SHA-256 of each file; None: it is a checkpoint of an earlier version, which wrote none."""
+    if not note.exists():
+        return None
+    lines = note.read_text(encoding="utf-8").splitlines()
+    return {name: found for found, name in (line.split("  ", 1) for line in lines)}
+
+
+def read(path: Path, sums: Mapping[str, str] | None) -> dict[str, Any]:
+    """What a file holds, where its bytes are those that were written.
+
+    Raises:
+        ValueError: they are not. Whatever else is raised says so, too, of a file without a sum.
+    """
+    if sums is not None:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != sums.get(path.name):
+            raise ValueError(f"the SHA-256 of {path.name} must be {sums.get(path.name)}, got {found}")
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 

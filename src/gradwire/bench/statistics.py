@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["CONFIDENCE", "Spread", "Summary", "interleave", "noise_floor", "spread", "stopwatch", "summarise"]
+__all__ = [
+    "CONFIDENCE", "Spread", "Summary", "interleave", "noise_floor", "spread", "stopwatch", "summarise", "welch_limit",
+]  # fmt: skip
 
 WARM_UP = 1
 
 CONFIDENCE = 0.95
-"""Of the noise floor: how often two groups of equal runs differ by less."""
+"""Of the noise floor and of Welch's limit: how often two groups of equal runs differ by less."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ def spread(values: Sequence[float]) -> Spread:
     >>> spread([1.0, 2.0, 3.0])
     Spread(mean=2.0, deviation=1.0, count=3)
     """
+    if math.isfinite(values[0]) and all(value == values[0] for value in values):
+        # The mean of equal numbers is rounded: it may be none of them, and the deviation not zero.
+        return Spread(float(values[0]), 0.0, len(values))
     mean = math.fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
     squares = math.fsum((value - mean) ** 2 for value in values) if math.isfinite(mean) else math.nan
     return Spread(mean, math.sqrt(squares / max(len(values) - 1, 1)), len(values))
@@ -73,18 +78,54 @@ def noise_floor(base: Spread, count: int) -> float | None:
         count: of the others, >= 1.
 
     Returns:
-        None where ``base`` has a single run: one run has no spread.
+        None where ``base`` has a single run, or runs that all ended alike: they show no spread.
 
     Example:
         >>> round(noise_floor(Spread(mean=0.98, deviation=0.01, count=3), 3), 4)
         0.0351
     """
-    if base.count < 2 or not math.isfinite(base.deviation):
+    if base.count < 2 or not math.isfinite(base.deviation) or not base.deviation:
         return None
+    return _quantile(base.count - 1) * base.deviation * math.sqrt(1 / base.count + 1 / count)
+
+
+def welch_limit(one: Spread, other: Spread) -> float | None:
+    """How far two means may be apart that differ in nothing, where each group has a spread of its own.
+
+    ``t * sqrt(v1 + v2)`` with ``v = s^2 / n`` of each, and Student's ``t`` of Welch and Satterthwaite's degrees of
+    freedom, ``(v1 + v2)^2 / (v1^2 / (n1 - 1) + v2^2 / (n2 - 1))``, both sides together 95 %.
+
+    Args:
+        one: a group.
+        other: the other one.
+
+    Returns:
+        None where one of them has a single run, or none of them any spread.
+
+    Example:
+        >>> round(welch_limit(Spread(0.98, 0.01, 3), Spread(0.9, 0.05, 3)), 4)
+        0.1181
+
+    Source:
+        B. L. Welch, "The generalization of 'Student's' problem when several different population variances are
+        involved", Biometrika 34, 1947.
+    """
+    groups = (one, other)
+    if min(group.count for group in groups) < 2:
+        return None
+    shares = [group.deviation**2 / group.count for group in groups]
+    if not math.isfinite(sum(shares)) or not sum(shares):
+        return None
+    # As parts of the sum: squares of variances may vanish.
+    parts = sum((share / sum(shares)) ** 2 / (group.count - 1) for share, group in zip(shares, groups, strict=True))
+    return _quantile(1 / parts) * math.sqrt(sum(shares))
+
+
+def _quantile(freedom: float) -> float:
+    """Student's t, both sides together 95 %."""
     from scipy.special import stdtrit
 
-    quantile = float(stdtrit(base.count - 1, (1 + CONFIDENCE) / 2))
-    return quantile * base.deviation * math.sqrt(1 / base.count + 1 / count)
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def stopwatch(run: Callable[[], object]) -> Callable[[], float]:

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from gradwire import registry
-from gradwire.bench.job import BACKENDS, Job, device_of, settings_of
+from gradwire.bench.job import BACKENDS, MOST_SEED, PLAIN, Job, device_of, is_plain, settings_of
 from gradwire.bench.method import Method
 from gradwire.bench.netlab import Link
 from gradwire.bench.recommended import labels
@@ -67,23 +67,24 @@ def _is(*kinds: type) -> Callable[[Any], bool]:
 _TEXTS = _lists(_is(str), "texts")
 _TABLE: _Check = (_is(dict), "a table")
 _TEXT: _Check = (_is(str), "a text")
+_VALUES: _Check = (lambda value: isinstance(value, dict) and is_plain(value), f"a table of {PLAIN}")
 
 _SUITE: dict[str, _Check] = {
     "tasks": _TEXTS, "methods": _TEXTS, "links": _TEXTS, "baseline": _TEXT, "device": _TEXT,
     "workers": _lists(lambda value: is_int(value, 1, _MOST_WORKERS), f"integers in [1, {_MOST_WORKERS}]"),
     "seeds": (
-        lambda value: is_int(value, 1) or _lists(lambda seed: is_int(seed, 0), "seeds")[0](value),
-        "how many, or a list of integers >= 0",
+        lambda value: is_int(value, 1) or _lists(lambda seed: is_int(seed, 0, MOST_SEED), "seeds")[0](value),
+        "how many, or a list of integers in [0, 2^63)",
     ),
     "recommended": (_is(bool), "true or false"), "task": _TABLE, "method": _TABLE,
     "backend": (lambda value: value in BACKENDS, " or ".join(BACKENDS)),
 }  # fmt: skip
 _TASK: dict[str, _Check] = {
     "epochs": (lambda value: is_int(value, 1), "an integer >= 1"), "model": _TEXT, "data": _TEXT, "methods": _TEXTS,
-    "recipe": _TABLE,
+    "recipe": _VALUES,
 }  # fmt: skip
 _METHOD: dict[str, _Check] = {
-    "method": _TEXT, "options": _TABLE, "recipe": _TABLE,
+    "method": _TEXT, "options": _VALUES, "recipe": _VALUES,
     "loss_scale": (lambda value: _is(int, float)(value) and 0 < value < math.inf, "finite and above 0"),
 }  # fmt: skip
 
@@ -140,8 +141,15 @@ def _of_task(name: str, task: Task, folder: Path | None, suite: Table) -> Iterat
                         task, changed, workers=workers, link=str(Link.read(link)), seed=seed,
                         epochs=own.get("epochs"), backend=backend, device=device_of(backend, suite.get("device")),
                     )  # fmt: skip
-                    require(link == "none" or backend == "gloo", "links", "none with nccl", link)
+                    _possible(link, workers, backend)
                     yield Job(settings, folder)
+
+
+def _possible(link: str, workers: int, backend: str) -> None:
+    """Refuse here what a lab would refuse when other runs have been made."""
+    if Link.read(link) != Link():
+        require(backend == "gloo", "links", "none with nccl", link)
+        require(workers > 1, "workers", f"at least 2 with links such as {link!r}", workers)
 
 
 def _task(name: str, suite: Table, folder: Path) -> tuple[Task, Path | None]:

@@ -3,6 +3,7 @@
 Law: a run is in the file of results or it is not, and what is there is not run again; so a sweep may be killed at any
 moment, and started again. Runs of the same workers and link share one group of processes, because starting one takes
 as long as a short run. A run that fails ends its group: it is recorded, and the next ones get a group of their own.
+One that is still running when the time is over is stopped, and is left.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 import multiprocessing
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,12 +27,15 @@ from rich.console import Console
 
 from gradwire.bench.estimates import Estimates
 from gradwire.bench.job import Job, failed, perform
-from gradwire.bench.launch import end_with_parent, launch
+from gradwire.bench.launch import OutOfTimeError, end_with_parent, launch
 from gradwire.bench.netlab import Link, lab_for
-from gradwire.bench.records import Record, append, read
+from gradwire.bench.records import Record, Settings, append, check, counted, read
 from gradwire.errors import ConfigError, GroupError, is_int, require
 
-__all__ = ["Order", "Standing", "duration", "standing", "sweep"]
+__all__ = ["GRACE", "Order", "Standing", "duration", "standing", "sweep"]
+
+GRACE = 10.0
+"""Seconds that a run may take beyond the end of the time: an estimate is none to the second."""
 
 RUNS_OF_A_GROUP = 40
 """After so many a group is replaced: each run leaves a process group behind that torch cannot take back."""
@@ -43,7 +48,8 @@ class Order:
     Args:
         jobs: its runs, in their order.
         results: file of records.
-        deadline: ``time.time()`` after which no run is to end; None: whenever.
+        deadline: ``time.time()`` after which no run is to end; one that is still running ``GRACE`` seconds later is
+            stopped. None: whenever.
         retry: runs that failed are made again.
         timeout: seconds that workers wait for each other.
         parallel: how many groups at the same time, at least 1; with more than one, times mean nothing, and the
@@ -66,7 +72,7 @@ class Standing:
     """What has become of the runs of an order, and what is left.
 
     Args:
-        ok: ended well.
+        ok: ended well, once at least.
         failed: the records of those that did not.
         left: not made yet.
         estimates: of the time that a run takes.
@@ -85,8 +91,8 @@ class Standing:
 
 def standing(order: Order) -> Standing:
     """Read the results; where failed runs are to be made again, they are left."""
-    records = list(read(order.results)) if order.results.exists() else []
-    last = {record.settings.id: record for record in records}
+    records = known(order)
+    last = counted(records)
     mine = [last[job.settings.id] for job in order.jobs if job.settings.id in last]
     bad = [record for record in mine if record.status != "ok"]
     final = {record.settings.id for record in mine if record.status == "ok" or not order.retry}
@@ -94,15 +100,21 @@ def standing(order: Order) -> Standing:
     return Standing(len(mine) - len(bad), bad, left, Estimates(records))
 
 
+def known(order: Order) -> list[Record]:
+    """What is in the file."""
+    return list(read(order.results)) if order.results.exists() else []
+
+
 def sweep(order: Order) -> Standing:
     """Make what is left of the runs.
 
     Raises:
-        ConfigError: another sweep writes to the same file; links need root.
+        ConfigError: another sweep writes to the same file, or it is no file of results; links need root.
         GroupError: no group of workers can be started at all.
         KeyboardInterrupt: somebody stopped it.
     """
     with only_one(order.results):
+        check(order.results)
         left = standing(order).left
         if order.parallel == 1:
             make(order, left)
@@ -114,7 +126,9 @@ def sweep(order: Order) -> Standing:
 @contextmanager
 def only_one(results: Path) -> Iterator[None]:
     """Nobody else sweeps into this file meanwhile; whoever held the lock and was killed has lost it."""
-    place = results.with_name(f"{results.name}.lock")
+    # One file may have several names.
+    named = results.resolve()
+    place = named.with_name(f"{named.name}.lock")
     try:
         with place.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,16 +176,29 @@ def together(order: Order, mates: Sequence[Job]) -> set[str]:
     with tempfile.TemporaryDirectory() as folder, lab_for(settings.workers, Link.read(settings.link)) as lab:
         begun = Path(folder) / "begun"
         begun.touch()
-        options: dict[str, Any] = {"timeout": order.timeout, "lab": lab, "backend": settings.backend}
+        until = None if order.deadline is None else order.deadline + GRACE
+        options: dict[str, Any] = {"timeout": order.timeout, "lab": lab, "backend": settings.backend, "until": until}
+        before = Counter(record.settings.id for record in known(order))
         try:
             launch(settings.workers, serve, order, mates, begun, **options)
         except GroupError as error:
             ids = begun.read_text(encoding="utf-8").split()
-            if not ids:
+            if not (ids or isinstance(error, OutOfTimeError)):
                 raise
-            blamed = next(job for job in mates if job.settings.id == ids[-1])
-            note(order, failed(blamed, error))
+            after = Counter(record.settings.id for record in known(order))
+            # What is in the file has ended, whatever happened to the group then.
+            running = [key for key in ids[-1:] if after[key] == before[key]]
+            broken = [job for job in mates if job.settings.id in running]
+            conclude(order, broken, error)
         return set(begun.read_text(encoding="utf-8").split())
+
+
+def conclude(order: Order, broken: Sequence[Job], error: GroupError) -> None:
+    """A group ended before its time: what becomes of the run that it was in, if it was in one."""
+    if broken and not isinstance(error, OutOfTimeError):
+        note(order, failed(broken[0], error))
+    else:
+        say(f"{described(broken[0].settings)}: left, because {error}" if broken else f"a group ended: {error}")
 
 
 def company(job: Job) -> tuple[object, ...]:
@@ -213,13 +240,20 @@ def note(order: Order, record: Record) -> None:
     append(order.results, record)
     now, settings = standing(dataclasses.replace(order, retry=False)), record.settings
     done = len(order.jobs) - len(now.left)
-    what = f"{settings.task} {settings.method}, {settings.workers} workers, {settings.link}, seed {settings.seed}"
     found = f"FAILED: {record.error}" if record.quality is None else f"{record.measure} {record.quality:.4g}"
     rest = now.seconds
     ahead = "" if rest is None else f", about {duration(rest / order.parallel)} to go"
-    Console(stderr=True, markup=False, highlight=False).print(
-        f"[{done}/{len(order.jobs)}{ahead}] {what}: {found}", soft_wrap=True
-    )
+    say(f"[{done}/{len(order.jobs)}{ahead}] {described(settings)}: {found}")
+
+
+def described(settings: Settings) -> str:
+    """A run for people."""
+    return f"{settings.task} {settings.method}, {settings.workers} workers, {settings.link}, seed {settings.seed}"
+
+
+def say(text: str) -> None:
+    """To the person who waits."""
+    Console(stderr=True, markup=False, highlight=False).print(text, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gradwire.bench.loop import Loop, Watcher
 from gradwire.bench.method import Method
-from gradwire.bench.onworker import digest, forget_peak, peak_bytes, tensor_bytes
+from gradwire.bench.onworker import digest, tensor_bytes
 from gradwire.bench.records import Point
 from gradwire.bench.snapshots import Snapshots
 from gradwire.bench.tasks.base import Task
@@ -43,6 +43,7 @@ class Run:
     unpacked_bytes_per_step: float | None
     interface_bytes_per_step: float | None
     peak_rss_bytes: int
+    start_rss_bytes: int | None
     resumed: int
 
 
@@ -66,7 +67,6 @@ def train(
     Raises:
         ConfigError, GroupError: as ``compress_ddp``, and as ``Snapshots``.
     """
-    forget_peak()
     with Loop(task, method, epochs, seed, device, lab=lab) as loop:
         if snapshots is not None:
             snapshots.restore(loop)
@@ -85,7 +85,8 @@ def _ignore(*_: object) -> None:
 
 
 def _run(loop: Loop) -> Run:
-    counted, last, seconds = loop.counted(), loop.history[-1], loop.clock.means()
+    counted, last, seconds = loop.counted(), loop.history[-1], loop.clock.means(loop.step)
+    peak, start = loop.memory()
     return Run(
         quality=last.quality, measures=loop.measures, loss=last.loss, bytes_per_step=counted["bytes_sent"] / loop.step,
         ratio=counted["dense_bytes"] / counted["bytes_sent"] if counted["bytes_sent"] else 1.0,
@@ -95,5 +96,5 @@ def _run(loop: Loop) -> Run:
         dense_bytes_per_step=counted["dense_bytes"] / loop.step,
         unpacked_bytes_per_step=unpacked_bytes(loop.state.exchange, loop.params(), counted["bytes_sent"] / loop.step),
         interface_bytes_per_step=None if loop.interface is None else loop.interface / loop.step,
-        peak_rss_bytes=peak_bytes(), resumed=loop.resumed,
+        peak_rss_bytes=peak, start_rss_bytes=start, resumed=loop.resumed,
     )  # fmt: skip

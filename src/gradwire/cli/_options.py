@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import fields
@@ -14,9 +15,25 @@ from gradwire.bench.method import Method
 from gradwire.bench.written import assignment, method_of, text_of
 from gradwire.errors import ConfigError, nearest
 
-__all__ = ["chosen", "pairs", "parse_size"]
+__all__ = ["PATIENCE", "Seconds", "chosen", "pairs", "parse_size"]
 
 _LARGEST = 1 << 31
+
+
+class Seconds(click.FloatRange):
+    """A time that is a number: a range lets "nan" pass, of which nothing is less or greater."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no time.", param, ctx)
+        return seconds
+
+
+PATIENCE = Seconds(0, 1e6, min_open=True)
+"""How long workers may wait for each other: eleven days at most, which every library on the way can count."""
 
 
 def parse_size(text: str) -> int:

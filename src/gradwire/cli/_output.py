@@ -3,33 +3,57 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from rich.console import Console, RenderableType
 
-__all__ = ["emit", "json_option"]
+from gradwire.bench.records import check
+from gradwire.errors import ConfigError
+
+__all__ = ["appendable", "emit", "json_option", "writable"]
+
+Named = TypeVar("Named", bound=str | Path | None)
 
 
-def _writable(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse a hopeless destination before the work, not after it."""
-    if value in (None, "-"):
-        return value
-    path = Path(str(value))
-    existed = path.exists()
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise click.BadParameter(f"{path} cannot be written: {error.strerror}", ctx, param) from None
-    if not existed:
-        path.unlink()
+def writable(ctx: click.Context, param: click.Parameter, value: Named) -> Named:
+    """Refuse a hopeless destination before the work, not after it; the callback of an option."""
+    if value is not None and value != "-":
+        said = _refused(Path(value))
+        if said:
+            raise click.BadParameter(said, ctx, param)
     return value
 
 
+def appendable(path: Path) -> None:
+    """Refuse a file to which no line of results can be added, before the work.
+
+    Raises:
+        ConfigError: it cannot be written, or ends with something else.
+    """
+    said = _refused(path)
+    if said:
+        raise ConfigError(said)
+    check(path)
+
+
+def _refused(path: Path) -> str:
+    try:
+        if path.exists():
+            path.open("a").close()
+        else:
+            # Another process may make the file meanwhile, and what it wrote must not be taken away again.
+            tempfile.TemporaryFile(dir=path.resolve().parent).close()
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+    return ""
+
+
 json_option = click.option(
-    "--json", "json_to", metavar="FILE", callback=_writable,
+    "--json", "json_to", metavar="FILE", callback=writable,
     help="Write the result as JSON to FILE; '-' writes it to standard output, and nothing else.",
 )  # fmt: skip
 

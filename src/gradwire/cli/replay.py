@@ -9,8 +9,10 @@ from typing import Any
 import click
 
 from gradwire.bench.netlab import Link
+from gradwire.bench.records import append_line
 from gradwire.bench.replay import HOOKS, Contestant, Plan, replay
 from gradwire.bench.written import parse_method
+from gradwire.cli._output import appendable
 
 __all__ = ["command"]
 
@@ -45,7 +47,7 @@ Row = dict[str, Any]
 )  # fmt: skip
 @click.option("--samples", is_flag=True, help="Keep the time of every step in the rows of --json.")
 @click.option(
-    "--json", "json_to", type=click.Path(dir_okay=False, writable=True, allow_dash=True), metavar="FILE",
+    "--json", "json_to", type=click.Path(dir_okay=False, allow_dash=True), metavar="FILE",
     help="Append a JSON line for each row to FILE; '-' writes them to standard output, and nothing else.",
 )  # fmt: skip
 @click.pass_context
@@ -77,7 +79,9 @@ def command(
     chosen += [Contestant(text, parse_method(text), options) for text in methods]
     if not chosen:
         raise click.UsageError("nothing to replay: give --method, --hook or --baseline")
-    wanted = [Link.parse(link, delay) for link in links or ("none",)]
+    if json_to not in (None, "-"):
+        appendable(Path(str(json_to)))
+    wanted = [Link.parse(link, delay).in_lab() for link in links or ("none",)]
     plans = [Plan(model, small, workers, link, steps, budget, compute) for link in wanted]
     failed = False
     for plan in plans:
@@ -95,8 +99,7 @@ def _show(row: Row, json_to: str | None) -> None:
         click.echo(text)
         return
     if json_to is not None:
-        with Path(json_to).open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
+        append_line(Path(json_to), text)
     click.echo(_line(row))
 
 

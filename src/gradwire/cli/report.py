@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from rich.text import Text
 from gradwire.bench import report
 from gradwire.bench.report import Results, Section, Table
 from gradwire.cli._markers import write_all
-from gradwire.cli._output import emit, json_option
+from gradwire.cli._output import emit, json_option, writable
 
 __all__ = ["command"]
 
@@ -27,15 +28,29 @@ _STYLES = {"noise": "dim", "better": "green", "worse": "red", "failed": "red"}
 _file = click.Path(path_type=Path, dir_okay=False, writable=True)
 
 
+def _makeable(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Refuse a folder that cannot be made before the work; the callback of an option.
+
+    Its first parent that is there must take a new file.
+    """
+    if value is not None:
+        there = next((each for each in (value, *value.absolute().parents) if os.path.exists(each)), value)
+        writable(ctx, param, there / "a plot.png")
+    return value
+
+
 @click.command("report")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("-o", "--output", type=_file, metavar="FILE", help="Write the page to FILE; it needs no network.")
 @click.option(
-    "--static", "static_to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    "-o", "--output", type=_file, metavar="FILE", callback=writable,
+    help="Write the page to FILE; it needs no network.",
+)  # fmt: skip
+@click.option(
+    "--static", "static_to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", callback=_makeable,
     help="Write every plot to DIR as PNG and SVG; needs Chrome or Chromium.",
 )  # fmt: skip
 @click.option(
-    "--markdown", "markdown_to", type=_file, metavar="FILE",
+    "--markdown", "markdown_to", type=_file, metavar="FILE", callback=writable,
     help="Write the tables of quality and of links to FILE; in a page that has their markers, between these.",
 )  # fmt: skip
 @click.option("--title", default="gradwire: what was measured", show_default=True, help="Of the page.")

@@ -13,6 +13,8 @@ import click
 
 from gradwire.bench.suite import load
 from gradwire.bench.sweep import Order, Standing, duration, standing, sweep
+from gradwire.cli._options import PATIENCE
+from gradwire.cli._output import appendable
 from gradwire.cli._signals import interrupt
 from gradwire.errors import ConfigError
 
@@ -37,17 +39,17 @@ def parse_duration(text: str) -> float:
 @click.command("sweep")
 @click.argument("suite", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option(
-    "--results", type=click.Path(path_type=Path, dir_okay=False, writable=True), default="results.jsonl",
+    "--results", type=click.Path(path_type=Path, dir_okay=False), default="results.jsonl",
     show_default=True, help="A line for each run that has ended; what is there is not run again.",
 )  # fmt: skip
-@click.option("--budget", metavar="TIME", help="As 30m or 2h: begin no run that would not end by then.")
+@click.option("--budget", metavar="TIME", help="As 30m or 2h: no run goes on for longer.")
 @click.option("--retry", is_flag=True, help="Make runs that failed again.")
 @click.option(
     "--jobs", default=1, show_default=True, type=click.IntRange(1), metavar="N",
     help="Groups at the same time: for quality alone; their times mean nothing, and the records say so.",
 )  # fmt: skip
 @click.option(
-    "--timeout", default=600.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    "--timeout", default=600.0, show_default=True, type=PATIENCE, metavar="SECONDS",
     help="That workers wait for each other.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what is left and how long it will take, and run nothing.")
@@ -62,6 +64,7 @@ def command(
     recorded, too, and the others go on; then the exit code is 1.
     """
     deadline = None if budget is None else time.time() + parse_duration(budget)
+    appendable(results)
     order = Order(load(suite), results, deadline, retry, timeout, jobs)
     before = signal.signal(signal.SIGTERM, interrupt)
     try:

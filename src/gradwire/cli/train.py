@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from gradwire import registry
 from gradwire.bench.cluster import Place, placed
-from gradwire.bench.job import BACKENDS, Job, device_of, failed, perform, settings_of
+from gradwire.bench.job import BACKENDS, MOST_SEED, Job, device_of, failed, perform, settings_of
 from gradwire.bench.launch import begin, launch
 from gradwire.bench.method import Method
 from gradwire.bench.netlab import Link, lab_for
@@ -24,9 +24,10 @@ from gradwire.bench.records import Record, append
 from gradwire.bench.snapshots import newest
 from gradwire.bench.tasks.base import Task
 from gradwire.bench.written import assignment
-from gradwire.cli._options import chosen, pairs
+from gradwire.cli._options import PATIENCE, chosen, pairs
+from gradwire.cli._output import appendable
 from gradwire.cli._signals import interrupt
-from gradwire.errors import GroupError, require
+from gradwire.errors import ConfigError, GroupError, require
 
 __all__ = ["command"]
 
@@ -52,7 +53,9 @@ _LOCAL = 2
 )
 @click.option("--epochs", type=click.IntRange(1), help="Passes over the data. Default: as the recipe says.")
 @click.option("--recipe", multiple=True, metavar="NAME=VALUE", help="Change the recipe, as lr=0.05; may be repeated.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the initial parameters.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, MOST_SEED), help="Of the initial parameters."
+)
 @click.option("--backend", default="gloo", show_default=True, type=click.Choice(list(BACKENDS)))
 @click.option("--device", type=click.Choice(list(BACKENDS.values())), help="Default: the backend's.")
 @click.option(
@@ -66,7 +69,7 @@ _LOCAL = 2
     "--results", type=click.Path(path_type=Path, dir_okay=False), help="Append the run's record to this file."
 )
 @click.option(
-    "--timeout", default=600.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    "--timeout", default=600.0, show_default=True, type=PATIENCE, metavar="SECONDS",
     help="That workers wait for each other, also while worker 0 measures the quality.",
 )  # fmt: skip
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="[--PARAMETER VALUE]...")
@@ -85,7 +88,7 @@ def command(
     place = placed_as(workers)
     made: Task = registry.find("bench.tasks", task)(model, data)
     method = with_options(chosen(compressor, (*pairs(rest), *map(assignment, named)), task, own=not recommend), options)
-    wanted = Link.parse(link, delay)
+    wanted = Link.parse(link, delay).in_lab()
     require(wanted == Link() or (place is None and backend == "gloo"), "link", "none with nccl or in a job", link)
     require(checkpoint is not None or not (resume or checkpoint_every), "checkpoint", "a folder to resume from", None)
     settings = settings_of(
@@ -93,6 +96,8 @@ def command(
         recipe=dict(map(assignment, recipe)), backend=backend, device=device_of(backend, device),
     )  # fmt: skip
     job = Job(settings, data, checkpoint, checkpoint_every, resume)
+    if place is None or place.rank == 0:
+        prepare(job, results)
     with stopped(ctx, checkpoint), noted(job, results, place):
         record = here(job, timeout, wanted) if place is None else there(job, timeout, place)
     if record is not None:
@@ -118,7 +123,6 @@ def with_options(method: Method, written: Sequence[str]) -> Method:
 
 def here(job: Job, timeout: float, link: Link) -> Record | None:
     """Start the workers on this machine; worker 0's record."""
-    prepare(job)
     with lab_for(job.settings.workers, link) as lab:
         backend, workers = job.settings.backend, job.settings.workers
         found: list[Record | None] = launch(workers, perform, job, True, timeout=timeout, lab=lab, backend=backend)
@@ -130,16 +134,16 @@ def there(job: Job, timeout: float, place: Place) -> Record | None:
     place.tell()
     torch.set_num_threads(1)
     begin(timedelta(seconds=timeout), job.settings.backend)
-    if place.rank == 0:
-        prepare(job)
     dist.barrier()
     record = perform(job, shown=True)
     dist.destroy_process_group()
     return record
 
 
-def prepare(job: Job) -> None:
-    """Look at the folder of checkpoints before anything starts."""
+def prepare(job: Job, results: Path | None) -> None:
+    """Look at the folder of checkpoints and the file of results before anything starts."""
+    if results is not None:
+        appendable(results)
     snapshots = job.snapshots()
     if snapshots is not None:
         snapshots.prepare()
@@ -162,11 +166,12 @@ def stopped(ctx: click.Context, checkpoint: Path | None) -> Iterator[None]:
 
 @contextmanager
 def noted(job: Job, results: Path | None, place: Place | None) -> Iterator[None]:
-    """A run that fails leaves a record, too."""
+    """A run that fails leaves a record, too; what cannot be begun on this machine is no run."""
     try:
         yield
-    except GroupError as error:
-        if results is not None and (place is None or place.rank == 0):
+    except Exception as error:
+        mistake = place is None and isinstance(error, ConfigError)
+        if not mistake and results is not None and (place is None or place.rank == 0):
             append(results, failed(job, error))
         raise
 

@@ -10,13 +10,13 @@ HERE = {"machine": "a machine", "commit": "0123456789abcdef", "torch": "2.13.0",
 def record(method="none", quality=0.9, seed=0, *, task="classification", workers=2, compressor="", **more):
     """A training run; ``compressor`` None is torch's own, empty is the one that the label starts with."""
     config = None if compressor is None else {"name": compressor or method.partition(":")[0]}
-    changed = {key: more.pop(key) for key in ("link", "options", "epochs") if key in more}
+    changed = {key: more.pop(key) for key in ("link", "options", "epochs", "recipe") if key in more}
     settings = Settings(task, "a_model", "some data", method, config, workers=workers, seed=seed, **changed)
     figures = {
         "measure": "top-1", "higher_is_better": True, "examples_per_second": 100.0, "bytes_per_step": 1000.0,
         "unpacked_bytes_per_step": 4000.0, "dense_bytes_per_step": 8000.0, "state_bytes": 500,
-        "peak_rss_bytes": 10**8, "environment": HERE, "started": "2026-01-02T03:04:05+00:00",
-        "seconds": {"step": 0.01}, "history": history(quality),
+        "peak_rss_bytes": 10**8, "start_rss_bytes": 6 * 10**7, "environment": HERE,
+        "started": "2026-01-02T03:04:05+00:00", "seconds": {"step": 0.01}, "history": history(quality),
     }  # fmt: skip
     return Record(settings, quality=quality, **(figures | more))
 

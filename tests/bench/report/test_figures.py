@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import plotly.graph_objects as go
@@ -13,10 +14,12 @@ from gradwire.bench import report
 from gradwire.bench.report import Plot, Results, Table
 from gradwire.bench.report._curves import curve
 from gradwire.bench.report._labels import HEIGHT, WIDTH, Box, around, place
+from gradwire.bench.report._look import COLOURS
 from gradwire.bench.report._memory import memory_marks
 from gradwire.bench.report._panels import panels
 from gradwire.bench.report._quality import stripe
 from gradwire.bench.report._scatter import Dot, scatter
+from gradwire.bench.report.break_even import codec_marks
 from gradwire.bench.report.latency import latencies
 from gradwire.bench.report.quality_throughput import dots as by_throughput
 from gradwire.bench.report.quality_volume import dots as by_volume
@@ -115,7 +118,40 @@ def test_a_curve_is_the_mean_over_seeds_as_far_as_all_came():
 
 def test_memory_is_in_megabytes_and_the_largest_comes_first():
     panel = only([record(state_bytes=0), record("topk", state_bytes=5e6), record("qsgd", state_bytes=None)])
-    assert [(mark.name, mark.x) for mark in memory_marks(panel, "state_bytes")] == [("topk", 5.0), ("none", 0.0)]
+    marks = memory_marks(panel, lambda entry: entry.mean("state_bytes"), "state")
+    assert [(mark.name, mark.x) for mark in marks] == [("topk", 5.0), ("none", 0.0)]
+
+
+def test_peak_memory_is_what_a_run_added_and_who_does_not_tell_is_named():
+    runs = [record(), record("topk", peak_rss_bytes=130 * 10**6), record("qsgd", start_rss_bytes=None)]
+    peak, table = report.sections(Results(runs), ["memory_peak", "quality_table"])[::-1]
+    (plot,), (rows,) = peak.blocks, table.blocks
+    assert go.Figure(plot.figure).data[-1].x == (70.0, 40.0)
+    assert [note for note in plot.notes if "not shown of qsgd:" in note] == list(plot.notes) == [rows.notes[-1]]
+    at = rows.heads.index("peak growth, MB")
+    assert {row[0].text: row[at].text for row in rows.rows} == {"none": "40", "topk": "70", "qsgd": "-"}
+
+
+def test_where_no_run_tells_what_it_began_with_no_peak_is_drawn_and_the_table_says_why():
+    found = report.sections(Results([record(start_rss_bytes=None), record("topk", start_rss_bytes=None)]))
+    assert "memory_peak" not in {section.name for section in found}
+    (table,) = found[0].blocks
+    assert "peak growth, MB" not in table.heads
+    assert table.notes[-1].startswith("Peak memory is not shown of any method")
+
+
+def test_a_run_that_diverged_is_named_and_is_in_no_mean_or_plot():
+    runs = [*seeds("none", 0.9, 0.8), *seeds("topk", 0.9, math.inf), *seeds("qsgd", 0.7, 0.6)]
+    found = {section.name: section.blocks for section in report.sections(Results(runs))}
+    (table,), (wrong,) = found["quality_table"], found["failures"]
+    rows = {row["method"]: row for row in table.as_dict()["rows"]}
+    assert (rows["topk"]["verdict"], rows["topk"]["top-1, %"], rows["topk"]["±"]) == ("diverged", None, None)
+    assert rows["qsgd"]["top-1, %"] == pytest.approx(65.0)
+    assert [cell.text for cell in wrong.rows[0]][2:] == ["1", "diverged: it ended with no quality that is a number"]
+    names = {mark for trace in found["quality_volume"][0].figure["data"] for mark in trace.get("text", ())}
+    assert "topk" not in names
+    assert "qsgd" in names
+    json.dumps([block.as_dict() for block in (table, wrong)], allow_nan=False)
 
 
 def test_latency_is_encode_plus_decode_and_the_fastest_comes_first():
@@ -127,6 +163,29 @@ def test_latency_is_encode_plus_decode_and_the_fastest_comes_first():
     ]  # fmt: skip
     assert latencies(rows, 8) == {"bf16": [250.0], "none": [750.0, 750.0]}
     assert list(latencies(rows, 8)) == ["bf16", "none"]
+
+
+def test_rows_of_other_threads_or_instructions_are_methods_of_their_own():
+    rows = [
+        timed("topk", op, 8, [seconds], threads=threads, target=target)
+        for threads, target, seconds in ((1, "avx2", 4.0), (2, "avx2", 2.0), (1, "reference", 8.0))
+        for op in ("encode", "decode")
+    ]
+    assert latencies(rows, 8) == {
+        "topk, 2 threads, avx2": [4000.0], "topk, 1 thread, avx2": [8000.0], "topk, 1 thread, reference": [16000.0]
+    }  # fmt: skip
+    assert [mark.name for mark in codec_marks(rows, 8)] == list(latencies(rows, 8))
+    (section,) = report.sections(Results(codecs=rows), ["latency"])
+    colours = {trace["line"]["color"] for trace in section.blocks[0].figure["data"] if trace["type"] == "violin"}
+    assert colours == {COLOURS["sparsification"]}
+    assert not [warning for warning in report.warnings(Results(codecs=rows)) if "again" in warning]
+
+
+def test_rows_that_were_measured_again_are_counted():
+    rows = [timed("topk", op, 8, [1.0], commit=commit) for commit in "abc" for op in ("encode", "decode", "decode8")]
+    assert latencies(rows, 8) == {"topk": [2000.0]}
+    text = " ".join(report.warnings(Results(codecs=rows)))
+    assert "4 codec rows were measured again later, under equal conditions: the last counts." in text
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=40))

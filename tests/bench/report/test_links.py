@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gradwire.bench.report import Results
+from gradwire.bench.report import Results, markdown, warnings
 from gradwire.bench.report._links import Crossing, crossing, exchanges
 from gradwire.bench.report.break_even import codec_marks, link_marks
 from gradwire.bench.report.links_table import blocks
+from gradwire.bench.report.speedup import blocks as speedup_plots
 from gradwire.bench.report.speedup import marks as speedups
 from gradwire.bench.report.step_time import marks as times
 from tests.bench.report.made import replayed, timed
@@ -77,6 +78,46 @@ def test_marks_are_in_milliseconds_and_times():
     ]  # fmt: skip
     assert {mark.name: mark.x for mark in speedups(found)} == {"ddp": 1.0, "topk": 2.0, "torch's fp16": 0.5}
     assert [mark.family for mark in times(found)] == ["no compression", "sparsification", "torch's hook"]
+
+
+def test_rows_of_other_instructions_are_not_compared_and_take_no_place():
+    rows = [
+        replayed(method, "none", seconds, target=target)
+        for target, method, seconds in (("avx2", "ddp", 2.0), ("reference", "ddp", 2.5), ("avx2", "topk", 1.0),
+                                        ("reference", "topk", 5.0))
+    ]  # fmt: skip
+    found = exchanges(Results(replays=rows))
+    assert [each.title for each in found] == ["resnet20, 2 workers, avx2", "resnet20, 2 workers, reference"]
+    assert [each.speedup("topk", "none") for each in found] == [2.0, 0.5]
+    assert warnings(Results(replays=rows)) == []
+
+
+def test_one_label_with_other_parameters_or_options_is_another_method():
+    rows = [replayed("topk", "none", 1.0), replayed("topk", "none", 2.0, params={"ratio": 0.5})]
+    rows += [replayed("topk", "none", 3.0, options={"min_numel": 1}), replayed("topk", "100mbit", 4.0)]
+    found = of(*rows)
+    assert {key: row["seconds"] for key, row in found.rows.items()} == {
+        ("topk", "none"): 1.0, ("topk #2", "none"): 2.0, ("topk #3", "none"): 3.0, ("topk", "100mbit"): 4.0
+    }  # fmt: skip
+
+
+def test_exchanges_that_were_replayed_again_are_counted():
+    rows = [replayed("ddp", "none", seconds, commit=commit) for seconds, commit in ((3.0, "a"), (2.0, "a"), (1.0, "b"))]
+    assert "2 exchanges were replayed again later" in " ".join(warnings(Results(replays=rows)))
+
+
+def test_what_speed_ups_refer_to_is_said_where_it_is_not_plain_ddp():
+    rows = [replayed("none", "1gbit", 0.2), replayed("topk", "1gbit", 0.1)]
+    (plot,) = speedup_plots(Results(replays=rows))
+    (table,) = blocks(Results(replays=rows))
+    said = ["Plain DDP was not replayed (1 Gbit/s): compared with none, our own exchange without compression."]
+    assert plot.notes == table.notes == said
+    assert said[0] in markdown(Results(replays=rows))["links"]
+    (mark,) = [mark for mark in speedups(of(*rows)) if mark.name == "topk"]
+    assert mark.hover == ["2.00 times as fast as none, our own exchange without compression"]
+    with_ddp = of(*rows, replayed("ddp", "1gbit", 0.4))
+    assert with_ddp.instead() == []
+    assert [mark.hover for mark in speedups(with_ddp) if mark.name == "topk"] == [["4.00 times as fast as plain DDP"]]
 
 
 def test_a_strategy_is_a_part_of_the_name():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -68,11 +69,50 @@ def drawn(page, tmp_path_factory):
     </script></body>"""
     changed = tmp_path_factory.mktemp("browser") / "changed.html"
     changed.write_text(path.read_text(encoding="utf-8").replace("</body>", script), encoding="utf-8")
+    return dumped(changed)
+
+
+def dumped(path, *flags):
+    """The document as it is after its scripts ran."""
     command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--proxy-server=127.0.0.1:9", "--dump-dom",
-        f"--user-data-dir={changed.parent / 'profile'}", "--virtual-time-budget=20000", changed.as_uri(),
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--proxy-server=127.0.0.1:9", "--dump-dom", *flags,
+        f"--user-data-dir={path.parent / 'profile'}", "--virtual-time-budget=20000", path.as_uri(),
     ]  # fmt: skip
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 500])
+def test_a_narrow_page_breaks_no_word_of_a_methods_name(tmp_path, width):
+    """A frame is as narrow as it is told to be; a window of a browser is not."""
+    names = ["none", "sketched_sgd", "adaptive_threshold", "twobit:threshold=auto", "torch's powersgd", "onebit_sgd"]
+    results = Results([record(name) for name in names])
+    inner, outer = tmp_path / "inner.html", tmp_path / "outer.html"
+    report.write(inner, results, report.sections(results, ["quality_table"]), "narrow")
+    outer.write_text(f"""<iframe src="inner.html" width="{width}" height="800"></iframe><script>
+    addEventListener("load", () => {{
+      const page = document.querySelector("iframe").contentDocument;
+      const lines = [...page.querySelectorAll("td:first-child")].map((cell) => {{
+        let text = "", last = null;
+        const range = page.createRange(), walk = page.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+        while (walk.nextNode()) for (let at = 0; at < walk.currentNode.length; at++) {{
+          range.setStart(walk.currentNode, at);
+          range.setEnd(walk.currentNode, at + 1);
+          const top = range.getBoundingClientRect().top;
+          text += (last !== null && top > last + 5 ? "|" : "") + walk.currentNode.data[at];
+          last = top;
+        }}
+        return text;
+      }});
+      document.title = lines.join(";") + ";" + page.defaultView.innerWidth;
+    }});
+    </script>""")
+    (title,) = re.findall(r"<title>(.*?)</title>", dumped(outer, "--allow-file-access-from-files"))
+    *lines, across = title.split(";")
+    assert int(across) == width
+    assert sorted(line.replace("|", "") for line in lines) == sorted(names)
+    assert sum(line.count("|") for line in lines) >= 1
+    assert not [line for line in lines if re.search(r"[^_:,= ]\|", line)]
 
 
 def test_nothing_is_loaded_from_anywhere(page):
@@ -133,6 +173,56 @@ def test_the_machine_the_seeds_and_what_is_mixed_are_said():
     assert report.warnings(Results(seeds("none", 0.9, 0.8, 0.7))) == []
     assert "nothing to compare with" in report.warnings(Results([record("topk")]))[0]
     assert "needs two seeds" in report.warnings(Results([record()]))[0]
+
+
+def warned(*runs):
+    return " ".join(report.warnings(Results(runs)))
+
+
+def test_why_there_is_no_floor_is_said_and_which_group_it_is():
+    group = "classification: a_model on some data, 2 workers, 1 epoch"
+    alike = warned(*seeds("none", 0.7, 0.7, 0.7))
+    assert (
+        f"exactly the same quality, as happens with few test data, so that the noise floor is not known: {group}."
+        in (alike)
+    )
+    assert "needs two seeds" not in alike
+    assert f"An uncompressed run diverged, so that nothing compares with it: {group}." in warned(
+        *seeds("none", 0.7, math.nan)
+    )
+    notes = report.sections(Results(seeds("none", 0.7, 0.7)), ["quality_table"])[0].blocks[0].notes
+    assert "not known, 2 uncompressed runs that ended exactly alike show no spread" in notes[0]
+
+
+def test_several_recipes_and_what_they_leave_without_a_baseline_are_said():
+    group = "classification: a_model on some data, 2 workers, 1 epoch"
+    fast = seeds("none", 0.5, 0.51, 0.52, recipe={"lr": 0.5})
+    both = Results([*fast, *seeds("none", 0.9, 0.91, 0.92)])
+    said = " ".join(report.warnings(both))
+    assert f"compared with those of its own recipe, or else of the task's own: {group}." in said
+    (table,) = report.sections(both, ["quality_table"])[0].blocks
+    assert [note.partition(":")[0] for note in table.notes] == [
+        "Noise floor of none #2 and what has its recipe", "Noise floor of none and what has its recipe",
+    ]  # fmt: skip
+    assert "2 workers: 3.51, of 3 seeds of none #2 and 3.51, of 3 seeds of none." in report.markdown(both)["quality"]
+    assert f"so that they have nothing to compare with: topk ({group})." in warned(*fast, record("topk"))
+
+
+def test_data_of_other_digests_are_not_compared_in_silence():
+    one, other = seeds("none", 0.9, 0.8, 0.7, data_digest="a" * 64), record("topk", data_digest="b" * 64)
+    assert "Runs were made on data with different digests" in warned(*one, other)
+    assert warned(*one, record("topk", data_digest="a" * 64), record("qsgd")) == ""
+
+
+def test_a_run_that_diverged_breaks_no_page_and_no_table(tmp_path):
+    runs = [*seeds("none", 0.9, 0.8, 0.7), record("topk", math.inf), record("qsgd", math.nan)]
+    results, path = Results(runs), tmp_path / "report.html"
+    report.write(path, results, report.sections(results), "diverged")
+    text = path.read_text(encoding="utf-8")
+    for each in re.findall(r'<script type="application/json">(.*?)</script>', text, re.DOTALL):
+        json.loads(each, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert not re.search(r'data-sort="-?(nan|inf)', text)
+    assert "| `topk` | diverged | 1 | 1,000 |" in report.markdown(results)["quality"]
 
 
 def test_an_empty_page_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -61,16 +62,87 @@ def test_where_lower_is_better_a_smaller_value_is():
     assert (panel.scale, panel.unit, panel.shown(18.234)) == (1.0, "top-1", "18.23")
 
 
+def test_a_difference_within_the_spread_of_the_methods_own_seeds_is_none():
+    """The means are eleven points apart, and the method's seeds as far from each other."""
+    runs = [*seeds("none", 0.986, 0.988, 0.99), *seeds("topk", 0.95, 0.87, 0.81), *seeds("qsgd", 0.876, 0.8761)]
+    panel, entries = only(runs)
+    assert abs(panel.difference(entries["topk"])) > 10 * panel.floor(entries["topk"])
+    assert panel.verdict(entries["topk"]) == "within noise"
+    assert panel.verdict(entries["qsgd"]) == "worse"
+    assert panel.limit(entries["qsgd"]) == panel.floor(entries["qsgd"]) < panel.limit(entries["topk"])
+    _, one = only([*runs, record("dgc", 0.87)])
+    assert panel.verdict(one["dgc"]) == "worse"
+
+
+def test_seeds_that_ended_alike_are_no_floor_of_zero():
+    panel, entries = only([*seeds("none", 0.7, 0.7, 0.7), *seeds("topk", 0.70278, 0.71, 0.7)])
+    assert panel.floor() is None
+    assert panel.verdict(entries["topk"]) == "noise not known"
+
+
+def test_a_method_is_compared_with_its_own_recipe_or_else_with_the_tasks():
+    fast = {"lr": 0.5}
+    runs = [*seeds("none", 0.5, 0.51, recipe=fast), *seeds("topk", 0.52, 0.5, recipe=fast)]
+    runs += [*seeds("none", 0.9, 0.91), *seeds("qsgd", 0.91, 0.9), *seeds("dgc", 0.9, 0.91, recipe={"momentum": 0.0})]
+    panel, entries = only(runs)
+    assert [entry.method for entry in panel.entries][:2] == ["none #2", "none"]
+    assert panel.baseline is entries["none #2"] is panel.compared_with(entries["qsgd"])
+    assert panel.compared_with(entries["topk"]) is entries["none"]
+    assert panel.compared_with(entries["dgc"]) is entries["none #2"]
+    assert {name: panel.verdict(entry) for name, entry in entries.items()} == {
+        "none": "baseline", "none #2": "baseline", "topk": "within noise", "qsgd": "within noise",
+        "dgc": "within noise",
+    }  # fmt: skip
+
+
+def test_without_an_uncompressed_run_of_a_recipe_that_fits_there_is_no_verdict():
+    panel, entries = only([*seeds("none", 0.5, 0.51, recipe={"lr": 0.5}), *seeds("topk", 0.9, 0.91)])
+    assert panel.verdict(entries["topk"]) == "nothing to compare with"
+    assert panel.relative_speed(entries["topk"]) is panel.difference(entries["topk"]) is None
+
+
+def test_runs_on_other_data_of_the_same_name_are_in_another_panel():
+    one, other = record(), record("topk")
+    moved = dataclasses.replace(other, settings=dataclasses.replace(other.settings, data_digest="0123456789abcdef"))
+    titles = [panel.title for panel in panels([one, moved])]
+    assert titles == [
+        "classification: a_model on some data, 2 workers, 1 epoch",
+        "classification: a_model on some data 01234567, 2 workers, 1 epoch",
+    ]
+
+
+def test_the_growth_of_memory_is_known_where_every_run_says_what_it_began_with():
+    _, entries = only([*seeds("none", 0.9, 0.8), record("topk"), record("topk", seed=1, start_rss_bytes=None)])
+    assert entries["none"].growth == 4 * 10**7
+    assert entries["topk"].growth is None
+
+
 def test_one_seed_says_nothing_about_noise():
     panel, entries = only([record(quality=0.9), *seeds("topk", 0.1, 0.1)])
     assert panel.floor() is None
     assert panel.verdict(entries["topk"]) == "noise not known"
 
 
-def test_what_diverged_is_worse_and_not_lost():
-    panel, entries = only([*seeds("none", 0.9, 0.91), record("topk", math.nan), record("qsgd", None)])
-    assert panel.verdict(entries["topk"]) == panel.verdict(entries["qsgd"]) == "worse"
-    assert panel.shown(entries["topk"].quality.mean) == "nan"
+@pytest.mark.parametrize("quality", [math.nan, math.inf, -math.inf, None])
+@pytest.mark.parametrize("higher", [True, False])
+def test_what_diverged_is_said_to_have_and_is_never_better(quality, higher):
+    runs = [*seeds("none", 0.9, 0.91, higher_is_better=higher), record("topk", quality, higher_is_better=higher)]
+    panel, entries = only([*runs, *seeds("qsgd", 0.9, quality, 0.9, higher_is_better=higher)])
+    assert panel.verdict(entries["topk"]) == panel.verdict(entries["qsgd"]) == "diverged"
+    assert panel.shown(entries["qsgd"].quality.mean) == "diverged"
+    assert panel.difference(entries["topk"]) is None
+
+
+def test_one_diverged_run_does_not_change_the_unit_of_the_others():
+    panel, _ = only([*seeds("none", 0.9, 0.91), record("topk", math.nan)])
+    assert panel.unit == "top-1, %"
+
+
+def test_an_uncompressed_run_that_diverged_judges_nothing():
+    panel, entries = only([*seeds("none", 0.9, math.nan, 0.91), *seeds("topk", 0.5, 0.6)])
+    assert panel.verdict(entries["none"]) == "diverged"
+    assert panel.verdict(entries["topk"]) == "noise not known"
+    assert panel.difference(entries["topk"]) is None
 
 
 def test_throughput_is_relative_to_plain_ddp_where_that_ran_and_else_to_none():
@@ -107,4 +179,7 @@ def test_a_figure_that_a_seed_lacks_has_no_mean():
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6), st.integers(1, 9))
 def test_the_floor_never_falls_with_fewer_runs_of_the_other(qualities, count):
     floors = [noise_floor(spread(qualities), count), noise_floor(spread(qualities), count + 1)]
-    assert floors[0] >= floors[1] >= 0
+    if spread(qualities).deviation:
+        assert floors[0] >= floors[1] >= 0
+    else:
+        assert floors == [None, None]

@@ -1,25 +1,31 @@
 """Replayed exchanges in groups that may be compared: the same model, workers and pretended computation.
 
-Law: a method is compared with plain DDP on the same link. Where it stops paying is read between two links that were
-measured, one on which it is faster and one on which it is not; beyond the measured links nothing is said.
+Law: a method is compared with plain DDP on the same link, or with our own uncompressed exchange where that was not
+replayed, and then it is said. Rows of different threads, instructions or machines are not compared. Where a method
+stops paying is read between two links that were measured, one on which it is faster and one on which it is not; beyond
+the measured links nothing is said.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from gradwire.bench.netlab import Link
+from gradwire.bench.report._conditions import conditions
 from gradwire.bench.report._families import PLAIN, family_of, named
 from gradwire.bench.report._look import rate_text
 from gradwire.bench.report._results import Results
 
-__all__ = ["Crossing", "Exchanges", "crossing", "exchanges", "link_text"]
+__all__ = ["Crossing", "Exchanges", "crossing", "exchanges", "link_text", "repeated"]
 
 Row = dict[str, Any]
+
+_WORDS = {"ddp": "plain DDP", "none": "none, our own exchange without compression"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,19 @@ class Exchanges:
 
     def baseline(self, link: str) -> Row | None:
         """Plain DDP on a link, or else our own uncompressed exchange."""
-        return next((self.rows[plain, link] for plain in PLAIN if (plain, link) in self.rows), None)
+        return self.rows.get((self._plain(link) or "", link))
+
+    def compared_with(self, link: str) -> str:
+        """What speed-ups on a link that has a baseline refer to, in words."""
+        return _WORDS[self._plain(link) or PLAIN[0]]
+
+    def instead(self) -> list[str]:
+        """A sentence where it is not plain DDP on every link that has a baseline."""
+        other = [link for link in self.links if self._plain(link) not in (None, PLAIN[0])]
+        if not other:
+            return []
+        shown = ", ".join(link_text(link) for link in other)
+        return [f"Plain DDP was not replayed ({shown}): compared with {_WORDS[PLAIN[1]]}."]
 
     def speedup(self, method: str, link: str) -> float | None:
         """Over the baseline; None where one of the two is missing."""
@@ -62,6 +80,9 @@ class Exchanges:
         if not mine or not plain:
             return False
         return bool(mine["seconds_low"] > plain["seconds_high"] or mine["seconds_high"] < plain["seconds_low"])
+
+    def _plain(self, link: str) -> str | None:
+        return next((plain for plain in PLAIN if (plain, link) in self.rows), None)
 
     def _seconds(self, method: str) -> tuple[int, float]:
         """By which methods are ordered: the slowest link on which it ran, and the time there."""
@@ -89,10 +110,15 @@ class Crossing:
 def exchanges(results: Results) -> list[Exchanges]:
     """The replayed rows that did not fail, in groups, in the order of their first rows."""
     groups: dict[str, dict[tuple[str, str], Row]] = {}
-    for row in results.replays:
-        if "seconds" in row:
-            groups.setdefault(_title(row), {})[_method(row), row["link"]] = row
+    for (title, method, link), row in _keyed(results.replays):
+        groups.setdefault(title, {})[method, link] = row
     return [Exchanges(title, _slowest_first(link for _, link in rows), rows) for title, rows in groups.items()]
+
+
+def repeated(rows: Iterable[Row]) -> int:
+    """How many rows are not shown, because a later one is of the same settings and conditions."""
+    keys = [key for key, _ in _keyed(rows)]
+    return len(keys) - len(set(keys))
 
 
 def crossing(found: Exchanges, method: str) -> Crossing | None:
@@ -136,6 +162,19 @@ def _differences(found: Exchanges, method: str) -> Iterable[tuple[float, float]]
 def _rank(method: str) -> int:
     """Uncompressed exchanges first."""
     return PLAIN.index(method) if method in PLAIN else len(PLAIN)
+
+
+def _keyed(rows: Iterable[Row]) -> Iterator[tuple[tuple[str, str, str], Row]]:
+    """Rows that did not fail, each with group, method and link; one label with other settings is numbered."""
+    shown = [row for row in rows if "seconds" in row]
+    told = conditions(shown)
+    numbers: dict[tuple[str, str], dict[str, int]] = {}
+    for row in shown:
+        title, name = ", ".join([_title(row), *told(row)]), _method(row)
+        known = numbers.setdefault((title, name), {})
+        configured = json.dumps([row["params"], row.get("options")], sort_keys=True)
+        number = known.setdefault(configured, len(known) + 1)
+        yield (title, name if number == 1 else f"{name} #{number}", row["link"]), row
 
 
 def _title(row: Row) -> str:

@@ -41,11 +41,13 @@ class Plot:
         choice: its name in the section's menu.
         figure: data and layout, as Plotly has them.
         height: pixels.
+        notes: lines below.
     """
 
     choice: str
     figure: Spec
     height: int = 560
+    notes: Sequence[str] = ()
 
 
 def by_family(families: Iterable[str]) -> list[str]:

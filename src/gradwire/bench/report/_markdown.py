@@ -1,6 +1,6 @@
 """The tables for the docs, so that no figure in them is typed.
 
-Law: a difference of quality stands in a table only where it is larger than the noise floor.
+Law: a difference of quality stands in a table only where it is larger than the noise floor and Welch's limit.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ __all__ = ["markdown"]
 
 _READING = (
     "Mean ± standard deviation over the seeds, at the end of training. In brackets the difference from no compression, "
-    "where it is larger than the noise floor; `≈` where it is not, so that nothing can be said. The floor is how far "
-    f"two means of uncompressed runs may be apart, by Student's t at {CONFIDENCE:.0%}."
+    "where it is larger than the noise floor and than Welch's limit; `≈` where it is not, so that nothing can be said. "
+    f"The floor is how far two means of uncompressed runs may be apart, by Student's t at {CONFIDENCE:.0%}; Welch's "
+    "limit counts the spread of the method's own seeds, too, where it has two or more."
 )
 
 _EXCHANGES = (
-    "Step times are medians; x is the speed-up over plain DDP on the same link. Break-even is the bandwidth at which "
-    "both cost the same. Megabytes are those of a worker's interface on the first link, headers and all."
+    "Step times are medians; x is the speed-up over plain DDP on the same link, unless a note below the "
+    "table says otherwise. Break-even is the bandwidth at which both cost the same. Megabytes are those of a worker's "
+    "interface on the first link, headers and all."
 )
 
 
@@ -53,7 +55,7 @@ def _links(results: Results) -> str:
     for table in tables(results):
         heads = [f"| {' | '.join(table.heads)} |", f"|---|{'---:|' * (len(table.heads) - 2)}---|"]
         rows = [f"| `{_escaped(row[0].text)}` | {' | '.join(cell.text for cell in row[1:])} |" for row in table.rows]
-        lines += [f"### {table.choice}", "\n".join([*heads, *rows])]
+        lines += [f"### {table.choice}", "\n".join([*heads, *rows]), *table.notes]
     failed = [row for row in results.replays if "error" in row]
     lines += ["\n".join(["Failed:", "", *(f"- {_lost(row)}" for row in failed)])] if failed else []
     return "\n\n".join(lines) + "\n"
@@ -89,10 +91,15 @@ def _floors(group: Iterable[Panel]) -> str:
 
 
 def _floor(panel: Panel) -> str:
-    floor = panel.floor()
-    if panel.baseline is None or floor is None:
+    if not panel.baselines:
         return "not known"
-    return f"{panel.shown(floor)}, of {panel.baseline.quality.count} seeds"
+    each = [(base, panel.floor(base)) for base in panel.baselines]
+    found = [
+        "not known" if floor is None else f"{panel.shown(floor)}, of {base.quality.count} seeds" for base, floor in each
+    ]
+    if len(found) == 1:
+        return found[0]
+    return " and ".join(f"{text} of {base.method}" for (base, _), text in zip(each, found, strict=True))
 
 
 def _table(group: Sequence[Panel]) -> Iterable[str]:
@@ -100,7 +107,7 @@ def _table(group: Sequence[Panel]) -> Iterable[str]:
     yield f"| method | {' | '.join(heads)} |"
     yield f"|---|{'---:|---:|---:|' * len(group)}"
     cells = [{entry.method: _cells(panel, entry) for entry in panel.entries} for panel in group]
-    plain = [panel.baseline.method for panel in group if panel.baseline is not None]
+    plain = [base.method for panel in group for base in panel.baselines]
     names = dict.fromkeys(plain + sorted({name for column in cells for name in column}))
     for name in names:
         yield f"| `{_escaped(name)}` | {' | '.join(column.get(name, ' | | ') for column in cells)} |"
@@ -108,7 +115,7 @@ def _table(group: Sequence[Panel]) -> Iterable[str]:
 
 def _cells(panel: Panel, entry: Entry) -> str:
     quality, sent = entry.quality, entry.mean("bytes_per_step")
-    spread = f" ± {panel.shown(quality.deviation)}" if quality.count > 1 else ""
+    spread = f" ± {panel.shown(quality.deviation)}" if quality.count > 1 and not entry.diverged else ""
     volume = "" if sent is None else f"{sent:,.0f}"
     return f"{panel.shown(quality.mean)}{spread}{_judged(panel, entry)} | {quality.count} | {volume}"
 

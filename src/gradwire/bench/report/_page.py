@@ -7,6 +7,7 @@ Law: whatever comes from a file of results is text. It is escaped where it stand
 from __future__ import annotations
 
 import importlib
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def render(results: Results, sections: Any, title: str) -> str:
     markup = needed("markupsafe").Markup
     environment = needed("jinja2").Environment(autoescape=True, trim_blocks=False)
     environment.filters["figure_json"] = lambda figure: markup(_json(figure))
+    environment.filters["breakable"] = lambda text: markup(_breakable(str(needed("markupsafe").escape(text))))
     return str(
         environment.from_string(_file("page.html")).render(
             title=title, facts=facts(results), warnings=warnings(results), sections=sections,
@@ -69,6 +71,11 @@ def _json(figure: Any) -> str:
     """For a script of type application/json; what is not finite becomes null."""
     text: str = needed("plotly.io.json").to_json_plotly(figure)
     return text.replace("<", r"\u003c")
+
+
+def _breakable(escaped: str) -> str:
+    """A name that may go on in a new line after an underscore or a sign between parameters, and nowhere in a word."""
+    return re.sub(r"(?<=[_:,=])(?=\w)", "<wbr>", escaped)
 
 
 def _templates() -> dict[str, Any]:

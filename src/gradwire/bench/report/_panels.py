@@ -1,28 +1,31 @@
 """Training runs in groups that may be compared: the same task, model, data, workers, link, epochs and device.
 
-Law: a figure is a mean over seeds, and a difference between two of them is one only above the noise floor: how far two
-means of uncompressed runs, of as many seeds, may be apart.
+Law: a figure is a mean over seeds, and a difference between two of them is one only above the noise floor, which is how
+far two means of uncompressed runs, of as many seeds, may be apart, and above Welch's limit, which knows the spread of
+the method too. A method is compared with uncompressed runs of its own recipe, or else of the task's own.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from gradwire.bench.records import Record, Settings
-from gradwire.bench.report._families import PLAIN, family_of, named
-from gradwire.bench.statistics import Spread, noise_floor, spread
+from gradwire.bench.report._families import BASELINE, PLAIN, family_of, named
+from gradwire.bench.statistics import Spread, noise_floor, spread, welch_limit
 
-__all__ = ["NOISE", "Entry", "Panel", "panels"]
+__all__ = ["DIVERGED", "NOISE", "Entry", "Panel", "no_floor", "panels"]
 
 NOISE = "within noise"
+DIVERGED = "diverged"
 
-_COMPARED = ("task", "model", "data", "workers", "link", "epochs", "backend", "device")
+_COMPARED = ("task", "model", "data", "data_digest", "workers", "link", "epochs", "backend", "device")
 _CONFIGURED = ("compressor", "options", "loss_scale", "recipe")
+_DIGITS = 8
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,18 @@ class Entry:
 
     @cached_property
     def quality(self) -> Spread:
-        """At the end of training, over the seeds."""
+        """At the end of training, over the seeds; its mean is not finite where a run diverged."""
         return spread([math.nan if run.quality is None else run.quality for run in self.runs])
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """What differs from the task's own."""
+        return self.runs[0].settings.recipe
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a run ended with no quality that is a number."""
+        return not math.isfinite(self.quality.mean)
 
     @property
     def timed(self) -> bool:
@@ -64,6 +77,12 @@ class Entry:
         values = [value for run in self.runs if (value := figure(run)) is not None]
         return spread(values) if len(values) == len(self.runs) else None
 
+    @property
+    def growth(self) -> float | None:
+        """Bytes that the memory of a worker grew by in a run, at most; None where it is not known where it began."""
+        found = self.over(_growth)
+        return None if found is None else found.mean
+
     def mean(self, name: str) -> float | None:
         """The mean of a field of the runs; None where one of them does not have it."""
         found = self.over(lambda run: getattr(run, name))
@@ -78,21 +97,32 @@ class Panel:
         settings: of one of its runs: all have the same task, model, data, workers, link, epochs, backend and device.
         measure: what quality is, in words.
         higher_is_better: of it.
-        entries: the methods, the uncompressed one first, the others by name.
-        baseline: the uncompressed one; None: it was not run.
+        entries: the methods, the ones to compare with first, the others by name.
+        baselines: uncompressed ones, one for each recipe that has any, the task's own recipe first.
     """
 
     settings: Settings
     measure: str
     higher_is_better: bool
     entries: tuple[Entry, ...]
-    baseline: Entry | None
+    baselines: tuple[Entry, ...]
+
+    @property
+    def baseline(self) -> Entry | None:
+        """The uncompressed one of the task's own recipe, or else of another; None: there is none."""
+        return self.baselines[0] if self.baselines else None
+
+    def compared_with(self, entry: Entry) -> Entry | None:
+        """The uncompressed one of a method's recipe, or else of the task's own; None: there is neither."""
+        found = {_same(each.recipe): each for each in self.baselines}
+        return found.get(_same(entry.recipe), found.get(_same({})))
 
     @cached_property
     def scale(self) -> float:
         """100 where quality is a share, which is then shown in percent; else 1."""
-        qualities = [run.quality for entry in self.entries for run in entry.runs if run.quality is not None]
-        return 100.0 if self.higher_is_better and all(0 <= quality <= 1 for quality in qualities) else 1.0
+        known = [run.quality for entry in self.entries for run in entry.runs if run.quality is not None]
+        shares = all(0 <= quality <= 1 for quality in known if math.isfinite(quality))
+        return 100.0 if self.higher_is_better and shares else 1.0
 
     @property
     def unit(self) -> str:
@@ -100,7 +130,9 @@ class Panel:
         return f"{self.measure}, %" if self.scale != 1 else self.measure
 
     def shown(self, quality: float, *, signed: bool = False) -> str:
-        """A quality, or a difference of two, for people; in ``unit``."""
+        """A quality, or a difference of two, for people; in ``unit``, and in words where it is not finite."""
+        if not math.isfinite(quality):
+            return DIVERGED
         value = self.scale * quality
         digits = ".2f" if self.scale != 1 or abs(value) < 1000 else ".4g"
         return f"{value:{'+' if signed else ''}{digits}}"
@@ -112,37 +144,69 @@ class Panel:
         where = "" if (of.backend, of.device) == ("gloo", "cpu") else f", {of.backend} on {of.device}"
         link = "" if of.link == "none" else f", {of.link}"
         epochs = f"{of.epochs} epoch{'s' * (of.epochs != 1)}"
-        return f"{of.task}: {of.model} on {of.data}, {of.workers} workers{link}, {epochs}{where}"
+        data = of.data if of.data_digest is None else f"{of.data} {of.data_digest[:_DIGITS]}"
+        return f"{of.task}: {of.model} on {data}, {of.workers} workers{link}, {epochs}{where}"
 
     def relative_speed(self, entry: Entry) -> float | None:
         """Examples a second over those without compression."""
-        mine, plain = entry.speed, self.baseline and self.baseline.speed
+        base = self.compared_with(entry)
+        mine, plain = entry.speed, base and base.speed
         return mine.mean / plain.mean if mine and plain and plain.mean else None
 
     def difference(self, entry: Entry) -> float | None:
-        """Of the mean quality from that without compression; None: there is none to compare with."""
-        return None if self.baseline is None else entry.quality.mean - self.baseline.quality.mean
+        """Of the mean quality from that without compression; None: there is none to compare with, or one diverged."""
+        base = self.compared_with(entry)
+        if base is None or base.diverged or entry.diverged:
+            return None
+        return entry.quality.mean - base.quality.mean
 
     def floor(self, entry: Entry | None = None) -> float | None:
-        """The smallest difference that is one; None where it is not known.
+        """The noise floor; None where it is not known.
 
         Args:
             entry: whose difference; None: of a method with as many seeds as the uncompressed one.
         """
-        if self.baseline is None:
+        base = self.baseline if entry is None else self.compared_with(entry)
+        return None if base is None else noise_floor(base.quality, len((entry or base).runs))
+
+    def limit(self, entry: Entry) -> float | None:
+        """What a difference must be larger than: the floor, and Welch's limit where the method has a spread.
+
+        None where the floor is not known.
+        """
+        base, floor = self.compared_with(entry), self.floor(entry)
+        if base is None or floor is None:
             return None
-        return noise_floor(self.baseline.quality, len((entry or self.baseline).runs))
+        return max(floor, welch_limit(base.quality, entry.quality) or 0.0)
 
     def verdict(self, entry: Entry) -> str:
-        """One of "baseline", "within noise", "better" or "worse"; "noise not known" where there are too few seeds."""
-        difference, floor = self.difference(entry), self.floor(entry)
-        if entry is self.baseline:
+        """One of "baseline", "within noise", "better", "worse" or "diverged"; "noise not known" where the uncompressed
+        runs do not tell it, "nothing to compare with" where there are none of a recipe that fits.
+        """
+        base, difference, limit = self.compared_with(entry), self.difference(entry), self.limit(entry)
+        if entry.diverged:
+            return DIVERGED
+        if entry is base:
             return "baseline"
-        if difference is None or floor is None:
+        if base is None:
+            return "nothing to compare with"
+        if difference is None or limit is None:
             return "noise not known"
-        if not math.isnan(difference) and abs(difference) <= floor:
+        if abs(difference) <= limit:
             return NOISE
-        return "better" if (difference > 0) == self.higher_is_better and not math.isnan(difference) else "worse"
+        return "better" if (difference > 0) == self.higher_is_better else "worse"
+
+
+def no_floor(base: Entry) -> str:
+    """Why uncompressed runs give no noise floor, in words; empty where they give one."""
+    count = base.quality.count
+    if base.diverged:
+        return "an uncompressed run diverged"
+    if count < 2:
+        return f"{count} uncompressed run has no spread. Run more seeds"
+    if not base.quality.deviation:
+        return f"{count} uncompressed runs that ended exactly alike show no spread. More seeds or test data are needed"
+    return ""
 
 
 def panels(runs: Iterable[Record]) -> list[Panel]:
@@ -150,23 +214,34 @@ def panels(runs: Iterable[Record]) -> list[Panel]:
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for run in runs:
         if run.status == "ok":
-            groups.setdefault(tuple(getattr(run.settings, name) for name in _COMPARED), []).append(run)
+            known = (getattr(run.settings, name) for name in _COMPARED)
+            groups.setdefault(tuple("" if each is None else each for each in known), []).append(run)
     return [_panel(groups[key]) for key in sorted(groups)]
 
 
 def _panel(runs: Sequence[Record]) -> Panel:
     found = _entries(runs)
-    plain = next((entry for label in PLAIN for entry in found if entry.method == label), None)
+    plain = _baselines(found)
     first = runs[0]
-    ordered = sorted(found, key=lambda entry: (entry is not plain, entry.method))
+    ordered = sorted(found, key=lambda entry: (plain.index(entry) if entry in plain else len(plain), entry.method))
     return Panel(first.settings, first.measure, first.higher_is_better, tuple(ordered), plain)
+
+
+def _baselines(found: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Of each recipe the first uncompressed one, plain DDP before ours."""
+    plain = [entry for entry in found if entry.family == BASELINE]
+    plain.sort(key=lambda entry: (bool(entry.recipe), PLAIN.index(entry.runs[0].settings.method)))
+    first: dict[str, Entry] = {}
+    for entry in plain:
+        first.setdefault(_same(entry.recipe), entry)
+    return tuple(first.values())
 
 
 def _entries(runs: Sequence[Record]) -> list[Entry]:
     """Runs with one label and different settings are different methods: a mean over them would be of nothing."""
     found: dict[str, dict[str, list[Record]]] = {}
     for run in runs:
-        configured = json.dumps([getattr(run.settings, name) for name in _CONFIGURED], sort_keys=True, default=repr)
+        configured = _same([getattr(run.settings, name) for name in _CONFIGURED])
         name = named(run.settings.method, ours=run.settings.compressor is not None)
         found.setdefault(name, {}).setdefault(configured, []).append(run)
     return [
@@ -174,6 +249,17 @@ def _entries(runs: Sequence[Record]) -> list[Entry]:
         for method, configurations in found.items()
         for number, same in enumerate(configurations.values(), 1)
     ]
+
+
+def _same(configured: Any) -> str:
+    """Equal for equal settings."""
+    return json.dumps(configured, sort_keys=True, default=repr)
+
+
+def _growth(run: Record) -> float | None:
+    if run.peak_rss_bytes is None or run.start_rss_bytes is None:
+        return None
+    return run.peak_rss_bytes - run.start_rss_bytes
 
 
 def _entry(method: str, runs: Sequence[Record]) -> Entry:

@@ -49,7 +49,7 @@ def facts(panel: Panel, entry: Entry) -> list[str]:
     quality, difference, relative = entry.quality, panel.difference(entry), panel.relative_speed(entry)
     seeds = f"{quality.count} seed{'s' * (quality.count != 1)}"
     lines = [f"{panel.unit}: {panel.shown(quality.mean)} ± {panel.shown(quality.deviation)}, {seeds}"]
-    if difference is not None and entry is not panel.baseline:
+    if difference is not None and entry is not panel.compared_with(entry):
         lines.append(f"difference: {panel.shown(difference, signed=True)}, {panel.verdict(entry)}")
     if relative is not None:
         lines.append(f"throughput: {relative:.2f} of no compression")

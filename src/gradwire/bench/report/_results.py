@@ -7,13 +7,14 @@ error that names the file and the line; of a file that was cut off while it was 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gradwire.bench.records import Record
+from gradwire.bench.records import Record, counted, kind_of
+from gradwire.bench.report._lines import checked_codec, checked_replay, checked_run
 from gradwire.bench.report._panels import Panel, panels
 from gradwire.errors import ConfigError
 
@@ -21,8 +22,7 @@ __all__ = ["Results", "read"]
 
 Row = dict[str, Any]
 
-_REPLAY = {"model", "method", "link", "workers", "parameters"}
-_CODEC = {"method", "params", "op", "size"}
+_CHECKED: dict[str, Callable[[Any], Any]] = {"train": checked_run, "replay": checked_replay, "codec": checked_codec}
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,18 @@ def read(paths: Sequence[Path]) -> Results:
     Raises:
         ConfigError: a file that cannot be read or holds nothing, or a line that is no result.
     """
-    runs: list[Record] = []
-    rows: dict[str, list[Row]] = {"replay": [], "codec": []}
+    rows: dict[str, list[Any]] = {kind: [] for kind in _CHECKED}
     for path in paths:
         count = 0
         for where, line in _rows(path):
             count += 1
             kind = _kind(line, where)
-            if kind == "train":
-                runs.append(_at(where, Record.from_dict, line))
-            else:
-                rows[kind].append(line)
+            rows[kind].append(_at(where, _CHECKED[kind], line))
         if not count:
             raise ConfigError(f"{path}, line 1: a file of results must hold some, and this one is empty")
-    kept = _last(runs)
-    return Results(kept, rows["replay"], rows["codec"], [path.name for path in paths], len(runs) - len(kept))
+    kept = list(counted(rows["train"]).values())
+    replaced = len(rows["train"]) - len(kept)
+    return Results(kept, rows["replay"], rows["codec"], [path.name for path in paths], replaced)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -109,23 +106,10 @@ def _at(where: str, parse: Callable[[Any], Any], given: Any) -> Any:
 
 
 def _kind(line: Any, where: str) -> str:
-    if isinstance(line, Mapping):
-        if line.get("kind") == "train":
-            return "train"
-        if line.keys() >= _REPLAY and line.keys() & {"seconds", "error"}:
-            return "replay"
-        if line.keys() >= _CODEC and line.keys() & {"seconds", "skipped"}:
-            return "codec"
+    kind = kind_of(line) if isinstance(line, Mapping) else None
+    if kind is not None:
+        return kind
     raise ConfigError(
         f"{where}: a line must be a run of 'gradwire train', a row of 'gradwire replay' or a row of "
         f"'gradwire bench codec', got {json.dumps(line)[:80]}"
     )
-
-
-def _last(runs: Iterable[Record]) -> list[Record]:
-    kept: dict[str, Record] = {}
-    for run in runs:
-        before = kept.get(run.settings.id)
-        if before is None or run.status == "ok" or before.status != "ok":
-            kept[run.settings.id] = run
-    return list(kept.values())

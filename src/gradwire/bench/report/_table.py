@@ -64,8 +64,8 @@ def words(text: str, tone: Tone = "") -> Cell:
 
 
 def number(value: float | None, form: str, tone: Tone = "") -> Cell:
-    """A figure in a format, or a dash where it is not known."""
-    return UNKNOWN if value is None else Cell(form.format(value), value, tone)
+    """A figure in a format, or a dash where it is not known or not finite."""
+    return UNKNOWN if value is None or not math.isfinite(value) else Cell(form.format(value), value, tone)
 
 
 def bytes_cell(value: float | None) -> Cell:

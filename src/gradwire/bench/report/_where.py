@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gradwire.bench.report import _codecs, _links
+from gradwire.bench.report._panels import Panel, no_floor
 from gradwire.bench.report._results import Results
 
 __all__ = ["facts", "warnings"]
@@ -43,22 +45,71 @@ def _mixed(results: Results) -> Iterator[str]:
 
 
 def _unmeasured(results: Results) -> Iterator[str]:
-    lone = [panel.title for panel in results.panels if panel.baseline is None]
+    lone = [panel.title for panel in results.panels if not panel.baselines]
     if lone:
         yield f"Without an uncompressed run there is nothing to compare with: {'; '.join(lone)}."
-    single = [panel.title for panel in results.panels if panel.baseline and panel.floor() is None]
-    if single:
-        yield f"A noise floor needs two seeds without compression: {'; '.join(single)}."
-    pair = [panel.title for panel in results.panels if panel.baseline and panel.baseline.quality.count == 2]
-    if pair:
-        yield f"Of two seeds a noise floor is 12.7 standard deviations wide, of three 3.5: {'; '.join(pair)}."
+    yield from _recipes(results.panels)
+    yield from _floors(results.panels)
+    mixed = [panel.title for panel in results.panels if len(_digests(panel)) > 1]
+    if mixed:
+        yield f"Runs were made on data with different digests: what they measured does not compare: {'; '.join(mixed)}."
     if any("seconds" in row and "samples" not in row for row in results.codecs):
         yield "Codec rows without samples have no violin: measure with 'gradwire bench codec --samples'."
     untimed = sum(run.environment.get("jobs", 1) > 1 for run in results.runs)
     if untimed:
         yield f"{untimed} runs were made beside others: they have no times here."
+    codecs = _codecs.repeated(results.codecs)
+    if codecs:
+        yield f"{codecs} codec rows were measured again later, under equal conditions: the last counts."
+    exchanges = _links.repeated(results.replays)
+    if exchanges:
+        yield f"{exchanges} exchanges were replayed again later, with equal settings: the last counts."
     if results.replaced:
         yield f"{results.replaced} runs were repeated later with equal settings: the last that did not fail counts."
+
+
+def _recipes(found: Iterable[Panel]) -> Iterator[str]:
+    """Several recipes in one panel, and methods for which it has no uncompressed run."""
+    for panel in found:
+        if len(panel.baselines) > 1:
+            yield (
+                "Uncompressed runs have several recipes; a method is compared with those of its own recipe, or else "
+                f"of the task's own: {panel.title}."
+            )
+        alone = [entry.method for entry in panel.entries if panel.compared_with(entry) is None]
+        if panel.baselines and alone:
+            yield (
+                "No uncompressed run has the recipe of these methods or the task's own, so that they have nothing to "
+                f"compare with: {', '.join(alone)} ({panel.title})."
+            )
+
+
+def _floors(found: Iterable[Panel]) -> Iterator[str]:
+    """Groups of uncompressed runs that give no noise floor, or a wide one."""
+    groups = [
+        (panel.title if len(panel.baselines) == 1 else f"{panel.title}, {base.method}", base)
+        for panel in found for base in panel.baselines
+    ]  # fmt: skip
+    diverged = [name for name, base in groups if base.diverged]
+    if diverged:
+        yield f"An uncompressed run diverged, so that nothing compares with it: {'; '.join(diverged)}."
+    single = [name for name, base in groups if base.quality.count == 1 and not base.diverged]
+    if single:
+        yield f"A noise floor needs two seeds without compression: {'; '.join(single)}."
+    alike = [name for name, base in groups if base.quality.count > 1 and not base.quality.deviation]
+    if alike:
+        yield (
+            "All seeds without compression ended at exactly the same quality, as happens with few test data, so that "
+            f"the noise floor is not known: {'; '.join(alike)}."
+        )
+    pair = [name for name, base in groups if base.quality.count == 2 and no_floor(base) == ""]
+    if pair:
+        yield f"Of two seeds a noise floor is 12.7 standard deviations wide, of three 3.5: {'; '.join(pair)}."
+
+
+def _digests(panel: Panel) -> set[str]:
+    """Of the data of its runs, where they are known."""
+    return {run.data_digest for entry in panel.entries for run in entry.runs if run.data_digest is not None}
 
 
 def _environments(results: Results) -> Iterator[Mapping[str, Any]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gradwire.bench.codec import label
 from gradwire.bench.report._bars import Mark, rows_figure, rows_height
+from gradwire.bench.report._codecs import by_method
 from gradwire.bench.report._families import BASELINE, family_of
 from gradwire.bench.report._links import Crossing, Exchanges, crossing, exchanges
 from gradwire.bench.report._look import Plot, elements, log_axis, rate_text
@@ -18,7 +18,8 @@ PLACE = 130
 TITLE = "Break-even bandwidth"
 NOTE = (
     "Of a model, from replayed exchanges: between two measured links B₁ < B₂ the time of a step is taken for a + b / "
-    "B, so with D the method's time above plain DDP, D(B₁) < 0 ≤ D(B₂), it breaks even where "
+    "B, so with D the method's time above that of plain DDP, or of what is named below where that was not replayed, "
+    "and D(B₁) < 0 ≤ D(B₂), it breaks even where "
     "1/B = 1/B₁ + (1/B₂ - 1/B₁) · D(B₁) / (D(B₁) - D(B₂)); the loopback counts as 1/B = 0. A triangle is a bound: "
     "the method was faster still on the fastest link, or slower on every one. Of a tensor, from the codec alone: two "
     "workers send n elements of w bits in place of 32 and nothing overlaps, B = n · (32 - w) / (seconds to encode + to "
@@ -27,13 +28,12 @@ NOTE = (
 
 _SHAPES = {"break-even": "circle", "pays at least up to here": "triangle-right", "pays at most below": "triangle-left"}
 _EXACT, _ABOVE, _BELOW = _SHAPES
-_PHASES = ("encode", "decode")
 
 
 def blocks(results: Results) -> Iterator[Plot]:
     """One for each replayed model and number of workers, and one for each size of a codec's tensors."""
     for found in exchanges(results):
-        yield from _plot(found.title, link_marks(found))
+        yield from _plot(found.title, link_marks(found), found.instead())
     for size in sorted({row["size"] for row in results.codecs}, reverse=True):
         yield from _plot(f"the codec alone, {elements(size)}", codec_marks(results.codecs, size))
 
@@ -45,20 +45,16 @@ def link_marks(found: Exchanges) -> list[Mark]:
     return sorted(marks, key=lambda mark: (list(_SHAPES).index(mark.series) == 2, -mark.x, mark.name))
 
 
-def codec_marks(rows: Iterable[dict[str, Any]], size: int) -> list[Mark]:
+def codec_marks(rows: Sequence[dict[str, Any]], size: int) -> list[Mark]:
     """A mark for each method that sends fewer than 32 bits an element, by the medians of its two operations."""
-    times: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        if row["size"] == size and row["op"] in _PHASES and "seconds" in row:
-            times.setdefault(label(row), {})[row["op"]] = row
-    marks = [_codec_mark(name, phases) for name, phases in times.items() if len(phases) == len(_PHASES)]
+    marks = [_codec_mark(name, phases) for name, phases in by_method(rows, size, "seconds").items()]
     return sorted((mark for mark in marks if mark is not None), key=lambda mark: -mark.x)
 
 
-def _plot(choice: str, marks: Sequence[Mark]) -> Iterator[Plot]:
+def _plot(choice: str, marks: Sequence[Mark], notes: Sequence[str] = ()) -> Iterator[Plot]:
     if marks:
         x = log_axis("bandwidth of a worker's link, bit/s", [mark.x for mark in marks], _short)
-        yield Plot(choice, rows_figure(marks, x, symbols=_SHAPES), rows_height(marks))
+        yield Plot(choice, rows_figure(marks, x, symbols=_SHAPES), rows_height(marks), notes)
 
 
 def _mark(name: str, family: str, at: Crossing) -> Mark:
@@ -76,7 +72,7 @@ def _codec_mark(name: str, phases: dict[str, dict[str, Any]]) -> Mark | None:
     if saved <= 0:
         return None
     rate = phases["encode"]["size"] * saved / sum(row["seconds"] for row in phases.values())
-    family = family_of(name, phases["encode"]["method"])
+    family = family_of(phases["encode"]["method"], phases["encode"]["method"])
     return Mark(name, family, _EXACT, rate, [rate_text(rate)])
 
 

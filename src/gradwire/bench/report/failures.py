@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 from gradwire.bench.records import Record
@@ -12,7 +13,10 @@ __all__ = ["NOTE", "PLACE", "TITLE", "blocks"]
 
 PLACE = 150
 TITLE = "What went wrong"
-NOTE = "Failed runs are in no other figure; those whose workers ended with different parameters are."
+NOTE = (
+    "Failed runs are in no other figure; those whose workers ended with different parameters are, and in tables those "
+    "that diverged."
+)
 
 _HEADS = ("method", "where", "seed", "what")
 
@@ -36,7 +40,9 @@ def _runs(results: Results) -> Iterator[list[Cell]]:
 def _trouble(run: Record) -> str:
     """In words; empty: nothing is wrong."""
     found = [] if run.status == "ok" else [f"failed after {run.steps} steps: {run.error or 'no reason given'}"]
-    if not run.identical and not found:
+    if run.status == "ok" and (run.quality is None or not math.isfinite(run.quality)):
+        found.append("diverged: it ended with no quality that is a number")
+    if not run.identical and run.status == "ok":
         found.append("the workers ended with different parameters")
     if run.nonfinite_steps:
         found.append(f"{run.nonfinite_steps} steps were left out: a gradient was not finite")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from gradwire.bench.codec import label
+from gradwire.bench.report._codecs import PHASES, by_method
 from gradwire.bench.report._families import family_of
 from gradwire.bench.report._look import COLOURS, Plot, Spec, axis, elements, layout, legend_entries, log_axis
 from gradwire.bench.report._results import Results
@@ -20,38 +20,37 @@ NOTE = (
     "holds the middle half of the calls. After Figure 8 of GRACE's survey."
 )
 
-_PHASES = ("encode", "decode")
-
 
 def blocks(results: Results) -> Iterable[Plot]:
     """One for each size, the largest first."""
     for size in sorted({row["size"] for row in results.codecs}, reverse=True):
         found = latencies(results.codecs, size)
         if found:
-            yield Plot(elements(size), _figure(found), 110 + 34 * len(found))
+            methods = {name: phases["encode"]["method"] for name, phases in _sampled(results.codecs, size).items()}
+            families = {name: family_of(methods[name], methods[name]) for name in found}
+            yield Plot(elements(size), _figure(found, families), 110 + 34 * len(found))
 
 
 def latencies(rows: Sequence[dict[str, Any]], size: int) -> dict[str, list[float]]:
     """Milliseconds of compressing and decompressing together, a list for each method, the fastest method first.
 
     Args:
-        rows: of ``gradwire.bench.codec.rows``, with their samples; those that were skipped are left out.
+        rows: of ``gradwire.bench.codec.rows``, with their samples; those that were skipped are left out. Of several
+            threads, instruction sets or machines each is a method of its own.
         size: elements.
     """
-    samples: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        if row["size"] == size and row["op"] in _PHASES and "samples" in row:
-            samples.setdefault(label(row), {})[row["op"]] = row["samples"]
-    whole = {name: phases for name, phases in samples.items() if len(phases) == len(_PHASES)}
     sums = {
-        name: [1e3 * (there + back) for there, back in zip(phases["encode"], phases["decode"], strict=False)]
-        for name, phases in whole.items()
+        name: [1e3 * sum(both) for both in zip(*(phases[op]["samples"] for op in PHASES), strict=False)]
+        for name, phases in _sampled(rows, size).items()
     }
     return dict(sorted(sums.items(), key=lambda item: median(item[1])))
 
 
-def _figure(found: dict[str, list[float]]) -> Spec:
-    families = {name: family_of(name, name.partition(":")[0]) for name in found}
+def _sampled(rows: Sequence[dict[str, Any]], size: int) -> dict[str, dict[str, dict[str, Any]]]:
+    return by_method(rows, size, "samples")
+
+
+def _figure(found: dict[str, list[float]], families: dict[str, str]) -> Spec:
     violins = [_violin(name, values, COLOURS[families[name]]) for name, values in found.items()]
     x = log_axis("milliseconds", [value for values in found.values() for value in values], "{:g}".format)
     legend = {"orientation": "h", "yanchor": "bottom", "y": 1, "x": 0}

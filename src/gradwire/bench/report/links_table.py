@@ -13,8 +13,9 @@ __all__ = ["NOTE", "PLACE", "TITLE", "blocks"]
 PLACE = 100
 TITLE = "Links compared"
 NOTE = (
-    "Step times are medians; x is the speed-up over plain DDP on the same link, coloured where the quartiles of "
-    "the two do not overlap. Break-even is the bandwidth at which both cost the same, see below."
+    "Step times are medians; x is the speed-up over plain DDP on the same link, or over what is named below where that "
+    "was not replayed, coloured where the quartiles of the two do not overlap. Break-even is the bandwidth at which "
+    "both cost the same, see below."
 )
 
 

@@ -17,4 +17,4 @@ NOTE = "Residuals, momenta and factors of a worker, from step to step, as they a
 
 def blocks(results: Results) -> Iterable[Plot]:
     """One for each panel in which a method keeps anything."""
-    return memory_plots(results, "state_bytes", "state", from_zero=True)
+    return memory_plots(results, lambda entry: entry.mean("state_bytes"), "state")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gradwire.bench.records import Record
-from gradwire.bench.report._panels import NOISE, Entry, Panel
+from gradwire.bench.report._memory import growth_note
+from gradwire.bench.report._panels import DIVERGED, NOISE, Entry, Panel, no_floor
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._table import UNKNOWN, Cell, Table, Tone, bytes_cell, number, words
 from gradwire.bench.statistics import CONFIDENCE
@@ -16,16 +17,16 @@ PLACE = 10
 TITLE = "All methods"
 NOTE = (
     "Quality at the end of training, mean ± standard deviation over the seeds, and its change from no compression. "
-    "Speed is throughput over that of no compression; dense is the volume of an uncompressed exchange. A click on a "
-    "head sorts."
+    "Speed is throughput over that of no compression; dense is the volume of an uncompressed exchange; peak growth is "
+    "the most memory that a worker held, less what it held when the run began. A click on a head sorts."
 )
 
 _HEADS = (
     "method", "quality", "±", "seeds", "change", "verdict", "speed", "step, ms", "bytes a step",
-    "of dense", "unpacked", "interface", "state, bytes", "peak RSS, MB", "family",
+    "of dense", "unpacked", "interface", "state, bytes", "peak growth, MB", "family",
 )  # fmt: skip
 _BRIEF = ("method", "quality", "±", "change", "verdict", "speed", "bytes a step")
-_TONES: dict[str, Tone] = {NOISE: "noise", "better": "better", "worse": "worse"}
+_TONES: dict[str, Tone] = {NOISE: "noise", "better": "better", "worse": "worse", DIVERGED: "failed"}
 
 
 def blocks(results: Results) -> Iterable[Table]:
@@ -34,23 +35,33 @@ def blocks(results: Results) -> Iterable[Table]:
         heads = [panel.unit if head == "quality" else head for head in (*_HEADS, *_others(panel))]
         rows = [(*_row(panel, entry), *_measured(panel, entry)) for entry in panel.entries]
         kept = [column for column in range(len(heads)) if any(row[column] is not UNKNOWN for row in rows)]
-        brief = [panel.unit if head == "quality" else head for head in _BRIEF]
-        notes = [*floor_note(panel), *_unlearned(panel)]
-        yield Table(panel.title, [heads[at] for at in kept], [[row[at] for at in kept] for row in rows], notes, brief)
+        shown = [heads[at] for at in kept]
+        brief = [head for head in (panel.unit if each == "quality" else each for each in _BRIEF) if head in shown]
+        notes = [*floor_note(panel), *_unlearned(panel), *growth_note(panel)]
+        yield Table(panel.title, shown, [[row[at] for at in kept] for row in rows], notes, brief)
 
 
 def floor_note(panel: Panel) -> list[str]:
-    """The noise floor in words: how large it is, and how it was computed; or why it is not known."""
-    if panel.baseline is None:
+    """The noise floor in words: how large it is, and how it was computed; or why it is not known. One line for each
+    recipe that has uncompressed runs.
+    """
+    if not panel.baselines:
         return ["There is no uncompressed run, so that nothing says what a difference means."]
-    quality, floor = panel.baseline.quality, panel.floor()
+    return [_floor_line(panel, base) for base in panel.baselines]
+
+
+def _floor_line(panel: Panel, base: Entry) -> str:
+    quality, floor = base.quality, panel.floor(base)
+    name = "Noise floor" if len(panel.baselines) == 1 else f"Noise floor of {base.method} and what has its recipe"
     if floor is None:
-        return [f"Noise floor: not known, {quality.count} uncompressed run has no spread. Run more seeds."]
-    return [
-        f"Noise floor: {panel.shown(floor)} ({panel.unit}), by Student's t at {CONFIDENCE:.0%}, from {quality.count} "
+        return f"{name}: not known, {no_floor(base)}."
+    return (
+        f"{name}: {panel.shown(floor)} ({panel.unit}), by Student's t at {CONFIDENCE:.0%}, from {quality.count} "
         f"uncompressed seeds of standard deviation {panel.shown(quality.deviation)}: t·s·√(1/n + 1/m) for the "
-        f"difference of means of n uncompressed and m other runs. A difference below it is none."
-    ]
+        f"difference of means of n uncompressed and m other runs. A difference below it is none; nor is one below "
+        f"Welch's limit at {CONFIDENCE:.0%}, t·√(s²/n + r²/m) with the method's own standard deviation r, where it has "
+        f"two seeds or more."
+    )
 
 
 def verdict_cell(panel: Panel, entry: Entry) -> Cell:
@@ -61,11 +72,13 @@ def verdict_cell(panel: Panel, entry: Entry) -> Cell:
 
 def _row(panel: Panel, entry: Entry) -> Sequence[Cell]:
     quality, difference, dense = entry.quality, panel.difference(entry), entry.mean("dense_bytes_per_step")
-    packed, step, peak = entry.mean("bytes_per_step"), entry.step, entry.mean("peak_rss_bytes")
-    other = None if entry is panel.baseline or difference is None else panel.shown(difference, signed=True)
+    packed, step, peak = entry.mean("bytes_per_step"), entry.step, entry.growth
+    own = entry is panel.compared_with(entry)
+    other = None if own or difference is None else panel.shown(difference, signed=True)
     return (
-        words(entry.method), Cell(panel.shown(quality.mean), panel.scale * quality.mean),
-        Cell(panel.shown(quality.deviation), panel.scale * quality.deviation) if quality.count > 1 else UNKNOWN,
+        words(entry.method), UNKNOWN if entry.diverged else Cell(panel.shown(quality.mean), panel.scale * quality.mean),
+        Cell(panel.shown(quality.deviation), panel.scale * quality.deviation)
+        if quality.count > 1 and not entry.diverged else UNKNOWN,
         number(quality.count, "{}"), UNKNOWN if other is None else Cell(other, panel.scale * (difference or 0.0)),
         verdict_cell(panel, entry), number(panel.relative_speed(entry), "{:.2f}"),
         number(None if step is None else 1e3 * step.mean, "{:.1f}"), bytes_cell(packed),
