@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from gradwire.bench.recommended import labels
+from gradwire.bench.records import counted, read
 from gradwire.bench.suite import load
+from gradwire.bench.sweep import described
 from gradwire.errors import ConfigError
 from tests.house.source import ROOT
 
@@ -25,6 +27,8 @@ options = { strategy = "two_phase" }
 recipe = { lr = 0.05 }
 loss_scale = 2
 """
+
+SHIPPED = pytest.mark.parametrize("suite", sorted((ROOT / "benchmarks").glob("*.toml")), ids=lambda path: path.stem)
 
 
 def written(folder: Path, text: str) -> Path:
@@ -137,6 +141,13 @@ def test_what_must_be_there(tmp_path: Path) -> None:
         load(tmp_path / "nowhere.toml")
 
 
-@pytest.mark.parametrize("suite", sorted((ROOT / "benchmarks").glob("*.toml")), ids=lambda path: path.stem)
+@SHIPPED
 def test_the_suites_of_the_project_can_be_run(suite: Path) -> None:
     assert load(suite)
+
+
+@SHIPPED
+def test_the_published_results_are_those_of_the_settings_as_they_are(suite: Path) -> None:
+    made = counted(read(ROOT / "benchmarks" / "results" / f"{suite.stem}.jsonl"))
+    well = {name for name, record in made.items() if record.status == "ok"}
+    assert [described(job.settings) for job in load(suite) if job.settings.id not in well] == []
