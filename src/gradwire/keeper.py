@@ -82,13 +82,19 @@ class Keeper:
         for tensor in self._residuals(names):
             tensor.mul_(factor)
 
-    def rescale(self, factor: float) -> None:
-        """Multiply all that is kept for each element by the change of the gradients' own unit."""
+    def rescale(self, factor: float, names: Container[str] | None = None) -> None:
+        """Multiply all that is kept for each element by the change of the gradients' own unit.
+
+        Args:
+            names: of the parameters; None: all.
+        """
         for buffer, tensors in self.worker.items():
-            for tensor in tensors.values():
-                tensor.mul_(factor * factor if buffer in self._squared else factor)
-        for tensor in self._shards().values():
-            tensor.mul_(factor)
+            for name, tensor in tensors.items():
+                if names is None or name in names:
+                    tensor.mul_(factor * factor if buffer in self._squared else factor)
+        for (name, *_), tensor in self._shards().items():
+            if names is None or name in names:
+                tensor.mul_(factor)
 
     def norm(self) -> float:
         """The Euclidean norm of all residuals of this rank, its own and those of its shards; waits for the device."""

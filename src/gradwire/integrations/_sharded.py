@@ -53,6 +53,12 @@ class ShardedState(ExchangeState):
         state = super().state_dict()
         return of_shard(state, self.shard, self.shards) if self.shards else state
 
+    def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
+        """As for every state; what was cut anew is not in the unit of other ranks any more."""
+        super().load_state_dict(state, on_resize)
+        if (state["world"], state.get("shards", 0)) != (self.exchange.channel.world, self.shards):
+            self.units.divisors.clear()
+
     def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
         """Of a state of other shards, what concerns this rank's."""
         if self.shards:
@@ -68,10 +74,14 @@ class ReduceScatter:
 
     Args:
         trained: gives the parameters of the module that are trained now, in the order of FSDP's buffer.
+        later: gives the number by which FSDP divides what it reduced in this dtype.
     """
 
-    def __init__(self, state: ShardedState, trained: Callable[[], Sequence[Sharded]], index: int) -> None:
-        self.state, self.trained, self.index = state, trained, index
+    def __init__(
+        self, state: ShardedState, trained: Callable[[], Sequence[Sharded]], index: int,
+        later: Callable[[torch.dtype], float] = lambda _: 1.0,
+    ) -> None:  # fmt: skip
+        self.state, self.trained, self.index, self.later = state, trained, index, later
         self.shards: Sequence[Sharded] = ()
         self.session: ScatterSession | None = None
         self.made_for: tuple[object, ...] = ()
@@ -84,22 +94,21 @@ class ReduceScatter:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
-        """The mean of the own part, or the sum where FSDP divides."""
+        """The sum of the own part, multiplied as ``op`` says: by 1, by 1 / ranks, or by a factor of its own."""
         state, exchange = self.state, self.state.exchange
-        known = op in (dist.ReduceOp.AVG, dist.ReduceOp.SUM)
-        require(known, "gradient_divide_factor", "left as it is: the operation must be a mean or a sum", str(op))
-        shards = self.trained()
+        world, out = exchange.channel.world, output_tensor
+        scale, shards = multiplier(op, world), self.trained()
         check_size(input_tensor, sum(each.padded for each in shards))
         state.begin(self.index)
-        world, out = exchange.channel.world, output_tensor
+        names = [each.name for each in shards]
+        state.units.follow_divisor(exchange, names, self.later(input_tensor.dtype) / (scale * world))
         flat = state.scratch.float32(input_tensor)
         if out.dtype != torch.float32:
             out = torch.empty_like(out, dtype=torch.float32)
         key = Key(seed=exchange.seed, step=exchange.step, rank=exchange.channel.rank)
         exchange.counters.dense_bytes += (world - 1) * input_tensor.nbytes // world
         session = self._current(shards)
-        exchange.remember([each.name for each in shards])
-        scale = 1.0 / world if op == dist.ReduceOp.AVG else 1.0
+        exchange.remember(names)
         exchange.note(session.run(flat, out, key, scale))
         if out is not output_tensor:
             exchange.note(nonfinite(output_tensor.copy_(out)))
@@ -139,6 +148,22 @@ class ReduceScatter:
         if code is None or code.name == "none":
             return Identity(), NoMemory()
         return code, exchange.memory_for(code)
+
+
+def multiplier(op: Any, world: int) -> float:
+    """By what a reduction multiplies the sum over the ranks.
+
+    Raises:
+        ConfigError: it is neither a sum nor a mean.
+    """
+    if op == dist.ReduceOp.SUM:
+        return 1.0
+    if op == dist.ReduceOp.AVG:
+        return 1.0 / world
+    # FSDP asks for it where set_gradient_divide_factor was called.
+    scaled = op == dist.ReduceOp.PREMUL_SUM
+    require(scaled, "operation of FSDP's reduce-scatter", "SUM, AVG or PREMUL_SUM", str(op))
+    return float(op.__getstate__()[1])
 
 
 def site_of(exchange: Exchange) -> Site:

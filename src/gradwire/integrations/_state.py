@@ -1,7 +1,8 @@
 """What the state of every integration offers: figures, a checkpoint, another compressor, the unit of its residuals.
 
 Law: a residual is in the unit of the gradients in which it arose, which is the loss scale, and is applied with the
-learning rate of the step in which it is sent. Whoever gives the scaler, or the optimizer, has it follow both.
+learning rate of the step in which it is sent. Whoever gives the scaler, or the optimizer, has it follow both. What
+divides a gradient after it was sent is followed in any case.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Units:
         require(ours, "lr_correction", "the optimizer of this model's parameters", "one of others")
         self.scale: float | None = None
         self.rates: dict[str, float] = {}
+        self.divisors: dict[str, float] = {}
         self._ahead: list[Reading] = []
 
     @staticmethod
@@ -98,9 +100,25 @@ class Units:
             if factor != 1:
                 exchange.scale_residuals(factor, names)
 
+    def follow_divisor(self, exchange: Exchange, names: Sequence[str], divisor: float) -> None:
+        """Multiply what is kept for these parameters by the new divisor over the old one.
+
+        So what waits still counts as it would have when it arose. Call it before the parameters' exchange in a step.
+
+        Args:
+            divisor: by which the mean of what is sent is divided before it is the gradient, > 0.
+        """
+        factors: dict[float, set[str]] = {}
+        for name in names:
+            factors.setdefault(divisor / self.divisors.get(name, divisor), set()).add(name)
+            self.divisors[name] = divisor
+        for factor, changed in factors.items():
+            if factor != 1:
+                exchange.keeper.rescale(factor, changed)
+
     def state_dict(self) -> dict[str, Any]:
         """The unit of what is saved, in numbers."""
-        return {"scale": self.scale, "rates": dict(self.rates)}
+        return {"scale": self.scale, "rates": dict(self.rates), "divisors": dict(self.divisors)}
 
     def check_scale(self, state: Mapping[str, Any], waits: bool) -> None:
         """Refuse what waits in a unit that is not known, or that could not be followed.
@@ -125,6 +143,7 @@ class Units:
         """Go on in the unit of what was saved and checked."""
         self.scale = state.get("scale") if self.scaler is not None else None
         self.rates = dict(state.get("rates", {}))
+        self.divisors = dict(state.get("divisors", {}))
 
 
 class ExchangeState:

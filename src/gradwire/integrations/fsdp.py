@@ -63,11 +63,18 @@ class FSDPState(ShardedState):
         if self._scatters:
             check_scatter(exchange)
 
-    def between_replicas(self, output: Tensor, named: Sequence[Named], index: int) -> None:
-        """Replace a module's shard of the gradient by its mean over the replicas."""
+    def between_replicas(self, output: Tensor, named: Sequence[Named], index: int, scale: float, later: float) -> None:
+        """Replace a module's shard of the gradient by its mean over the replicas, multiplied by ``scale``.
+
+        Args:
+            later: by what FSDP divides it afterwards.
+        """
         self.begin(index)
+        self.units.follow_divisor(self.exchange, [name for name, _ in named], later / scale)
         flat = self.scratch.float32(output)
         self.exchange.run(flat, named, output.itemsize)
+        if scale != 1:
+            flat.mul_(scale)
         if flat is not output:
             self.exchange.note(nonfinite(output.copy_(flat)))
         # FSDP casts and drops what it allocated on another stream.
@@ -85,7 +92,9 @@ class FSDPState(ShardedState):
             return [cut for cut, each in pairs if each.sharded_param.requires_grad]
 
         if self._scatters:
-            module.set_custom_reduce_scatter(cast(Any, ReduceScatter(self, trained, index)))
+            module.set_custom_reduce_scatter(
+                cast(Any, ReduceScatter(self, trained, index, partial(divided_later, group)))
+            )
         else:
             module.set_all_reduce_hook(Between(self, group, trained, index))
 
@@ -99,7 +108,7 @@ class Between:
 
     @torch.no_grad()
     def __call__(self, output: Tensor) -> None:
-        """Replace this rank's part of the gradient by its mean."""
+        """Replace this rank's part of the gradient by its mean, or by the sum where a divide factor was set."""
         named = [(cut.name, cut.shape) for cut in self.trained()]
         check_size(output, sum(torch.Size(shape).numel() for _, shape in named))
         if not self.group.all_reduce_grads:
@@ -110,7 +119,26 @@ class Between:
         if self._waits is not None:
             output.add_(self._waits)
             self._waits = None
-        self.state.between_replicas(output, named, self.index)
+        # A factor that was set stands in place of the number of all ranks, replicas included.
+        scale = self.state.exchange.channel.world if self.group.gradient_divide_factor is not None else 1
+        self.state.between_replicas(output, named, self.index, scale, divided_later(self.group, output.dtype))
+
+
+def divided_later(group: Any, dtype: torch.dtype) -> float:
+    """By what FSDP divides a module's gradient after it was reduced in this dtype.
+
+    In float32 and bfloat16 the reduction itself divides, unless FSDP was told to sum only. In float16 FSDP divides by
+    about the root of the factor before the reduction, and by the rest after it.
+    """
+    wide = dtype in (torch.float32, torch.bfloat16)
+    if wide and not group.force_sum_reduction_for_comms:
+        return 1.0
+    factor = group.gradient_divide_factor
+    factor = float(group._reduce_scatter_process_group.size() if factor is None else factor)
+    before = 1
+    while not wide and factor % before == 0 and factor / before > before:
+        before *= 2
+    return factor / before
 
 
 def sharded_in(model: nn.Module) -> dict[str, nn.Parameter]:
