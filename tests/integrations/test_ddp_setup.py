@@ -83,6 +83,7 @@ def _policies(rank: int) -> dict[str, Any]:
         state.exchange.run(flat, params)
         lo = sum(p.numel() for n, p in model.module.named_parameters() if n < "2.weight")
         ratios[name] = (state.metrics()["ratio"], float(flat[lo]))
+        state.close()
     return ratios
 
 

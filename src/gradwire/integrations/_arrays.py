@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gradwire.errors import is_float32, require
 from gradwire.integrations._buckets import Bucket, BucketState, split
+from gradwire.integrations._ownership import Caller
 from gradwire.integrations._setup import prepare_named
 from gradwire.integrations._state import Units
 
@@ -59,7 +60,8 @@ class ArrayState(BucketState):
             require(bool(specs), "parameters", "at least one", "none")
             return {name: without_data(name, spec) for name, spec in specs.items()}
 
-        self.exchange, params = prepare_named(select, CPU, compressor, rest, group, bucket_mb=bucket_mb)
+        self.exchange, params = prepare_named(select, CPU, compressor, rest, group, Caller("gradwire"),
+                                              bucket_mb=bucket_mb)  # fmt: skip
         self.buckets = [Bucket(members, CPU) for members in split(list(params.items())[::-1], bucket_mb)]
         self.units = Units(scaler, None, {})
         self.exchange.skips_steps = self.units.scaler is not None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gradwire.errors import ConfigError
 from gradwire.exchange import Named
+from gradwire.integrations._ownership import release
 from gradwire.integrations._setup import in_memory, memory_order
 from gradwire.integrations._state import ExchangeState
 from gradwire.worker import Worker
@@ -60,6 +61,7 @@ class BucketState(ExchangeState):
     def close(self) -> None:
         """End the communication thread; nothing can be exchanged any more."""
         self._worker.close()
+        release(self.exchange)
 
     @torch.no_grad()
     def average(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -15,11 +15,26 @@ from gradwire.comm._agree import agree
 from gradwire.comm._channel import Channel
 from gradwire.errors import ConfigError, GroupError, require
 from gradwire.exchange import Exchange, Named
+from gradwire.integrations._ownership import Caller, Ranks, own, refuse_owned
 from gradwire.metrics import Metrics
 from gradwire.settings import LONGEST, Settings
 
-__all__ = ["Prepared", "check_dtypes", "frozen_in", "in_memory", "memory_order", "prepare", "prepare_alone",
-           "prepare_named", "shapes_of", "share_start", "trainable"]  # fmt: skip
+__all__ = [
+    "Prepared",
+    "check_dtypes",
+    "frozen_in",
+    "in_memory",
+    "kind_of",
+    "memory_order",
+    "prepare",
+    "prepare_alone",
+    "prepare_named",
+    "refuse",
+    "shapes_of",
+    "share_start",
+    "trainable",
+    "uncompiled",
+]
 
 log = logging.getLogger("gradwire")
 
@@ -61,15 +76,17 @@ class Prepared(NamedTuple):
 
 def prepare(
     model: nn.Module, compressor: Any, options: Mapping[str, Any], group: dist.ProcessGroup | None,
-    only: Container[int] | None = None, check: Callable[[], None] = lambda: None,
-    device: torch.device | None = None, **told: Any,
+    caller: Caller, only: Container[int] | None = None, check: Callable[[], None] = lambda: None,
+    device: torch.device | None = None, carrier: object | None = None, **told: Any,
 ) -> Prepared:  # fmt: skip
     """The exchange that all ranks agree on, on a process group of its own. All ranks must call it.
 
     Args:
+        caller: as error messages name it.
         only: ids of the parameters to exchange; None: all that are trainable.
         check: what else may be wrong with this rank's arguments; if it raises, all ranks hear of it.
         device: of the gradients; None: that of the parameters.
+        carrier: what makes the exchange run; it owns its parameters no longer than this lives. None: the exchange.
         told: further values that must be the same on all ranks.
 
     Raises:
@@ -85,7 +102,28 @@ def prepare(
         require(bool(params), "optimizer", "over parameters that are trainable", "none that is")
         return params
 
-    return prepare_named(select, place, compressor, options, group, **told)
+    return prepare_named(select, place, compressor, options, group, caller, carrier, **told)
+
+
+def refuse(error: ConfigError, caller: Caller, group: dist.ProcessGroup | None, device: torch.device) -> NoReturn:
+    """Raise what is wrong with this rank's arguments, in the other ranks too, which wait in ``prepare``."""
+
+    def select() -> dict[str, nn.Parameter]:
+        raise error
+
+    if dist.is_initialized():
+        prepare_named(select, device, "none", {}, group, caller)
+    raise error
+
+
+def kind_of(value: object) -> str:
+    """What somebody gave, as an error message says it."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def uncompiled(model: Any) -> Any:
+    """What ``torch.compile`` was put around, or the object itself."""
+    return getattr(model, "_orig_mod", model)
 
 
 def frozen_in(module: nn.Module) -> dict[str, int]:
@@ -95,7 +133,7 @@ def frozen_in(module: nn.Module) -> dict[str, int]:
 
 def prepare_named(
     select: Callable[[], dict[str, nn.Parameter]], device: torch.device, compressor: Any, options: Mapping[str, Any],
-    group: dist.ProcessGroup | None, **told: Any,
+    group: dist.ProcessGroup | None, caller: Caller, carrier: object | None = None, **told: Any,
 ) -> Prepared:  # fmt: skip
     """As ``prepare``, for the parameters that ``select`` names; if it raises, all ranks hear of it."""
     if not dist.is_initialized():
@@ -106,23 +144,27 @@ def prepare_named(
         )
     settings, rest = Settings.split(options)
     private = private_group(group, settings.timeout, device)
+    ranks: Ranks = frozenset(dist.get_process_group_ranks(private))
     prepared: list[Prepared] = []
 
     def describe() -> str:
         params = select()
+        refuse_owned(caller, params, ranks, carrier)
         exchange = settings.exchange(compressor, rest, private, device)
         exchange.policy.check(exchange.compressor, list(params))
         prepared.append(Prepared(exchange, params))
         return exchange.describe(shapes_of(params), **told)
 
     agree(Channel(private, Metrics()), describe, device)
+    own(prepared[0].exchange, caller, prepared[0].params, ranks, carrier)
     announce(prepared[0].exchange, shapes_of(prepared[0].params))
     return prepared[0]
 
 
 def prepare_alone(
-    select: Callable[[], dict[str, nn.Parameter]], device: torch.device, compressor: Any, options: Mapping[str, Any]
-) -> Prepared:
+    select: Callable[[], dict[str, nn.Parameter]], device: torch.device, compressor: Any, options: Mapping[str, Any],
+    caller: Caller,
+) -> Prepared:  # fmt: skip
     """As ``prepare_named``, for an exchange that goes over no process group: a group of one.
 
     Raises:
@@ -130,8 +172,10 @@ def prepare_alone(
     """
     settings, rest = Settings.split(options)
     params = select()
+    refuse_owned(caller, params, frozenset())
     exchange = settings.exchange(compressor, rest, None, device)
     exchange.policy.check(exchange.compressor, list(params))
+    own(exchange, caller, params, frozenset())
     announce(exchange, shapes_of(params))
     return Prepared(exchange, params)
 

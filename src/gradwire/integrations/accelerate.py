@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError, require
 from gradwire.integrations._files import load_rank, save_rank
+from gradwire.integrations._setup import uncompiled
 from gradwire.integrations.ddp import GradwireState, compress_ddp
 from gradwire.saved import OnResize
 
@@ -47,7 +48,7 @@ def compress(
         ConfigError: a wrong option, a model that Accelerate did not wrap, or a hook that it registered already.
         GroupError: processes were given different options.
     """
-    wrapped = bare(model)
+    wrapped = uncompiled(model)
     told = f"{type(model).__name__} of {accelerator.distributed_type}, {accelerator.num_processes} processes"
     if not isinstance(wrapped, DistributedDataParallel):
         raise ConfigError(f"model must be what accelerator.prepare wrapped into DistributedDataParallel, got {told!r}")
@@ -72,14 +73,8 @@ def compress(
 def places(model: DistributedDataParallel, models: Sequence[nn.Module]) -> list[int]:
     """The number of the model among those that Accelerate saves; none, with a warning, if it does not save it."""
     # Accelerate lists what it was given; a model that was prepared a second time is listed as it came out.
-    found = [number for number, each in enumerate(models) if each is model.module or bare(each) is model][:1]
+    found = [number for number, each in enumerate(models) if each is model.module or uncompiled(each) is model][:1]
     if not found:
         log.warning("residuals of a model are neither saved nor loaded, because Accelerate does not save the model: it "
                     "was prepared by another Accelerator, or free_memory() has let go of it")  # fmt: skip
     return found
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """Without what ``torch.compile`` put around it."""
-    inside: nn.Module = getattr(model, "_orig_mod", model)
-    return inside

@@ -22,8 +22,9 @@ from torch.optim import Optimizer
 from gradwire.comm._part import nonfinite
 from gradwire.errors import ConfigError, require
 from gradwire.exchange import Named
+from gradwire.integrations._ownership import Caller, averaged_by_ddp, is_sharded, release
 from gradwire.integrations._regroup import Regroup
-from gradwire.integrations._setup import frozen_in, in_memory, prepare
+from gradwire.integrations._setup import frozen_in, in_memory, kind_of, prepare, refuse, uncompiled
 from gradwire.integrations._state import ExchangeState, Reading, Scratch, Units
 from gradwire.integrations._traced import Arrivals
 from gradwire.integrations._unused import exchange_used
@@ -33,13 +34,17 @@ from gradwire.worker import Worker
 __all__ = ["GradwireState", "compress_ddp", "gradwire_hook"]
 
 
+CALLER = Caller("gradwire.compress_ddp", "ddp", "give it another method with state.change(...), or close it first with "
+                "state.close() and wrap the module into a new DDP model")  # fmt: skip
+
+
 class GradwireState(ExchangeState):
     """What the hook knows: the names of the parameters, the exchange, and the thread that talks to the network.
 
     Args:
-        model: the DDP model, or the module inside it.
+        model: the DDP model, compiled or not, or the module inside it.
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
-        process_group: the ranks; None is the model's own group, or the default one.
+        process_group: the ranks; None is the model's own group, or the default one. A DDP model takes no others.
         scaler: of the loss, so that residuals follow its scale; None: the loss is not scaled, or its scale is fixed.
         lr_correction: the optimizer, so that what waits is applied with the rate it was meant for; None: as it is sent.
         options: those of ``gradwire.settings.Settings``, and the compressor's parameters if it is given by name.
@@ -53,12 +58,17 @@ class GradwireState(ExchangeState):
         self, model: nn.Module, compressor: Any = "twobit", process_group: dist.ProcessGroup | None = None,
         *, scaler: Any = None, lr_correction: Optimizer | None = None, **options: Any,
     ) -> None:  # fmt: skip
-        module: nn.Module = model
+        model = uncompiled(model)
+        module, group = model, process_group
         if isinstance(model, DistributedDataParallel):
-            module = model.module
-            process_group = process_group or model.process_group
-        check = partial(Units.check, scaler, lr_correction)
-        self.exchange, params = prepare(module, compressor, options, process_group, check=check)
+            module, group = model.module, model.process_group
+
+        def check() -> None:
+            Units.check(scaler, lr_correction)
+            if isinstance(model, DistributedDataParallel):
+                check_ddp(model, process_group)
+
+        self.exchange, params = prepare(module, compressor, options, group, CALLER, check=check, carrier=model)
         self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})
         self.units.read_ahead(model, self.exchange.device)
         self.sizes = {name: param.numel() for name, param in params.items()}
@@ -83,6 +93,7 @@ class GradwireState(ExchangeState):
         the same name would meet the old one's addresses.
         """
         self._worker.close()
+        release(self.exchange)
 
     def state_dict(self) -> dict[str, Any]:
         """As for every state, and the parameters of each bucket, in which the next step's gradients travel."""
@@ -179,8 +190,37 @@ def gradwire_hook(
     return state.start(bucket)
 
 
-def fail(error: Exception) -> None:
-    raise error
+def check_ddp(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> None:
+    """Refuse a DDP model that would not run the hook, or not over these ranks.
+
+    Raises:
+        ConfigError
+    """
+    require(model.mixed_precision is None, "mixed_precision of DistributedDataParallel",
+            "None, because it is a hook of its own; use torch.autocast", model.mixed_precision)  # fmt: skip
+    if model._comm_hooks:
+        hook, state = model._comm_hooks[0]
+        ours = isinstance(state, GradwireState)
+        remedy = "go on with its state: state.change(...) takes another method" if ours else "wrap the module anew"
+        raise ConfigError(f"model must be a DDP model without a communication hook, got one that has "
+                          f"{getattr(hook, '__name__', hook)!r} already, and torch takes one; {remedy}")  # fmt: skip
+    ranks = dist.get_process_group_ranks(model.process_group)
+    given = ranks if group is None else dist.get_process_group_ranks(group)
+    require(set(given) == set(ranks), "process_group", f"of the DDP model's own ranks {ranks}, or left out",
+            f"one of ranks {given}")  # fmt: skip
+
+
+def not_wrapped(model: object) -> ConfigError:
+    """What to do with what is no DDP model."""
+    params = list(model.parameters()) if isinstance(model, nn.Module) else []
+    remedy = "for a plain training loop use gradwire.compress_optimizer"
+    if any(map(is_sharded, params)):
+        remedy = "for a sharded model use gradwire.compress_fsdp, or compress_fsdp1 for FullyShardedDataParallel"
+    elif params and averaged_by_ddp(params):
+        remedy = "give the DDP model itself, not the module inside it"
+    elif isinstance(model, type):
+        remedy = "give an object of it, wrapped"
+    return ConfigError(f"model must be a torch.nn.parallel.DistributedDataParallel, got {kind_of(model)}; {remedy}")
 
 
 def compress_ddp(model: nn.Module, compressor: Any = "twobit", **options: Any) -> GradwireState:
@@ -189,7 +229,7 @@ def compress_ddp(model: nn.Module, compressor: Any = "twobit", **options: Any) -
     All ranks must call it, with the same arguments; a difference raises the same error on each of them.
 
     Args:
-        model: wrapped, and not yet given a communication hook.
+        model: wrapped, compiled or not, and not yet given a communication hook.
         compressor: a registered name (``gradwire methods`` lists them), a compressor, or a recipe of ``from_params``.
         scaler: in options, a ``GradScaler``: residuals follow its scale.
         lr_correction: in options, the optimizer: residuals are rescaled when a schedule changes its learning rates.
@@ -200,7 +240,7 @@ def compress_ddp(model: nn.Module, compressor: Any = "twobit", **options: Any) -
         The hook's state; ``state.metrics()`` tells what went over the wire.
 
     Raises:
-        ConfigError: a wrong option, or a model that is not wrapped.
+        ConfigError: a wrong option, or a model that is not wrapped or has a hook.
         GroupError: ranks were given different options.
 
     Example:
@@ -214,14 +254,11 @@ def compress_ddp(model: nn.Module, compressor: Any = "twobit", **options: Any) -
         1
         >>> dist.destroy_process_group()
     """
-    if not isinstance(model, DistributedDataParallel):
-        error = ConfigError(
-            f"model must be a torch.nn.parallel.DistributedDataParallel, got {type(model).__name__}; "
-            "for a plain training loop use gradwire.compress_optimizer"
-        )
-        if dist.is_initialized():
-            prepare(model, compressor, options, None, check=partial(fail, error))  # So that the other ranks hear of it.
-        raise error
-    state = GradwireState(model, compressor, **options)
-    model.register_comm_hook(state, gradwire_hook)
+    wrapped = uncompiled(model)
+    if not isinstance(wrapped, DistributedDataParallel):
+        params = model.parameters() if isinstance(model, nn.Module) else iter(())
+        device = next((param.device for param in params), torch.device("cpu"))
+        refuse(not_wrapped(model), CALLER, options.get("process_group"), device)
+    state = GradwireState(wrapped, compressor, **options)
+    wrapped.register_comm_hook(state, gradwire_hook)
     return state

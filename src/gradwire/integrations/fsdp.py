@@ -19,6 +19,7 @@ from gradwire.comm._part import nonfinite
 from gradwire.errors import require
 from gradwire.exchange import Exchange
 from gradwire.integrations._cut import Sharded
+from gradwire.integrations._ownership import Caller
 from gradwire.integrations._setup import prepare, share_start
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
@@ -44,8 +45,9 @@ class FSDPState(ShardedState):
         mesh = mesh_of(sharded)
         device = device_of(mesh)
         check = partial(check_model, groups, sharded, replicate, scaler, lr_correction)
-        self.exchange = prepare(model, compressor, options, (replicate or mesh).get_group(0), check=check,
-                                device=device, sharded=mesh.size()).exchange  # fmt: skip
+        self.exchange = prepare(model, compressor, options, (replicate or mesh).get_group(0),
+                                Caller("gradwire.compress_fsdp", "fsdp"), check=check, carrier=model, device=device,
+                                sharded=mesh.size()).exchange  # fmt: skip
         if replicate is None:
             check_scatter(self.exchange)
         else:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gradwire.errors import require
 from gradwire.exchange import Exchange
 from gradwire.integrations._cut import Sharded
+from gradwire.integrations._ownership import Caller
 from gradwire.integrations._setup import check_dtypes, prepare_named
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter
 from gradwire.integrations._state import Units
@@ -43,7 +44,8 @@ class FSDP1State(ShardedState):
             check_dtypes(flats)
             return flats
 
-        self.exchange, _ = prepare_named(select, device, compressor, options, group, fsdp=1)
+        self.exchange, _ = prepare_named(select, device, compressor, options, group,
+                                         Caller("gradwire.compress_fsdp1", "fsdp"), carrier=model, fsdp=1)  # fmt: skip
         check_scatter(self.exchange)
         self.units = Units(scaler, None, {})
         self.units.read_ahead(model, self.exchange.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from typing import Any
 
@@ -10,12 +11,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.errors import is_float32, require
+from gradwire.errors import ConfigError, is_float32, require
 from gradwire.integrations._buckets import Bucket, BucketState, split
-from gradwire.integrations._setup import frozen_in, prepare, share_start
+from gradwire.integrations._ownership import Caller, owners_of
+from gradwire.integrations._setup import frozen_in, kind_of, prepare, share_start, uncompiled
 from gradwire.integrations._state import Units, parameters_of
 
 __all__ = ["OptimizerState", "compress_optimizer"]
+
+
+CALLER = Caller("gradwire.compress_optimizer")
 
 
 class OptimizerState(BucketState):
@@ -26,9 +31,15 @@ class OptimizerState(BucketState):
         group: dist.ProcessGroup | None, scaler: Any = None, lr_correction: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
-        ours = {id(param) for param in parameters_of(optimizer)}
-        check = partial(check_arguments, optimizer, model, bucket_mb, scaler)
-        self.exchange, params = prepare(model, compressor, options, group, ours, check, bucket_mb=bucket_mb)
+        ours: set[int] = set()
+
+        def check() -> None:
+            check_arguments(optimizer, model, bucket_mb, scaler)
+            ours.update(id(param) for param in parameters_of(optimizer))
+
+        model = uncompiled(model)
+        self.exchange, params = prepare(model, compressor, options, group, CALLER, ours, check, carrier=optimizer,
+                                        bucket_mb=bucket_mb)  # fmt: skip
         device = self.exchange.device
         self.buckets = [Bucket(members, device) for members in split(list(params.items())[::-1], bucket_mb)]
         names = {id(param): name for name, param in params.items()}
@@ -37,10 +48,16 @@ class OptimizerState(BucketState):
         self.frozen = frozen_in(model)
         self.exchange.skips_steps = self.units.scaler is not None
         self._known = {id(param): param for param in params.values()}
-        self._done = False
+        self._done = self._closed = False
         for param in params.values():
-            param.register_post_accumulate_grad_hook(self._fresh)  # type: ignore[no-untyped-call]
+            # Weakly, because the state may hold the optimizer, and parameters outlive both.
+            param.register_post_accumulate_grad_hook(partial(fresh, weakref.ref(self)))  # type: ignore[no-untyped-call]
         share_start([*model.parameters(), *model.buffers()], group)
+
+    def close(self) -> None:
+        """End the communication thread; the optimizer must not step again unless another state has taken over."""
+        super().close()
+        self._closed = True
 
     def exchange_gradients(self) -> None:
         """Replace every gradient by its mean over the ranks.
@@ -55,9 +72,15 @@ class OptimizerState(BucketState):
         """The optimizer's pre-step hook: exchange, unless it was done by hand since the last backward.
 
         Raises:
-            ConfigError: a closure, whose gradients nobody would exchange, or a parameter that was frozen or unfrozen.
+            ConfigError: a closure, whose gradients nobody would exchange, a parameter that was frozen or unfrozen, or a
+                state that was closed.
             GroupError: a rank did not answer in time.
         """
+        if self._closed:
+            taken_over = any(owners_of(param) for param in self._known.values())
+            require(taken_over, "state of the optimizer", "open when it steps, or ranks would train apart: call "
+                    "compress_optimizer again, or go on with a new optimizer", "one that was closed")  # fmt: skip
+            return
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         require(closure is None, "closure", "None: it would compute gradients after the exchange", closure)
         allowed = "over the parameters that were trainable at set-up"
@@ -73,17 +96,28 @@ class OptimizerState(BucketState):
             self.exchange_gradients()
         self._done = False
 
-    def _fresh(self, _: Tensor) -> None:
-        """A gradient was computed: whatever was exchanged before does not count for it."""
-        self._done = False
+
+def fresh(state: weakref.ref[OptimizerState], _: Tensor) -> None:
+    """A gradient was computed: whatever was exchanged before does not count for it."""
+    if (known := state()) is not None:
+        known._done = False
 
 
-def check_arguments(optimizer: Optimizer, model: nn.Module, bucket_mb: object, scaler: Any) -> None:
+def check_arguments(optimizer: Any, model: Any, bucket_mb: object, scaler: Any) -> None:
     """Refuse what only this rank may have got wrong.
 
     Raises:
-        ConfigError: a bucket without room, or an optimizer whose parameters are not the model's.
+        ConfigError: no optimizer or no module, a bucket without room, or an optimizer whose parameters are not the
+            model's.
     """
+    if not isinstance(optimizer, Optimizer) or not isinstance(model, nn.Module):
+        swapped = isinstance(optimizer, nn.Module) and isinstance(model, Optimizer)
+        several = isinstance(model, list | tuple)
+        remedy = "; they are the other way round" if swapped else "; join models in a ModuleList" if several else ""
+        raise ConfigError(
+            "compress_optimizer must be given a torch.optim.Optimizer and the torch.nn.Module that it trains, got "
+            f"{kind_of(optimizer)} and {kind_of(model)}{remedy}"
+        )
     require(is_float32(bucket_mb) and bucket_mb > 0, "bucket_mb", "a number > 0", bucket_mb)  # type: ignore[operator]
     Units.check(scaler, None)
     ours = {id(param) for param in model.parameters()}
@@ -121,7 +155,8 @@ def compress_optimizer(
         The state; ``state.metrics()`` tells what went over the wire.
 
     Raises:
-        ConfigError: a wrong option, or an optimizer whose parameters are not the model's.
+        ConfigError: a wrong option, an optimizer whose parameters are not the model's, or parameters whose gradients
+            somebody else averages, such as DDP.
         GroupError: ranks were given different options.
 
     Example:

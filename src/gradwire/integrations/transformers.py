@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.errors import ConfigError, require
 from gradwire.integrations._files import load_rank, save_rank
 from gradwire.integrations._optional import needs
+from gradwire.integrations._setup import uncompiled
 from gradwire.integrations.ddp import GradwireState, compress_ddp
 from gradwire.saved import OnResize
 
@@ -51,7 +52,7 @@ class GradwireCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The model is wrapped: attach the hook, unless a ``train`` before did, and go on with what was saved."""
-        model = getattr(self.trainer.model_wrapped, "_orig_mod", self.trainer.model_wrapped)
+        model = uncompiled(self.trainer.model_wrapped)
         ddp, kind = isinstance(model, DistributedDataParallel), type(model).__name__
         require(ddp, "model", "wrapped into DistributedDataParallel: start with torchrun on 2 or more processes", kind)
         self._check(state.global_step)

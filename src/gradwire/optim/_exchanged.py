@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from gradwire.errors import require
 from gradwire.exchange import Named
+from gradwire.integrations._ownership import Caller
 from gradwire.integrations._setup import check_dtypes, prepare_alone, prepare_named, share_start
 from gradwire.meeting.place import Meeting
 
@@ -61,10 +62,11 @@ class Exchanged(Optimizer):
 
         device = self.param_groups[0]["params"][0].device
         told = {"optimizer": type(self).__name__, **told}
+        caller = Caller(type(self).__name__, freed="go on with that optimizer, or delete it first")
         if meeting is None:
-            self.exchange, by_name = prepare_named(select, device, compressor, options, group, **told)
+            self.exchange, by_name = prepare_named(select, device, compressor, options, group, caller, **told)
         else:
-            self.exchange, by_name = prepare_alone(select, device, compressor, options)
+            self.exchange, by_name = prepare_alone(select, device, compressor, options, caller)
         self.params: list[nn.Parameter] = list(by_name.values())
         self.named: list[Named] = [(name, tuple(param.shape)) for name, param in by_name.items()]
         self.told = told

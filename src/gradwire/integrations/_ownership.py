@@ -1,0 +1,149 @@
+"""Who averages a parameter's gradient: never two at once over the same ranks.
+
+Law: a gradient that is averaged twice is paid for twice, and the second exchange compresses what the first has made
+equal everywhere. So an exchange owns the parameters it was prepared for until its state is closed or forgotten, and
+torch's wrappers own theirs while they live. Of two DDP models around one module only that whose forward is called
+averages, so a hook is in the way of nothing but a second one on the same model. Two owners whose groups share no rank
+but this one average different things and are fine: DDP inside a node, local steps between nodes.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.errors import ConfigError
+from gradwire.exchange import Exchange
+
+__all__ = ["Caller", "Ranks", "averaged_by_ddp", "is_sharded", "own", "owners_of", "refuse_owned", "release"]
+
+Ranks = frozenset[int]
+"""Global ranks of a group; empty: a meeting, which has none."""
+
+
+class Caller(NamedTuple):
+    """Whoever wants to exchange, as error messages name it.
+
+    Args:
+        name: the user's call.
+        under: the wrapper whose own averaging it replaces; None: there must be no wrapper.
+        freed: what ends its ownership.
+    """
+
+    name: str
+    under: Literal["ddp", "fsdp"] | None = None
+    freed: str = "give it another method with state.change(...), or close it first with state.close()"
+
+
+class Owner(NamedTuple):
+    """An exchange that was prepared, and its parameters; it counts as long as its carrier lives."""
+
+    caller: Caller
+    ranks: Ranks
+    params: dict[int, weakref.ref[Tensor]]
+    carrier: weakref.ref[object] | None
+
+
+_owners: weakref.WeakKeyDictionary[Exchange, Owner] = weakref.WeakKeyDictionary()
+
+
+def own(
+    exchange: Exchange, caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, carrier: object | None = None
+) -> None:
+    """Note that this exchange averages the gradients of these parameters.
+
+    Args:
+        carrier: what makes it run, such as the DDP model or the optimizer; None: the exchange itself is enough.
+    """
+    refs = {id(param): weakref.ref(param) for param in params.values()}
+    _owners[exchange] = Owner(caller, ranks, refs, None if carrier is None else weakref.ref(carrier))
+
+
+def release(exchange: Exchange) -> None:
+    """Note that the exchange averages nothing any more."""
+    _owners.pop(exchange, None)
+
+
+def refuse_owned(caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, carrier: object | None = None) -> None:
+    """Refuse parameters whose gradients somebody else averages already.
+
+    Args:
+        ranks: over which the caller wants to average.
+        carrier: what makes the caller's exchange run.
+
+    Raises:
+        ConfigError: naming a parameter, who has it, and the call that is right.
+    """
+    if conflict(caller, params, ranks, carrier) is None:
+        return
+    # A wrapper or a state that nobody can reach any more may wait for the collector, in a cycle.
+    gc.collect()
+    found = conflict(caller, params, ranks, carrier)
+    if found is not None:
+        raise ConfigError(found)
+
+
+def conflict(caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, carrier: object | None) -> str | None:
+    """What is wrong, in a sentence; it must hold no reference to whoever is in the way."""
+    start = f"{caller.name} must be given parameters whose gradients nobody else averages, got "
+    for name, param in params.items():
+        if caller.under != "fsdp" and is_sharded(param):
+            return (f"{start}{name!r} of a sharded model: use gradwire.compress_fsdp for fully_shard, "
+                    "gradwire.compress_fsdp1 for FullyShardedDataParallel")  # fmt: skip
+        for owner in owners_of(param):
+            hooks = caller.under == owner.caller.under == "ddp"
+            other = hooks and owner.carrier is not None and owner.carrier() is not carrier
+            if overlap(owner.ranks, ranks) and not other:
+                return f"{start}{name!r}, which {owner.caller.name} exchanges already: {owner.caller.freed}"
+    if caller.under == "ddp":
+        return None
+    for reduced, group in wrapped():
+        for name, param in params.items():
+            if id(param) in reduced and overlap(group, ranks):
+                return (f"{start}{name!r}, which DistributedDataParallel averages: use gradwire.compress_ddp on the "
+                        f"DDP model, or {caller.name} on the module without DDP")  # fmt: skip
+    return None
+
+
+def owners_of(param: Tensor) -> list[Owner]:
+    """Those that average its gradient now."""
+    return [
+        owner
+        for owner in list(_owners.values())
+        if (ref := owner.params.get(id(param))) is not None
+        and ref() is param
+        and (owner.carrier is None or owner.carrier() is not None)
+    ]
+
+
+def is_sharded(param: Tensor) -> bool:
+    """Whether either form of FSDP has it: a DTensor, or one that was flattened."""
+    return hasattr(param, "device_mesh") or getattr(param, "_fsdp_flattened", False)
+
+
+def overlap(one: Ranks, other: Ranks) -> bool:
+    return one == other or len(one & other) > 1
+
+
+def averaged_by_ddp(params: Iterable[Tensor]) -> bool:
+    """Whether a DDP model that lives averages the gradient of one of these."""
+    ids = {id(param) for param in params}
+    return any(not ids.isdisjoint(reduced) for reduced, _ in wrapped())
+
+
+def wrapped() -> Iterator[tuple[set[int], Ranks]]:
+    """For each DDP model that lives: ids of the parameters that it averages, and over which ranks."""
+    # A parameter does not know of the reducer that waits for it, and torch keeps no list of DDP models.
+    for each in gc.get_objects():
+        if issubclass(type(each), DistributedDataParallel) and hasattr(each, "reducer"):
+            try:
+                ranks = frozenset(dist.get_process_group_ranks(each.process_group))
+            except (KeyError, RuntimeError, ValueError):
+                continue  # Its group was destroyed: it can average no more.
+            yield {id(param) for param in each._module_parameters if param.requires_grad}, ranks
