@@ -12,9 +12,11 @@ from gradwire.compressors.dgc import DGC
 from gradwire.compressors.oktopk import OkTopk
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError, WireError
+from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from tests.comm.jobs import SHAPES, gradient, numel
 from tests.comm.methods import run_method
+from tests.contracts.thread_ranks import PLACES, N, exchange_in_threads
 
 WORLD = 3
 WEIGHTS = {"a.weight": slice(0, 1320), "b.weight": slice(1353, 2353), "c.weight": slice(2353, 5425)}
@@ -56,6 +58,30 @@ def test_between_exact_thresholds_about_k_win():
     assert counts[0] == code.count(3072)
     assert all(0.3 < count / counts[0] < 4 for count in counts[1:])
     assert len(set(counts)) > 1
+
+
+def rescaled(*scales):
+    """After one gradient at these scales: how many won each tensor at last, and the kept thresholds."""
+    ranks = exchange_in_threads(
+        OkTopk(ratio=0.1), WORLD, len(scales), lambda step, rank: scales[step] * gaussian(N, seed=rank),
+        memory="none", strategy=OkTopkStrategy(period=1000),
+    )  # fmt: skip
+    sessions = ranks[0].exchange.keeper.sessions
+    won = {name: int(ranks[0].steps[len(scales) - 1].out[PLACES[name]].count_nonzero()) for name in sessions}
+    return won, {name: float(kept["threshold"]) for name, kept in sessions.items()}
+
+
+@pytest.mark.parametrize(
+    ("scale", "factor"), [(1.05, 1.0), (1.2, 1.012), (0.97, 1.0), (0.9, 1 / 1.012)]
+)  # fmt: skip
+def test_a_kept_threshold_rises_where_many_win_and_falls_where_few_do(scale, factor):
+    exact_won, exact = rescaled(1.0)
+    won, kept = rescaled(1.0, scale)
+    assert len(exact) == 2
+    for name, k in exact_won.items():
+        side = 4 * won[name] > 5 * k, 3 * won[name] < 2 * k
+        assert side == (factor > 1, factor < 1)
+        assert kept[name] == pytest.approx(factor * exact[name], rel=1e-6)
 
 
 def test_traffic_does_not_grow_with_the_ranks():

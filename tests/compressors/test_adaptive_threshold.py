@@ -45,6 +45,15 @@ def test_one_sign_alone_is_no_mean_of_nothing(x):
     assert torch.equal(out.sign(), x.sign() * (out != 0))
 
 
+@pytest.mark.parametrize("large", [slice(0, 20_000), slice(80_000, 100_000)])
+def test_thresholds_come_from_the_whole_tensor_not_from_where_it_begins(large):
+    """A tensor whose first or last fifth is a hundred times larger: the share that is sent is that of all elements."""
+    x = gaussian(100_000)
+    x[large] *= 100
+    sent = int((decoded(AdaptiveThreshold(0.01), x) != 0).sum())
+    assert sent == pytest.approx(1000, rel=0.3)
+
+
 def test_zeros_are_never_sent():
     x = torch.zeros(100_000)
     assert used(AdaptiveThreshold(), x) == 0

@@ -22,6 +22,12 @@ def test_grid_points_are_exact_and_what_lies_beyond_is_cut_off():
     assert decoded(code, x).tolist() == [3.0, -3.0, 3.0, -3.0, 2.0, -1.0, 0.0]
 
 
+@pytest.mark.parametrize("clip", [0.0625, 0.25, 0.375, 0.5, 1.0])
+def test_the_grid_ends_at_the_share_of_the_range_that_was_asked_for(clip):
+    code = LpcSvrg(bits=2, clip=clip)
+    assert decoded(code, torch.tensor([8.0, -8.0, 0.0])).tolist() == [8 * clip, -8 * clip, 0.0]
+
+
 def test_between_grid_points_the_nearer_one_is_likelier():
     code, x = LpcSvrg(bits=3), torch.cat([torch.tensor([3.0]), torch.full((4000,), 1.25)])
     out = decoded(code, x)[1:]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gradwire.compressors._measure import measure
-from gradwire.compressors._tails import fit, sum_of_logs
+from gradwire.compressors._tails import STAGE_RATIO, fit, sum_of_logs, threshold
 from gradwire.compressors.sidco import SIDCo
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
@@ -66,6 +66,18 @@ def test_zeros_have_no_logarithm_and_do_not_count():
     x = torch.tensor([0.0, 1.0, 0.0, math.e])
     assert measure(x).size == 2
     assert sum_of_logs(x) == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(("n", "stages"), [(29, 1), (30, 2), (31, 2)])
+def test_a_second_stage_is_fitted_to_thirty_magnitudes_or_more(n, stages):
+    x = torch.linspace(0.1, 3.0, n)
+    eta, share = 0.0, 0.2
+    if stages == 2:
+        eta = float(x.double().mean()) * math.log(1 / STAGE_RATIO)
+        x, share = x[x >= eta], share / STAGE_RATIO
+    eta += (float(x.double().mean()) - eta) * math.log(1 / share)
+    assert 2.0 < eta < 3.0
+    assert threshold(torch.linspace(0.1, 3.0, n), 0.2, "exp", 5) == pytest.approx(eta, rel=1e-6)
 
 
 @pytest.mark.parametrize("make", [gaussian, laplace, heavy])

@@ -45,6 +45,12 @@ def test_velocity_selects_and_both_are_masked() -> None:
     assert kept["momentum"].tolist() == [7.0, 0.0, 1.0]
 
 
+def test_what_is_sent_below_zero_is_masked_too() -> None:
+    memory, kept = DGCMemory(momentum=0.5), kept_for(3)
+    assert step(memory, DGC(ratio=1 / 3), torch.tensor([-8.0, 4.0, -2.0]), kept)[0].tolist() == [-8.0, 0.0, 0.0]
+    assert kept["momentum"].tolist() == [0.0, 4.0, -2.0]
+
+
 def test_nesterov_looks_ahead() -> None:
     memory, kept = DGCMemory(momentum=0.5, nesterov=True), kept_for(2)
     step(memory, DGC(ratio=0.5), torch.tensor([8.0, 4.0]), kept)
