@@ -89,8 +89,9 @@ class Exchange:
         self.memory = self._named_memory(memory) if isinstance(memory, str) else memory
         self.strategy = registry.build("comm", strategy) if isinstance(strategy, str) else strategy
         for each in [compressor, *self.policy.overrides.values()]:
-            self.strategy_for(each).check(each)
-            self.memory_for(each)
+            strategy = self.strategy_for(each)
+            strategy.check(each)
+            strategy.check_memory(self.memory_for(each))
 
     def memory_for(self, compressor: Compressor) -> Memory:
         """The memory of a compressor.

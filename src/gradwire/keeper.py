@@ -78,8 +78,13 @@ class Keeper:
                     estimate[lo : lo + view.numel()].sub_(view, alpha=self.world)
 
     def scale(self, factor: float, names: Container[str] | None = None) -> None:
-        """Multiply the residuals of these parameters, of all if None: the worker's own and those of its shards."""
-        for tensor in self._residuals(names):
+        """Multiply the residuals of these parameters, of all if None: the worker's own and those of its shards.
+
+        Estimates stay, and so does what an owner has not sent of their changes: together they are the mean.
+        """
+        for tensor in self._residuals(
+            [name for name in self.worker.get("residual", {}) if names is None or name in names]
+        ):
             tensor.mul_(factor)
 
     def rescale(self, factor: float, names: Container[str] | None = None) -> None:

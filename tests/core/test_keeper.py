@@ -68,6 +68,17 @@ def test_all_residuals_are_scaled_and_nothing_else() -> None:
     assert (worker.unique().tolist(), server.unique().tolist(), momentum.unique().tolist()) == ([0.5], [1.0], [3.0])
 
 
+def test_what_an_owner_keeps_of_estimates_is_not_scaled_with_the_rate() -> None:
+    keeper = Keeper(2, CPU, 0)
+    whole = Unit((("a", 32),), (32,), 0, TwoBit(), EF21())
+    local = keeper.keep(whole)["local"].fill_(1.0)
+    shard = keeper.server(Piece(whole, whole.memory, (16,), lo=0, start=16), ("residual",))["residual"].fill_(2.0)
+    keeper.scale(0.5)
+    assert (local.unique().tolist(), shard.unique().tolist()) == ([1.0], [2.0])
+    keeper.rescale(0.5)
+    assert (local.unique().tolist(), shard.unique().tolist()) == ([0.5], [1.0])
+
+
 def test_what_only_takes_a_step_back_is_not_saved() -> None:
     keeper = Keeper(2, CPU, 0)
     kept = keeper.keep(Unit((("a", 3),), (3,), 0, TwoBit(), DGCMemory()))

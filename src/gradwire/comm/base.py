@@ -23,6 +23,7 @@ from gradwire.comm._channel import Channel
 from gradwire.comm._part import Piece, Unit
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
+from gradwire.memory.base import Memory
 from gradwire.types import Key, State
 
 __all__ = ["Session", "Site", "Strategy"]
@@ -89,6 +90,14 @@ class Strategy(ABC):
         Raises:
             ConfigError
         """
+
+    def check_memory(self, memory: Memory) -> None:
+        """Refuse a memory with which this strategy would lose gradients, with the reason and the remedy.
+
+        Raises:
+            ConfigError
+        """
+        return
 
     @abstractmethod
     def plan(self, units: Sequence[Unit], site: Site) -> Session:

@@ -14,6 +14,7 @@ from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors._exact_topk import ExactTopK
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
+from gradwire.memory.base import Memory
 from gradwire.ops import _topk
 from gradwire.types import Key
 
@@ -30,7 +31,7 @@ class OkTopkStrategy(Strategy):
     The k-th largest is found every ``period`` steps, from the 2 k / W largest sums of every owner, and after a step in
     which of some tensor more than 2 k or less than k / 2 won; in between the threshold is kept, and moved by 1.2 % when
     more than 5/4 k or less than 2/3 k won. It is exact unless more than twice its share lie in one range; then more
-    than k win. What a rank sent and did not win goes back into its residual.
+    than k win. What a rank sent and did not win goes back into its memory.
 
     Traffic of a rank: 8 bytes for each of k entries to the owners and of about k winners, whatever W is, against
     6 k (W - 1) for ``allgather``: it pays from 5 workers on. The residuals' first steps, in which thresholds move most,
@@ -65,6 +66,13 @@ class OkTopkStrategy(Strategy):
             raise ConfigError(
                 f"strategy 'oktopk' sums entries of top-k in float32, which {compressor.name!r} does not send: "
                 f"use compressor='oktopk'"
+            )
+
+    def check_memory(self, memory: Memory) -> None:
+        if memory.balanced and type(memory).returned is Memory.returned:
+            raise ConfigError(
+                f"strategy 'oktopk' gives entries back that were sent in vain, but memory {memory.name!r} has no "
+                "method 'returned' to keep them: add one, or use strategy='allgather'"
             )
 
     def plan(self, units: Sequence[Unit], site: Site) -> Session:
@@ -147,10 +155,9 @@ class OkTopkSession(Session):
 
     def _deliver(self, piece: Piece, flat: Tensor, sent: Entries, won: Entries) -> None:
         """Hand out the mean of the winners, and keep what was sent in vain."""
-        if "residual" in piece.kept:
-            lost = ~torch.isin(sent.places, won.places)
-            piece.kept["residual"].view(-1).index_add_(0, sent.places[lost], sent.values[lost])
         out = piece.of(flat)
+        lost = ~torch.isin(sent.places, won.places)
+        piece.memory.returned(out, piece.kept, sent.places[lost], sent.values[lost])
         piece.memory.begin(out, piece.kept)
         out.view(-1).index_add_(0, won.places, won.values, alpha=1.0 / self.channel.world)
         piece.memory.finish(out, piece.kept, torch.zeros((), dtype=torch.bool, device=flat.device))

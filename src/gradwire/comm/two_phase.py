@@ -27,8 +27,8 @@ class TwoPhase(Strategy):
 
     Phase 1: rank i sends payload i of shard j to rank j. Phase 2: rank j sends the payload of the mean of shard j.
     Traffic of a rank: 2 (W-1)/W payloads, against W-1 for ``allgather``. Memory: two messages, and 4/W bytes an
-    element for the shard's sum; as much again for the server-side residual where the method needs error feedback
-    (compressing the mean without it would be a permanent bias).
+    element for the shard's sum; as much again for the server-side residual where workers keep a residual or estimates
+    (what the second compression loses would be missing for ever). Without a memory the method must be unbiased.
 
     Example:
         >>> TwoPhase().to_config()
@@ -135,17 +135,20 @@ def slice_of(piece: Piece, lo: int, hi: int) -> Piece:
     return replace(piece, shape=(hi - lo,), lo=piece.lo + lo, start=piece.start + lo, kept=kept)
 
 
-def server_memory(unit: Unit) -> Memory:
-    """The mean is compressed with error feedback unless the method is unbiased, merely rounds, or was refused it."""
-    needed = unit.compressor.feedback in ("required", "built-in") and unit.memory.buffers
-    return Residual() if needed else NoMemory()
+def server_memory(memory: Memory) -> Memory:
+    """The mean is compressed with error feedback wherever the workers' memory would miss what that loses.
+
+    The memory in use decides, not what the method declares: a residual forgets what it has sent, and estimates of
+    workers move by it, whether the method needed either or not.
+    """
+    return Residual() if memory.balanced else NoMemory()
 
 
 def own_pieces(shard: Sequence[Piece], site: Site) -> list[Piece]:
     """The shard's pieces, laid end to end for the owner's sum, with the server-side tensors they need."""
     owned, lo = [], 0
     for piece in shard:
-        memory = server_memory(piece.unit)
+        memory = server_memory(piece.unit.memory)
         state = piece.unit.compressor.init_state(piece.shape, Key(tensor=piece.id, phase=1), site.device)
         # What is agreed on holds for the mean too; only what is wished is the workers' alone.
         common = piece.unit.compressor.advice > 0

@@ -45,6 +45,10 @@ class Memory(ABC):
     squared: ClassVar[tuple[str, ...]] = ()
     """Those of ``buffers`` in the square of the gradient's unit."""
 
+    balanced: ClassVar[bool] = True
+    """What went in is what came out and what is kept: nothing may be lost on the way either. So whoever compresses the
+    mean a second time keeps a residual of it. Not where the memory itself lets go of what was not sent."""
+
     @property
     def kept_dtype(self) -> torch.dtype:
         """Of the tensors kept."""
@@ -75,6 +79,19 @@ class Memory(ABC):
     @abstractmethod
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         """Keep ``unsent``, the compensated gradient less its decoded payload, unless ``bad`` (bool, one element)."""
+
+    def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
+        """Keep again what a payload of exact entries said in vain: nobody got it.
+
+        A strategy that may drop entries of payloads refuses a balanced memory without this.
+
+        Args:
+            grad: as ``encode`` left it.
+            kept: as ``encode`` left it.
+            places: int64, of the flattened gradient.
+            values: float32, what the payload said there.
+        """
+        return
 
     def begin(self, out: Tensor, kept: Mapping[str, Tensor]) -> None:
         """Prepare ``out``, to which the decoded payloads of all ranks will be added."""

@@ -94,6 +94,16 @@ class DGCMemory(Memory):
         kept["residual"].copy_(grad)
         kept["momentum"].copy_(kept["undo"])
 
+    def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
+        """The velocity is what it was, and the momentum what the step has made of it."""
+        before, momentum = grad.view(-1)[places], kept["undo"].view(-1)[places]
+        kept["residual"].view(-1).index_add_(0, places, values)
+        momentum_now = values - before
+        if self.nesterov:
+            # The velocity grew by u + g, and u is momentum (u before + g).
+            momentum_now.add_(momentum).mul_(self.momentum / (1 + self.momentum))
+        kept["momentum"].view(-1)[places] = momentum_now
+
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         """Refuse: who only compensates does not say what was sent.
 

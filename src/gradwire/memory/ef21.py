@@ -86,6 +86,9 @@ class EF21(Memory):
         if self.eta < 1:
             kept["momentum"].copy_(kept["undo"])
 
+    def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
+        kept["local"].view(-1)[places] = grad.view(-1)[places]
+
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         if self.eta < 1:
             # The new mean waits in the work space until the step is known to count.

@@ -25,6 +25,7 @@ class NoMemory(Memory):
     """
 
     name = "none"
+    balanced = False
 
     def encode(
         self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,

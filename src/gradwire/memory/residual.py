@@ -88,6 +88,10 @@ class Residual(Memory):
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         kept["residual"].copy_(grad)
 
+    def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
+        residual = kept["residual"].view(-1)
+        residual.index_add_(0, places, values.to(residual.dtype))
+
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         grad.mul_(self.gamma).add_(kept["residual"], alpha=self.beta)
 

@@ -105,6 +105,13 @@ class VarianceMemory(Memory):
         kept["residual"].copy_(grad)
         kept["variance"].copy_(kept["undo"])
 
+    def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
+        variance = kept["undo"].view(-1)[places]
+        if self.squares == "gradient":
+            variance.add_((values - grad.view(-1)[places]).square_())
+        kept["residual"].view(-1).index_add_(0, places, values)
+        kept["variance"].view(-1)[places] = variance.mul_(self.zeta)
+
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         """Refuse: who only compensates does not say what was sent.
 

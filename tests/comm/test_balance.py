@@ -1,0 +1,123 @@
+"""What went in is what came out and what is kept: every memory, by every strategy, on two to five ranks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.compressors.fp8 import FP8
+from gradwire.compressors.natural import Natural
+from gradwire.compressors.oktopk import OkTopk
+from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.topk import TopK
+from gradwire.errors import ConfigError
+from gradwire.exchange import Exchange
+from gradwire.memory.base import Memory
+from gradwire.memory.ef21 import EF21
+from gradwire.memory.residual import Residual
+from gradwire.testing.processes import run_ranks
+from tests.comm.balance_jobs import (
+    MEMORIES,
+    STEPS,
+    STRATEGIES,
+    WAYS,
+    approach,
+    carried,
+    constant,
+    few,
+    fresh,
+    run_everything,
+    run_lossless,
+    together,
+    works,
+)
+from tests.comm.methods import Tracks
+
+pytestmark = pytest.mark.timeout(300)
+
+BALANCED = [name for name, each in MEMORIES.items() if each.balanced]
+NEAR = {"rtol": 0, "atol": 2e-4}
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4, 5])
+def told(request: pytest.FixtureRequest) -> list[dict[tuple[str, str, str], dict[str, list[Any]]]]:
+    return run_ranks(request.param, run_everything, timeout=240)
+
+
+@pytest.mark.parametrize("gradients", [constant, fresh], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(("memory", "way"), [pair for pair in product(BALANCED, WAYS) if works(*pair)])
+def test_what_went_in_is_what_came_out_and_what_is_kept(memory: str, way: str, gradients: Any, told: Any) -> None:
+    results = [rank[memory, way, gradients.__name__] for rank in told]
+    for step in range(STEPS):
+        before, after = (together([result[when][step] for result in results]) for when in ("before", "after"))
+        out = results[0]["outputs"][step]
+        assert all(torch.equal(result["outputs"][step], out) for result in results)
+        if isinstance(MEMORIES[memory], EF21):
+            torch.testing.assert_close(after.mean["mean"], out.double(), **NEAR)
+            # A method of several rounds gives all workers one result, which is the estimate of each.
+            if way != "allreduce-rounds":
+                torch.testing.assert_close(out + after.shards, after.mean["local"], **NEAR)
+        else:
+            grad = torch.stack([gradients(step, rank) for rank in range(len(told))]).double().mean(0)
+            there = out + after.mean["residual"] + after.shards
+            torch.testing.assert_close(there, carried(MEMORIES[memory], before, grad), **NEAR)
+
+
+@pytest.mark.parametrize("world", [2, 5])
+def test_a_memory_that_lets_go_of_what_is_not_sent_loses_nothing_by_a_code_that_sends_all(world: int) -> None:
+    for rank in run_ranks(world, run_lossless):
+        for (memory, _), outputs in rank.items():
+            u = torch.zeros_like(outputs[0])
+            for step, out in enumerate(outputs):
+                mean = torch.stack([few(step, other) for other in range(world)]).mean(0)
+                u = mean if memory == "none" else 0.9 * u + 0.1 * mean
+                torch.testing.assert_close(out, u, rtol=0, atol=1e-5)
+    assert len(rank) == 2 * len(STRATEGIES)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a method makes of a gradient that stays.
+
+    Args:
+        share: of the last step's output, or of the mean of all of them, that is compared.
+        error: relative, that it may have.
+    """
+
+    memory: Memory | str
+    methods: list[Any]
+    steps: int
+    error: float
+    of_all_steps: bool = False
+
+
+CASES = {
+    "ef21 by default on five ranks": Case("ef21", [(each, None) for each in (QSGD(), Natural(), FP8())], 60, 1e-5),
+    "ef21 by two_phase": Case("ef21", [(TopK(ratio=0.2), "two_phase")], 60, 1e-5),
+    "ef21 by oktopk": Case("ef21", [(OkTopk(ratio=0.1), "oktopk")], 150, 1e-5),
+    "an explicit residual": Case("residual", [(each, None) for each in (QSGD(), Natural(), FP8())], 60, 0.01, True),
+    "16 bits by oktopk": Case(Residual(dtype="bfloat16"), [(OkTopk(ratio=0.2), "oktopk")], 150, 0.1, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_gradient_that_stays_is_approached(case: Case) -> None:
+    world = 5
+    results: list[list[list[Tensor]]] = run_ranks(world, approach, case.methods, case.memory, case.steps)
+    mean = torch.stack([constant(0, rank) for rank in range(world)]).mean(0)
+    for method, outputs in zip(case.methods, results[0], strict=True):
+        found = outputs[case.of_all_steps]
+        assert float((found - mean).norm() / mean.norm()) < case.error, method
+
+
+def test_a_memory_that_cannot_take_back_what_was_sent_in_vain_is_refused() -> None:
+    text = "strategy 'oktopk' gives entries back that were sent in vain, but memory 'tracks' has no method 'returned'"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        Exchange(OkTopk(), memory=Tracks(), strategy="oktopk")
+    Exchange(OkTopk(), memory=Tracks(), strategy="allgather")
