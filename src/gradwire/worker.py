@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from gradwire.errors import GroupError
+from gradwire.errors import ConfigError, GroupError
 
 __all__ = ["Worker"]
 
@@ -35,12 +35,18 @@ class Worker:
         self._jobs: Jobs = queue.SimpleQueue()
         self._failed: list[Exception] = []
         self._stop: Callable[[], object] | None = None
+        self._closed = False
 
     def submit(self, job: Callable[[], Tensor]) -> Future[Tensor]:
         """Run ``job`` after all earlier ones; the future gets its result or its exception.
 
         An exception set from Python stays a mere value to C++; one raised in a callback is an error to both.
+
+        Raises:
+            ConfigError: it was closed, and its process group may serve somebody else.
         """
+        if self._closed:
+            raise ConfigError("state must be open to exchange anything, got one after close(): make a new one")
         future: Future[Tensor] = Future()
         if self._stop is None:
             arguments = (self._jobs, self._failed, torch.get_num_threads())
@@ -59,7 +65,8 @@ class Worker:
             raise (self._failed[0] if self._failed else error) from None
 
     def close(self) -> None:
-        """Let the queue run dry and end the thread."""
+        """Let the queue run dry and end the thread; nothing can be submitted any more."""
+        self._closed = True
         if self._stop is not None:
             self._stop()
             self._stop = None

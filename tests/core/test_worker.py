@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from gradwire.errors import ConfigError
 from gradwire.worker import Worker
 
 
@@ -54,3 +55,11 @@ def test_the_thread_uses_as_many_cpu_threads_as_its_maker() -> None:
         worker.close()
     finally:
         torch.set_num_threads(before)
+
+
+def test_nothing_runs_after_close() -> None:
+    worker = Worker()
+    worker.submit(lambda: torch.zeros(1)).wait()
+    worker.close()
+    with pytest.raises(ConfigError, match=r"state must be open .* got one after close\(\)"):
+        worker.submit(lambda: torch.zeros(1))

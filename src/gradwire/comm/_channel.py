@@ -10,16 +10,34 @@ On NCCL ``wait`` orders streams and does not block the CPU; on Gloo it blocks th
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.errors import GroupError
+from gradwire.errors import ConfigError, GroupError
 from gradwire.metrics import Metrics
 
-__all__ = ["Channel"]
+__all__ = ["Channel", "Traffic", "traffic_of"]
+
+
+@dataclass
+class Traffic:
+    """How many collectives were begun on a group, and how many ended well."""
+
+    begun: int = 0
+    ended: int = 0
+
+
+_traffic: weakref.WeakKeyDictionary[dist.ProcessGroup, Traffic] = weakref.WeakKeyDictionary()
+
+
+def traffic_of(group: dist.ProcessGroup | None) -> Traffic:
+    """The one count that all channels on a group share."""
+    return Traffic() if group is None else _traffic.setdefault(group, Traffic())
 
 
 class Channel:
@@ -36,6 +54,13 @@ class Channel:
         self.world = dist.get_world_size(group) if group is not None else 1
         self.is_nccl = group is not None and dist.get_backend(group) == "nccl"
         self._global = dist.get_process_group_ranks(group) if group is not None else [0]
+        self.traffic, self._closed = traffic_of(group), False
+        self.release: Callable[[], object] = lambda: None
+
+    def close(self) -> None:
+        """Hand the group back to whoever lent it; another exchange may use it from now on, and this one must not."""
+        self._closed = True
+        self.release()
 
     def all_reduce(self, tensor: Tensor, how: str = "sum") -> None:
         """Reduce ``tensor`` over the ranks, in place. Traffic of a ring: 2 (W-1)/W of its bytes, whatever W is."""
@@ -45,6 +70,7 @@ class Channel:
         """Start an all-reduce; the result is there when the returned function has been called."""
         if self.world == 1 or tensor.numel() == 0:
             return lambda: None
+        self._begin()
         moved = 2 * (self.world - 1) * tensor.nbytes // self.world
         self._count(moved, moved)
         with self.metrics.timed("communicate"):
@@ -62,6 +88,7 @@ class Channel:
         peers = [j for j in range(self.world) if j != self.rank]
         if not peers:
             return
+        self._begin()
         with self.metrics.timed("communicate"):
             works = self._post(sends, receives, peers)
         self._finish(works)
@@ -71,6 +98,7 @@ class Channel:
         """The same result as ``all_gather``, by one broadcast from each rank."""
         if self.world == 1 or rows.numel() == 0:
             return
+        self._begin()
         with self.metrics.timed("communicate"):
             works = [
                 dist.broadcast(rows[j], self._global[j], group=self.group, async_op=True) for j in range(self.world)
@@ -98,6 +126,12 @@ class Channel:
                         work.wait()
         except RuntimeError as error:
             raise GroupError(f"rank {self.rank} of {self.world} lost a peer or met the deadline: {error}") from error
+        self.traffic.ended += 1
+
+    def _begin(self) -> None:
+        if self._closed:
+            raise ConfigError("state must be open to exchange anything, got one after close(): make a new one")
+        self.traffic.begun += 1
 
     def _count(self, sent: int, received: int) -> None:
         self.metrics.bytes_sent += sent

@@ -62,6 +62,7 @@ class BucketState(ExchangeState):
         """End the communication thread; nothing can be exchanged any more."""
         self._worker.close()
         release(self.exchange)
+        self.exchange.channel.close()
 
     @torch.no_grad()
     def average(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from gradwire.comm._agree import agree
 from gradwire.comm._channel import Channel
+from gradwire.comm._pool import Lease, lease
 from gradwire.errors import ConfigError, GroupError, require
 from gradwire.exchange import Exchange, Named
 from gradwire.integrations._ownership import Caller, Ranks, own, refuse_owned
@@ -143,7 +145,8 @@ def prepare_named(
             "torch.distributed.init_process_group() first"
         )
     settings, rest = Settings.split(options)
-    private = private_group(group, settings.timeout, device)
+    lent = private_group(group, settings.timeout, device)
+    private = lent.group
     ranks: Ranks = frozenset(dist.get_process_group_ranks(private))
     prepared: list[Prepared] = []
 
@@ -155,7 +158,12 @@ def prepare_named(
         prepared.append(Prepared(exchange, params))
         return exchange.describe(shapes_of(params), **told)
 
-    agree(Channel(private, Metrics()), describe, device)
+    try:
+        agree(Channel(private, Metrics()), describe, device)
+    except BaseException:
+        lent.give_back()
+        raise
+    lent.hold(prepared[0].exchange.channel)
     own(prepared[0].exchange, caller, prepared[0].params, ranks, carrier)
     announce(prepared[0].exchange, shapes_of(prepared[0].params))
     return prepared[0]
@@ -218,7 +226,7 @@ def memory_order(param: torch.Tensor) -> list[int]:
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
-def private_group(group: dist.ProcessGroup | None, timeout: object, device: torch.device) -> dist.ProcessGroup:
+def private_group(group: dist.ProcessGroup | None, timeout: object, device: torch.device) -> Lease:
     """A process group over the same ranks, on which nobody else issues collectives.
 
     Its backend follows the gradients' device, because a default group may hold one for each device. A timeout that
@@ -226,9 +234,17 @@ def private_group(group: dist.ProcessGroup | None, timeout: object, device: torc
     """
     seconds = timeout if isinstance(timeout, int | float) and 0 < timeout <= LONGEST else Settings.timeout
     members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+    if dist.get_rank() not in members:
+        raise ConfigError(f"this process must be a member of the group, got the group of ranks {members}")
     backend = BACKENDS.get(device.type) or dist.get_backend(group)
+    return lease(members, backend, seconds, partial(new_group, group, members, backend, seconds, device))
+
+
+def new_group(
+    group: dist.ProcessGroup | None, members: list[int], backend: str, seconds: float, device: torch.device
+) -> dist.ProcessGroup:
     limit, everyone = timedelta(seconds=seconds), len(members) == dist.get_world_size()
-    if not everyone and dist.get_rank() in members:
+    if not everyone:
         even_out(cast(dist.ProcessGroup, group), device)
     try:
         made = dist.new_group(members, timeout=limit, backend=backend, use_local_synchronization=not everyone)
@@ -236,9 +252,7 @@ def private_group(group: dist.ProcessGroup | None, timeout: object, device: torc
         raise GroupError(
             f"ranks {members} did not all set up gradwire within {seconds:g} s: every rank must make the call ({error})"
         ) from error
-    if not isinstance(made, dist.ProcessGroup):
-        raise ConfigError(f"this process must be a member of the group, got the group of ranks {members}")
-    return made
+    return cast(dist.ProcessGroup, made)
 
 
 def even_out(group: dist.ProcessGroup, device: torch.device) -> None:

@@ -87,13 +87,13 @@ class GradwireState(ExchangeState):
             Arrivals(model, params, self.exchange, self.units, self._worker)
 
     def close(self) -> None:
-        """End the communication thread; the hook must not run again.
+        """End the communication thread and lend the process group to the next state; the hook must not run again.
 
-        The process group stays until ``destroy_process_group()``: torch names groups by their ranks, and a new one of
-        the same name would meet the old one's addresses.
+        Nothing more is needed than to let go of the model and the state, which does the same.
         """
         self._worker.close()
         release(self.exchange)
+        self.exchange.channel.close()
 
     def state_dict(self) -> dict[str, Any]:
         """As for every state, and the parameters of each bucket, in which the next step's gradients travel."""

@@ -1,0 +1,146 @@
+"""Process groups that are used again, so that threads and sockets are bounded by the exchanges alive at one time.
+
+torch keeps a group, its two threads and its sockets, until ``destroy_process_group()``. One of a sub-group cannot be
+destroyed earlier: its successor would have the same name and meet its addresses.
+
+Law: a group serves one exchange at a time, so one thread issues its collectives. It is free where nothing holds its
+channel any more and every collective that was begun has ended. Ranks let go of a model at different times, so they
+compare through the store which groups are free everywhere, after equally many collectives, and take the first of those;
+where there is none, a new one is made.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from gradwire.comm._channel import Channel, traffic_of
+from gradwire.errors import GroupError
+
+__all__ = ["Lease", "lease"]
+
+LONGEST_PAUSE = 0.05
+"""Seconds between two looks at the store."""
+
+LEAST_WAIT = 10.0
+"""Seconds that ranks wait for each other at least, as in torch when it makes a group: they start at different times."""
+
+_turns: Counter[tuple[int, ...]] = Counter()
+"""How often these ranks have compared: never reset, because a store may outlive ``destroy_process_group``."""
+
+
+@dataclass(eq=False)
+class Lease:
+    """A process group that is lent to one exchange.
+
+    torch owns the group: one that outlived ``destroy_process_group()`` would abort the process at its end.
+    """
+
+    reference: weakref.ref[dist.ProcessGroup]
+    lent: bool = True
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group, which torch must know."""
+        found = self.reference()
+        assert found is not None
+        return found
+
+    def known(self) -> bool:
+        """Whether torch has the group: it was not destroyed, alone or with all others."""
+        return (found := self.reference()) is not None and found in dist.distributed_c10d._world.pg_names
+
+    def give_back(self) -> None:
+        """Let the group be lent again; a plain assignment, because it may happen in any thread, at any moment."""
+        self.lent = False
+
+    def hold(self, channel: Channel) -> None:
+        """Lend the group until this channel is closed or nothing refers to it any more."""
+        channel.release = weakref.finalize(channel, self.give_back)
+        channel.release.atexit = False
+
+    def label(self) -> str:
+        """The group's name, which is the same on all ranks, and how many collectives were begun on it."""
+        return f"{self.group.group_name}/{traffic_of(self.group).begun}"
+
+    def free(self) -> bool:
+        """Whether nobody has it, and nothing is under way on it."""
+        traffic = traffic_of(self.group)
+        return not self.lent and traffic.begun == traffic.ended
+
+
+_pool: dict[tuple[tuple[int, ...], str, float], list[Lease]] = {}
+
+
+def lease(members: Sequence[int], backend: str, seconds: float, make: Callable[[], dist.ProcessGroup]) -> Lease:
+    """A group over these ranks that nobody else uses. All of them must call it, in the same order.
+
+    Args:
+        members: global ranks, this one among them.
+        backend: such as ``"gloo"``.
+        seconds: that a collective may take, and this call, but for the first ten.
+        make: makes a new group; called on all ranks or on none.
+
+    Raises:
+        GroupError: not all ranks made the call in time.
+    """
+    kind = tuple(members), backend, seconds
+    pool = _pool[kind] = [each for each in _pool.get(kind, []) if each.known()]
+    if pool and not any(each.free() for each in pool):
+        gc.collect()  # A model in a reference cycle is let go of by chance, at other times on each rank.
+    free = {each.label(): each for each in pool if each.free()}
+    label = common(members, sorted(free), seconds)
+    if label is None:
+        taken = Lease(weakref.ref(make()))
+        pool.append(taken)
+    else:
+        taken = free[label]
+        taken.lent = True
+    return taken
+
+
+def common(members: Sequence[int], labels: Sequence[str], seconds: float) -> str | None:
+    """The first of these labels that all members bring, or None.
+
+    Raises:
+        GroupError: not all of them came in time.
+    """
+    if len(members) == 1:
+        return next(iter(labels), None)
+    seconds = max(seconds, LEAST_WAIT)
+    turn = _turns[tuple(members)] = _turns[tuple(members)] + 1
+    name = hashlib.sha256(repr(list(members)).encode()).hexdigest()
+    try:
+        store = PrefixStore(f"gradwire/{name}/{turn}", dist.distributed_c10d._get_default_store())
+        for label in labels:
+            store.add(f"free/{label}", 1)
+        store.add("ranks", 1)
+        wait_for_all(store, len(members), seconds)
+        return next((label for label in labels if store.add(f"free/{label}", 0) == len(members)), None)
+    except RuntimeError as error:
+        raise GroupError(
+            f"ranks {list(members)} did not all set up gradwire within {seconds:g} s: every rank must make the call "
+            f"({error})"
+        ) from error
+
+
+def wait_for_all(store: Store, world: int, seconds: float) -> None:
+    """Wait until all ranks have come.
+
+    Raises:
+        RuntimeError: saying how many came in time.
+    """
+    deadline, pause = time.monotonic() + seconds, 0.001
+    while (came := store.add("ranks", 0)) < world:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{came} of {world} came")
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)

@@ -1,0 +1,208 @@
+"""Many models one after the other, and several at a time: threads, sockets and process groups are bounded."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.errors import ConfigError, GroupError
+from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.testing.processes import run_ranks
+from tests.integrations.jobs import batch, digest, model_of
+
+
+def _in_use() -> tuple[int, int]:
+    """Threads and descriptors of this process."""
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def _group(state: Any) -> str:
+    return str(state.exchange.channel.group.group_name)
+
+
+def _step(model: nn.Module, step: int, rank: int) -> None:
+    x, y = batch(step, rank)
+    nn.functional.cross_entropy(model(x), y).backward()
+
+
+def _one_after_the_other(rank: int, count: int, how: str) -> tuple[list[tuple[int, int]], int]:
+    counted, groups = [], set()
+    members = dist.new_group([0, 1]) if how == "sub-group" else None
+    if how == "sub-group" and rank == 2:
+        return counted, 0
+    for step in range(count):
+        if how == "optimizer":
+            model = model_of()
+            state: Any = compress_optimizer(torch.optim.SGD(model.parameters()), model, "twobit")
+            _step(model, step, rank)
+            state.exchange_gradients()
+        else:
+            model = DistributedDataParallel(model_of(), process_group=members)
+            state = compress_ddp(model, "twobit")
+            _step(model, step, rank)
+        groups.add(_group(state))
+        if how == "close" and rank == 0:
+            state.close()
+        del model, state
+        counted.append(_in_use())
+    return counted, len(groups)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads where Linux lists them")
+@pytest.mark.parametrize(("world", "how", "count"), [(2, "freed", 60), (2, "close", 12), (2, "optimizer", 12),
+                                                     (3, "sub-group", 12)])  # fmt: skip
+def test_models_that_are_gone_leave_nothing(world: int, how: str, count: int) -> None:
+    for counted, groups in run_ranks(world, _one_after_the_other, count, how)[:2]:
+        assert groups <= 2
+        threads, files = zip(*counted[2:], strict=True)
+        # A model that waits for the collector has a group and a thread for a while: one, not each.
+        assert max(threads) - min(threads) <= 5
+        assert max(files) - min(files) <= 8
+
+
+def _several(rank: int, together: bool) -> list[str]:
+    """Two models, whose states share nothing, trained in turns or one after the other."""
+    compress = {}
+    for name in ("first", "second"):
+        model = DistributedDataParallel(model_of(seed=len(name)), bucket_cap_mb=0.05)
+        compress[name] = (model, compress_ddp(model, "topk" if name == "first" else "qsgd"))
+        if not together:
+            _train(rank, [compress[name][0]])
+            compress[name] = (model, None)
+    if together:
+        models = [model for model, _ in compress.values()]
+        assert len({_group(state) for _, state in compress.values()}) == 2
+        _train(rank, models)
+    return [digest(model.module) for model, _ in compress.values()]
+
+
+def _train(rank: int, models: list[nn.Module]) -> None:
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for step in range(5):
+        losses = []
+        for model in models:
+            x, y = batch(step, rank)
+            losses.append(nn.functional.cross_entropy(model(x), y))
+        torch.stack(losses).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_several_models_at_a_time_train_as_each_alone() -> None:
+    together, alone = (run_ranks(2, _several, how) for how in (True, False))
+    assert together[0] == together[1] == alone[0] == alone[1]
+
+
+def _freed_on_one_rank(rank: int) -> list[str]:
+    """Rank 1 keeps the first model longer than rank 0."""
+    first = DistributedDataParallel(model_of())
+    state: Any = compress_ddp(first, "twobit")
+    _step(first, 0, rank)
+    names = [_group(state)]
+    kept = (first, state) if rank == 1 else None
+    del first, state
+    gc.collect()
+    second = DistributedDataParallel(model_of())
+    state = compress_ddp(second, "twobit")
+    _step(second, 1, rank)
+    names.append(_group(state))
+    del kept
+    gc.collect()
+    third = DistributedDataParallel(model_of())
+    state = compress_ddp(third, "twobit")
+    _step(third, 2, rank)
+    return [*names, _group(state), digest(third.module)]
+
+
+def test_a_group_that_one_rank_still_holds_is_not_lent() -> None:
+    one, other = run_ranks(2, _freed_on_one_rank)
+    assert one == other
+    assert one[1] != one[0] == one[2]
+
+
+def _out_of_step(rank: int) -> tuple[str, str, str]:
+    """Rank 0 meets the deadline alone, so its group is spoilt; rank 1 has begun nothing on it."""
+    model = DistributedDataParallel(model_of())
+    state: Any = GradwireState(model.module, "twobit", timeout=2.0)
+    told, name = "", _group(state)
+    if rank == 0:
+        try:
+            state.load_state_dict(state.state_dict())
+        except GroupError as error:
+            told = str(error)
+    dist.barrier()
+    state.close()
+    state = compress_ddp(model, "twobit", timeout=2.0)
+    _step(model, 0, rank)
+    return told, name, _group(state)
+
+
+def test_a_group_on_which_the_ranks_differ_is_not_lent_again() -> None:
+    (told, *_), _ = answers = run_ranks(2, _out_of_step)
+    assert "lost a peer or met the deadline" in told
+    assert all(name != later for _, name, later in answers)
+
+
+def _after_close(rank: int) -> list[str]:
+    model = DistributedDataParallel(model_of())
+    state = compress_ddp(model, "twobit")
+    _step(model, 0, rank)
+    state.close()
+    state.close()
+    told = []
+    for use in (lambda: _step(model, 1, rank), lambda: state.change("topk")):
+        try:
+            use()
+        except Exception as error:
+            told.append(str(error))
+    return told
+
+
+def test_a_closed_state_cannot_disturb_the_group_of_another() -> None:
+    for told in run_ranks(2, _after_close):
+        assert len(told) == 2
+        assert all("state must be open to exchange anything, got one after close()" in text for text in told)
+
+
+def _missing(rank: int) -> str:
+    model = DistributedDataParallel(model_of())
+    told = ""
+    if rank == 0:
+        try:
+            compress_ddp(model, "twobit", timeout=1.0)
+        except GroupError as error:
+            told = str(error)
+    dist.barrier()
+    return told
+
+
+def test_a_rank_that_does_not_come_is_missed_in_time() -> None:
+    told, _ = run_ranks(2, _missing)
+    assert "did not all set up gradwire within 10 s" in told
+    assert "1 of 2 came" in told
+
+
+def _refused(rank: int) -> list[str]:
+    names = []
+    for _ in range(3):
+        model = DistributedDataParallel(model_of())
+        with pytest.raises(ConfigError, match="threshold"):
+            compress_ddp(model, "twobit", threshold=-1.0)
+        names.append(_group(compress_ddp(model, "twobit")))
+    return names
+
+
+def test_a_bad_option_hands_the_group_back() -> None:
+    one, other = run_ranks(2, _refused)
+    assert one == other
+    assert len(set(one)) == 1
