@@ -2,22 +2,48 @@
 
     torchrun --standalone --nproc-per-node 2 examples/metrics.py --folder runs
 
-Then ``tensorboard --logdir runs``; the W&B run is offline, ``wandb sync`` uploads it.
+Then ``tensorboard --logdir runs``; the W&B run is offline, ``wandb sync`` uploads it. The dashboards are those that are
+installed: ``pip install tensorboard wandb`` brings both.
 """
 
 import argparse
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import wandb
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
-from gradwire.integrations.tensorboard import TensorBoardWriter
-from gradwire.integrations.wandb import WandbWriter
 
 STEPS, EVERY = 40, 10
+
+
+def dashboards(state: gradwire.GradwireState, folder: str) -> tuple[list[Any], list[Any]]:
+    """Writers for what is installed, and what to call in the end."""
+    writers: list[Any] = []
+    close: list[Any] = []
+    if find_spec("tensorboard") is not None:
+        # It loads TensorFlow where that is installed; torch's optimizers load Triton, which must come first then.
+        from torch.utils.tensorboard import SummaryWriter
+
+        from gradwire.integrations.tensorboard import TensorBoardWriter
+
+        board = SummaryWriter(folder)
+        writers.append(TensorBoardWriter(state, board, every=EVERY))
+        close.append(board.close)
+    if find_spec("wandb") is not None:
+        import wandb
+
+        from gradwire.integrations.wandb import WandbWriter
+
+        run = wandb.init(mode="offline", dir=folder, project="gradwire")
+        writers.append(WandbWriter(state, run, every=EVERY))
+        close.append(run.finish)
+    if not writers:
+        print("no dashboard is installed: pip install tensorboard wandb")
+    return writers, close
 
 
 def main() -> None:
@@ -31,14 +57,7 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 8)))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     state = gradwire.compress_ddp(model, "topk", ratio=0.01)
-    writers = []
-    if dist.get_rank() == 0:
-        # It loads TensorFlow where that is installed; torch's optimizers load Triton, which must come first then.
-        from torch.utils.tensorboard import SummaryWriter
-
-        run = wandb.init(mode="offline", dir=folder, project="gradwire")
-        board = SummaryWriter(folder)
-        writers = [TensorBoardWriter(state, board, every=EVERY), WandbWriter(state, run, every=EVERY)]
+    writers, close = dashboards(state, folder) if dist.get_rank() == 0 else ([], [])
     generator = torch.Generator().manual_seed(dist.get_rank())
     teacher = torch.linspace(-1, 1, 512).view(64, 8)
     for _ in range(STEPS):
@@ -48,9 +67,9 @@ def main() -> None:
         optimizer.step()
         for writer in writers:
             writer.step()
-    if writers:
-        board.close()
-        run.finish()
+    for end in close:
+        end()
+    if dist.get_rank() == 0:
         print(f"rows {STEPS // EVERY} ratio {state.metrics()['ratio']:.1f}")
     dist.destroy_process_group()
 

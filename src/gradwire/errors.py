@@ -12,8 +12,11 @@ import difflib
 import math
 import struct
 from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
 
-__all__ = ["ConfigError", "GradwireError", "GroupError", "WireError", "is_float32", "is_int", "nearest", "require"]
+__all__ = ["ConfigError", "GradwireError", "GroupError", "WireError", "as_python", "is_float32", "is_int", "is_number",
+           "nearest", "require"]  # fmt: skip
 
 
 class GradwireError(Exception):
@@ -40,20 +43,39 @@ def require(ok: bool, name: str, allowed: str, given: object) -> None:
     gradwire.errors.ConfigError: TopK.ratio must be in (0, 1], got 1.5
     """
     if not ok:
-        raise ConfigError(f"{name} must be {allowed}, got {given!r}")
+        raise ConfigError(f"{name} must be {allowed}, got {given!r}{_instead(given)}")
+
+
+def _instead(given: object) -> str:
+    """What to write in place of a class of gradwire's, or of one made from it."""
+    ours = isinstance(given, type) and any(base.__module__.split(".")[0] == "gradwire" for base in given.__mro__)
+    return f", a class: write {given.__name__}(...), an object" if isinstance(given, type) and ours else ""
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """The sentence that ends an "unknown name" error: the nearest known name, then all of them."""
     names = sorted(known)
+    if not names:
+        return "there is none"
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}Known: {', '.join(names)}"
 
 
-def is_float32(value: object) -> bool:
-    """Whether ``value`` is a number that float32 can hold without becoming infinite or vanishing to zero."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def as_python(value: Any) -> Any:
+    """A scalar of numpy as Python's own; anything else as it is."""
+    numpy = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
+    return value.item() if numpy else value
+
+
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a finite number, numpy's too, and not a bool."""
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+
+
+def is_float32(value: Any) -> bool:
+    """Whether ``value`` is a number, numpy's too, that float32 holds without becoming infinite or vanishing to zero."""
+    if isinstance(value, bool) or not isinstance(value, Real):
         return False
     try:
         return math.isfinite(value) and (struct.unpack("<f", struct.pack("<f", value))[0] != 0 or value == 0)
@@ -61,6 +83,6 @@ def is_float32(value: object) -> bool:
         return False
 
 
-def is_int(value: object, low: int, high: float = math.inf) -> bool:
-    """Whether ``value`` is an integer (not a bool) in [low, high]."""
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+def is_int(value: Any, low: int, high: float = math.inf) -> bool:
+    """Whether ``value`` is an integer, numpy's too, and not a bool, in [low, high]."""
+    return not isinstance(value, bool) and isinstance(value, Integral) and low <= int(value) <= high

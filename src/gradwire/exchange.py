@@ -25,7 +25,7 @@ from gradwire.comm._dense import DenseSession
 from gradwire.comm._part import Unit
 from gradwire.comm.base import Site, Strategy
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, is_float32, is_int, require
+from gradwire.errors import ConfigError, as_python, is_float32, is_int, require
 from gradwire.keeper import Keeper
 from gradwire.memory.base import Memory, default_memory
 from gradwire.metrics import Metrics
@@ -35,6 +35,13 @@ from gradwire.types import Key
 from gradwire.undo import Undo
 
 __all__ = ["Exchange", "Named", "default_strategy"]
+
+
+def plain(value: object) -> object:
+    """What JSON can hold of a value that it does not know: a number of numpy's, or else what is printed."""
+    python = as_python(value)
+    return python if python is not value else repr(value)
+
 
 PATIENCE = 3
 """Steps in which loaded shards wait for their cut: DDP rebuilds its buckets after the first."""
@@ -64,6 +71,7 @@ class Exchange:
         device: torch.device | str = "cpu", force: bool = False, residual_dtype: str = "float32",
     ) -> None:  # fmt: skip
         require(is_int(seed, 0), "seed", "an integer >= 0", seed)
+        seed = int(seed)
         self.policy, self.seed, self.force = policy or Policy(), seed, force
         self.device = torch.device(device)
         self.counters = Metrics()
@@ -85,6 +93,8 @@ class Exchange:
         Raises:
             ConfigError: a combination that cannot work, with the remedy.
         """
+        require(isinstance(memory, Memory | str | None), "memory", "a memory or its name", memory)
+        require(isinstance(strategy, Strategy | str | None), "strategy", "a strategy or its name", strategy)
         self.compressor = compressor
         self.memory = self._named_memory(memory) if isinstance(memory, str) else memory
         self.strategy = registry.build("comm", strategy) if isinstance(strategy, str) else strategy
@@ -145,7 +155,7 @@ class Exchange:
             "compressor": self.compressor.to_config(), "memory": self.memory_for(self.compressor).to_config(),
             "strategy": self.strategy_for(self.compressor).to_config(), "policy": self.policy.to_config(),
             "seed": self.seed, "params": [[name, list(shape)] for name, shape in params],
-        }, sort_keys=True, default=repr)  # fmt: skip
+        }, sort_keys=True, default=plain)  # fmt: skip
 
     def begin_step(self) -> None:
         """Count a step; call it once before the first bucket."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire.errors import ConfigError, is_int, require
+from gradwire.errors import ConfigError, is_float32, is_int, require
 
 __all__ = ["dequantize", "desparsify", "pack", "quantize", "sparsify", "unpack"]
 
@@ -150,7 +150,7 @@ def sparsify(tensor: Tensor, ratio: float | None = None, *, k: int | None = None
         raise ConfigError(f"sparsify takes either ratio or k, got ratio={ratio!r} and k={k!r}")
     n = tensor.numel()
     if ratio is not None:
-        require(isinstance(ratio, int | float) and 0 < ratio <= 1, "sparsify.ratio", "in (0, 1]", ratio)
+        require(is_float32(ratio) and 0 < ratio <= 1, "sparsify.ratio", "in (0, 1]", ratio)
         k = math.ceil(ratio * n)
     require(is_int(k, 0 if n == 0 else 1), "sparsify.k", "an integer >= 1", k)
     flat = tensor.flatten()

@@ -11,6 +11,7 @@ from typing import Any
 
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, nearest, require
+from gradwire.types import Configuration
 
 __all__ = ["Policy", "Schedule"]
 
@@ -21,7 +22,7 @@ SAMPLED = (0, 1, 10, 100, 1000)
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(Configuration):
     """Per-parameter choices.
 
     Args:
@@ -83,6 +84,14 @@ class Policy:
         if small or any(fnmatchcase(name, pattern) for pattern in self.exclude) or not main.pays_for(shape):
             return None
         return main
+
+    def would_grow(self, name: str, shape: Sequence[int], main: Compressor) -> bool:
+        """Whether a parameter travels dense because its payload would not be smaller, and for no other reason."""
+        for pattern, compressor in self.overrides.items():
+            if fnmatchcase(name, pattern):
+                return not compressor.pays_for(shape)
+        left = math.prod(shape) < self.min_numel or any(fnmatchcase(name, pattern) for pattern in self.exclude)
+        return not left and not main.pays_for(shape)
 
     def at(self, step: int, main: Compressor) -> Compressor:
         """The main compressor as the schedule wants it in this step."""

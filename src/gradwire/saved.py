@@ -96,7 +96,13 @@ def checked_rank(state: Mapping[str, Any], rank: int | str) -> Mapping[str, Any]
         ConfigError: it is not there, or tensors of it are missing.
     """
     mine = state["ranks"].get(str(rank))
-    require(mine is not None, "ranks of the state", f"with rank {rank}", sorted(state["ranks"]))
+    if mine is None:
+        there = sorted(state["ranks"], key=str)
+        told = f"that of rank{'s' if len(there) > 1 else ''} {', '.join(map(str, there))}" if there else "that of none"
+        raise ConfigError(
+            f"state must have what rank {rank} saved, got {told}: each rank loads the file that it saved itself, or "
+            "all of them load what gradwire.merge_states or gradwire.read_checkpoint makes of the files of all ranks"
+        )
     found = sum(1 for _ in tensors_in(mine))
     if found != mine["tensors"]:
         raise ConfigError(
@@ -136,9 +142,9 @@ def check_names(state: Mapping[str, Any], buffers: Collection[str], sizes: Mappi
     for rank in state["ranks"].values():
         for buffer, tensors in rank.get("worker", {}).items():
             if tensors and buffer not in buffers:
+                kept = f"keeps {', '.join(map(repr, sorted(buffers)))}" if buffers else "keeps nothing"
                 raise ConfigError(
-                    f"state has {buffer!r}, which no memory here keeps: {nearest(buffer, buffers)}; use the "
-                    "memory it was saved with"
+                    f"state has {buffer!r}, but the memory here {kept}: use the memory that it was saved with"
                 )
             for name, tensor in tensors.items() if sizes is not None else ():
                 if sizes is not None and sizes.get(name) != tensor.numel():

@@ -19,6 +19,7 @@ from gradwire.exchange import Exchange
 from gradwire.memory.base import Memory
 from gradwire.memory.residual import DTYPES, SHORT
 from gradwire.policy import Policy, Schedule
+from gradwire.types import Configuration
 
 LONGEST = 1e6
 """Seconds that ``timeout`` may be at most."""
@@ -27,7 +28,7 @@ __all__ = ["LONGEST", "Settings", "build_compressor", "compressor"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Configuration):
     """How gradients are exchanged, besides the compressor.
 
     Args:
@@ -87,7 +88,9 @@ class Settings:
             require(mapping, name, "a mapping from names", value)
 
     def policy(self) -> Policy:
-        overrides = {pattern: build_compressor(value, {}) for pattern, value in self.overrides.items()}
+        overrides = {
+            pattern: build_compressor(value, {}, f"overrides[{pattern!r}]") for pattern, value in self.overrides.items()
+        }
         return Policy(self.min_numel, self.exclude, overrides, self.start_after, self.schedule)
 
     def exchange(self, compressor: Any, params: Mapping[str, Any], group: dist.ProcessGroup | None,
@@ -125,8 +128,31 @@ def compressor(name: str, **params: Any) -> Compressor:
     return build_compressor(name, params)
 
 
-def build_compressor(compressor: Any, params: Mapping[str, Any]) -> Compressor:
+def refuse_parameters(compressor: Compressor, params: Mapping[str, Any]) -> None:
+    """Say where the parameters of a method belong that was given as an object.
+
+    Raises:
+        ConfigError: always.
+    """
+    name, value = next(iter(params.items()))
+    cls = type(compressor).__name__
+    own: list[str] = [f.name for f in dataclasses.fields(compressor)] if dataclasses.is_dataclass(compressor) else []
+    if name in own:
+        raise ConfigError(
+            f"{name} must be given to the constructor of {cls}, because the method is an object: "
+            f"{cls}({name}={value!r}, ...), got {name}={value!r} among the options"
+        )
+    options = [f.name for f in dataclasses.fields(Settings)]
+    raise ConfigError(f"unknown option {name!r} beside {compressor!r}: {nearest(name, options)}")
+
+
+def build_compressor(compressor: Any, params: Mapping[str, Any], name: str = "compressor") -> Compressor:
     """A compressor from an object or a registered name with parameters.
+
+    Args:
+        compressor: the object or the name.
+        params: of a method given by name.
+        name: what an error calls the argument.
 
     Raises:
         ConfigError: an unknown name or parameter, with the nearest known one.
@@ -135,13 +161,9 @@ def build_compressor(compressor: Any, params: Mapping[str, Any]) -> Compressor:
         compressor = compressor.adapted()
     if isinstance(compressor, Compressor):
         if params:
-            options = [f.name for f in dataclasses.fields(Settings)]
-            raise ConfigError(
-                f"parameters of a compressor object go into its constructor; unknown option "
-                f"{next(iter(params))!r}: {nearest(next(iter(params)), options)}"
-            )
+            refuse_parameters(compressor, params)
         return compressor
-    require(isinstance(compressor, str), "compressor", "a name, a compressor or a recipe", compressor)
+    require(isinstance(compressor, str), name, "a name, a compressor or a recipe", compressor)
     cls = registry.find("compressors", compressor)
     known = [f.name for f in dataclasses.fields(cls)]
     for given in params:

@@ -8,14 +8,17 @@ A second, leading dimension on the buffer (one row for each rank) gives the same
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property, wraps
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["ALIGNMENT", "Field", "Key", "Layout", "Payload", "State", "align", "tensor_id"]
+from gradwire.errors import as_python
+
+__all__ = ["ALIGNMENT", "Configuration", "Field", "Key", "Layout", "Payload", "State", "align", "tensor_id"]
 
 Payload: TypeAlias = tuple[Tensor, ...]
 State: TypeAlias = dict[str, Tensor]
@@ -27,6 +30,39 @@ ALIGNMENT = 8
 def align(offset: int, to: int = ALIGNMENT) -> int:
     """The smallest multiple of ``to`` that is not below ``offset``."""
     return -(-offset // to) * to
+
+
+class Configuration:
+    """Base of the frozen dataclasses that say how something is done: numpy's scalars in them become Python's.
+
+    So equality, ``repr`` and the JSON round trip do not depend on where a number came from. It happens before the
+    class's own ``__post_init__``, which checks the values.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__post_init__" in vars(cls):
+            setattr(cls, "__post_init__", _converted_first(vars(cls)["__post_init__"]))  # noqa: B010
+
+    def __post_init__(self) -> None:
+        _convert(self)
+
+
+def _converted_first(check: Callable[[Any], None]) -> Callable[[Any], None]:
+    @wraps(check)
+    def convert_and_check(self: Any) -> None:
+        _convert(self)
+        check(self)
+
+    return convert_and_check
+
+
+def _convert(configuration: Any) -> None:
+    for each in fields(configuration) if is_dataclass(configuration) else ():
+        if each.init:
+            given = getattr(configuration, each.name)
+            if (value := as_python(given)) is not given:
+                object.__setattr__(configuration, each.name, value)
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,9 @@ def refused(path: str, powersgd: dict[str, Any]) -> dict[str, str]:
         "word": lambda: fresh.load_state_dict(powersgd, on_resize="split"),
         "no state": lambda: fresh.load_state_dict({"step": 3}),
         "rank missing": lambda: fresh.load_state_dict({**powersgd, "ranks": {}}),
+        "file of rank 0": lambda: fresh.load_state_dict(
+            {**powersgd, "ranks": {"0": next(iter(powersgd["ranks"].values()))}}
+        ),
         "other key": lambda: gradwire.read_checkpoint(path, "hook"),
         "steps": lambda: fresh.load_state_dict({**powersgd, "step": 3 + dist.get_rank()}),
     }

@@ -36,12 +36,13 @@ def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(case: tuple[str, str]) ->
 
 REFUSED = {
     "in place": r"must have its \d+ tensors, got 0: .*gradwire\.read_checkpoint",
-    "no memory": r"state has 'residual', which no memory here keeps",
+    "no memory": r"state has 'residual', but the memory here keeps nothing: use the memory that it was saved with",
     "renamed": r"state has 'module\.weight' of 3 elements, not the model's",
     "world": r"world of the state must be 2, as the group's, got 3; on_resize='reshard' .* on_resize='reset'",
     "word": r"on_resize must be 'error', 'reshard' or 'reset', got 'split'",
     "no state": r"state must be what state_dict\(\) gave, with version, world, step and ranks, got \['step'\]",
-    "rank missing": r"ranks of the state must be with rank [01], got \[\]",
+    "rank missing": r"state must have what rank [01] saved, got that of none",
+    "file of rank 0": r"rank 1 was .*: state must have what rank 1 saved, got that of rank 0: each rank loads the file",
     "other key": r"key 'hook' is not in the checkpoint: .*gradwire",
     "steps": r"GroupError: .*state\.step is 3 on rank 0; 4 on rank 1",
 }

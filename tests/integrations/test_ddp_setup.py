@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.simple import SimpleCompressor
+from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.memory.residual import Residual
 from gradwire.testing.processes import run_ranks
 from tests.integrations.jobs import batch, model_of
 
@@ -56,7 +62,7 @@ def told(call: Callable[[], object]) -> str:
 @pytest.mark.parametrize(
     ("kind", "named"),
     [("threshold", r"compressor\.threshold is 0\.001 on ranks 0, 2; 0\.002 on rank 1"),
-     ("method", "compressor"), ("policy", r"policy\.min_numel"),
+     ("method", r"compressor\.name is 'twobit' on ranks 0, 2; 'topk' on rank 1"), ("policy", r"policy\.min_numel"),
      ("not wrapped", r"rank 1 was configured wrongly: .*model must be a torch\.nn\.parallel"),
      ("broken", r"rank 1 was configured wrongly: .*Broken.compress must return"),
      ("bad value", r"rank 1 was configured wrongly: .*threshold must be .*got -1\.0")],
@@ -65,6 +71,49 @@ def test_ranks_that_differ_all_raise_the_same_error(kind: str, named: str) -> No
     errors = run_ranks(3, _differently, kind)
     assert len(set(errors)) == 1
     assert re.search(rf"^GroupError: .*{named}", errors[0])
+
+
+def _numpy_on_one_rank(rank: int) -> dict[str, Any]:
+    """The same numbers from another library are the same configuration, in the state and in its text."""
+    number, whole = (np.float64, np.int64) if rank else (float, int)
+    model = DistributedDataParallel(model_of())
+    options = {"min_numel": whole(7), "seed": whole(3), "start_after": whole(0), "timeout": number(60.0)}
+    state = compress_ddp(model, "qsgd", bits=whole(4), block=whole(64), **options)
+    nn.functional.cross_entropy(model(batch(0, rank)[0]), batch(0, rank)[1]).backward()
+    return state.exchange.compressor.to_config()
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    one, other = run_ranks(2, _numpy_on_one_rank)
+    assert one == other
+    assert {type(value) for value in other.values()} == {str, int, bool, type(None)}
+
+
+class Long(nn.Module):
+    """One long vector, and a matrix."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.vector, self.matrix = nn.Parameter(torch.zeros(length)), nn.Parameter(torch.zeros(64, 64))
+
+
+def _dense_share(rank: int, method: str, length: int) -> str:
+    heard = io.StringIO()
+    logging.getLogger("gradwire").addHandler(logging.StreamHandler(heard))
+    GradwireState(Long(length), method)
+    return heard.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("method", "length", "warned"),
+    [("powersgd", 2**14, True), ("powersgd", 900, False), ("powersgd", 1030, True), ("qsgd", 2**14, False)],
+)
+def test_a_tensor_that_does_not_shrink_is_named_where_it_matters(method: str, length: int, warned: bool) -> None:
+    told, other = run_ranks(2, _dense_share, method, length)
+    named = f"cannot shrink vector: {length} of {length + 4096} elements travel dense"
+    assert other == ""
+    assert (named in told) == warned
+    assert ("overrides={'vector': 'qsgd'}, or reshape them into matrices" in told) == warned
 
 
 def _policies(rank: int) -> dict[str, Any]:
@@ -133,6 +182,9 @@ def _refused(rank: int) -> list[str]:
         (nn.Linear(4, 4), "twobit", {"timeout": 1e30}), (nn.Linear(4, 4), "twobit", {"memory": 3}),
         (nn.Linear(4, 4), "twobit", {"overrides": {1: "fp16"}}), (nn.Linear(4, 4), "twobit", {"exclude": 5}),
         (nn.Linear(4, 4), "twobit", {"force": "no"}), (nn.Linear(4, 4), "twobit", {"schedule": 3}),
+        (nn.Linear(4, 4), TopK(0.1), {"ratio": 0.5}), (nn.Linear(4, 4), TopK(0.1), {"stategy": "allgather"}),
+        (nn.Linear(4, 4), TopK, {}), (nn.Linear(4, 4), "topk", {"memory": Residual}),
+        (nn.Linear(4, 4), "topk", {"strategy": TwoPhase}), (nn.Linear(4, 4), "topk", {"overrides": {"weight": TopK}}),
     ]:  # fmt: skip
         try:
             GradwireState(model, compressor, **options)
@@ -149,6 +201,11 @@ def test_bad_input_is_named() -> None:
         r"'embed\*' matches no parameter", "did you mean 'allgather'", "no parameter 'ratio'", "timeout must be",
         "timeout must be", "memory must be", "overrides must be", "exclude must be", "force must be",
         "schedule must be",
+        r"^ratio must be given to the constructor of TopK.*: TopK\(ratio=0\.5, \.\.\.\), got ratio=0\.5 among",
+        r"unknown option 'stategy' beside TopK\(.*did you mean 'strategy'",
+        r"compressor must be a name, a compressor or a recipe, got <class '.*TopK'>, a class: write TopK\(\.\.\.\)",
+        r"memory must be .*: write Residual\(\.\.\.\)", r"strategy must be .*: write TwoPhase\(\.\.\.\)",
+        r"overrides\['weight'\] must be .*: write TopK\(\.\.\.\)",
     ]  # fmt: skip
     assert len(answers) == len(expected)
     for answer, pattern in zip(answers, expected, strict=True):

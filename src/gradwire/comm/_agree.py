@@ -55,6 +55,9 @@ def _texts(channel: Channel, text: str, device: torch.device) -> list[Any]:
     return [json.loads(row) for row in _gather(channel, padded, device)]
 
 
+_ABSENT = object()
+
+
 def _difference(texts: list[Any]) -> str:
     """The first place where two descriptions part, with the ranks that hold each value."""
     for rank, text in enumerate(texts):
@@ -65,7 +68,7 @@ def _difference(texts: list[Any]) -> str:
         path, values = f"the length of {path}", [len(value) for value in values]
     sides: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
-        sides.setdefault(json.dumps(value), []).append(rank)
+        sides.setdefault("not there" if value is _ABSENT else repr(value), []).append(rank)
     told = "; ".join(
         f"{value} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" for value, ranks in sides.items()
     )
@@ -74,8 +77,9 @@ def _difference(texts: list[Any]) -> str:
 
 def _first(values: list[Any], path: str) -> tuple[str, list[Any]]:
     if all(isinstance(value, dict) for value in values):
-        keys = sorted({key for value in values for key in value})
-        children = [(key, [value.get(key) for value in values]) for key in keys]
+        # The parameters of two methods differ because the methods do.
+        keys = sorted({key for value in values for key in value}, key=lambda key: (key != "name", key))
+        children = [(key, [value.get(key, _ABSENT) for value in values]) for key in keys]
     elif all(isinstance(value, list) for value in values) and all(values):
         children = [(str(i), [value[i] for value in values]) for i in range(min(map(len, values)))]
     else:

@@ -24,7 +24,7 @@ from gradwire.comm._part import Piece, Unit
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.memory.base import Memory
-from gradwire.types import Key, State
+from gradwire.types import Configuration, Key, State
 
 __all__ = ["Session", "Site", "Strategy"]
 
@@ -78,7 +78,7 @@ class Session(ABC):
         """
 
 
-class Strategy(ABC):
+class Strategy(Configuration, ABC):
     """Base of every strategy: subclass it as a frozen dataclass, one in each file."""
 
     name: ClassVar[str]

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from gradwire import ops, registry
 from gradwire.errors import ConfigError, WireError
-from gradwire.types import Key, Layout, Payload, State
+from gradwire.types import Configuration, Key, Layout, Payload, State
 
 __all__ = ["MOST_USED", "Compressor", "Family", "Feedback", "MultiRound", "as_gradient"]
 
@@ -70,7 +70,7 @@ def as_gradient(x: Tensor) -> Tensor:
     return x.detach().to(torch.float32).contiguous()
 
 
-class Compressor(ABC):
+class Compressor(Configuration, ABC):
     """Base of every compressor: subclass it as a frozen dataclass, one in each file. The module says the law."""
 
     name: ClassVar[str]

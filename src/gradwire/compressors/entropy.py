@@ -65,7 +65,8 @@ class Entropy(Compressor):
         inner = self.inner
         ok = isinstance(inner, Compressor) and inner.fixed_size and not isinstance(inner, MultiRound)
         require(ok, "Entropy.inner", "a method of one round and fixed size", inner)
-        require(self.coder in CODERS, "Entropy.coder", "'rans', 'huffman' or 'elias'", self.coder)
+        known = isinstance(self.coder, str) and self.coder in CODERS
+        require(known, "Entropy.coder", "'rans', 'huffman' or 'elias'", self.coder)
         declare_as(
             inner, self, "unbiased", "random", "elementwise", "memory", "advice", "portable", "factorises", "votes"
         )

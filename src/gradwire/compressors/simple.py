@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gradwire.errors import as_python
 from gradwire.types import State
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class SimpleCompressor(ABC):
     def config(self) -> dict[str, Any]:
         """The numbers, strings and flags among the instance's attributes."""
         return {
-            key: value for key, value in vars(self).items()
+            key: value for key, value in ((key, as_python(given)) for key, given in vars(self).items())
             if not key.startswith("_") and isinstance(value, bool | int | float | str | None)
         }  # fmt: skip
 

@@ -61,7 +61,8 @@ class TopK(Sparsifier):
 
     def __post_init__(self) -> None:
         require(is_float32(self.ratio) and 0 < self.ratio <= 1, "TopK.ratio", "in (0, 1]", self.ratio)
-        require(self.values in _TYPES, "TopK.values", f"one of {', '.join(_TYPES)}", self.values)
+        known = isinstance(self.values, str) and self.values in _TYPES
+        require(known, "TopK.values", f"one of {', '.join(_TYPES)}", self.values)
         forms = (*FORMS, "auto")
         require(self.indices in forms, "TopK.indices", f"one of {', '.join(forms)}", self.indices)
 

@@ -268,18 +268,31 @@ def even_out(group: dist.ProcessGroup, device: torch.device) -> None:
         dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
 
 
+MUCH = 0.2
+"""The share of all elements from which on a warning says that a method cannot shrink them."""
+
+
 def announce(exchange: Exchange, shapes: list[Named]) -> None:
     """Say once, on rank 0, what is compressed; warn where nothing is."""
     if exchange.channel.rank != 0:
         return
-    main, total, compressed = exchange.compressor, 0, 0
+    main, total, compressed, dense = exchange.compressor, 0, 0, dict[str, int]()
     for name, shape in shapes:
         numel = torch.Size(shape).numel()
         total += numel
         chosen = exchange.policy.choose(name, shape, main)
         compressed += numel if chosen is not None and chosen.name != "none" else 0
+        if exchange.policy.would_grow(name, shape, main):
+            dense[name] = numel
     log.info("%r over %s: %d of %d elements compressed, the rest travels dense", main,
              exchange.strategy_for(main).name, compressed, total)  # fmt: skip
     if compressed == 0 and main.name != "none":
         log.warning("%r compresses nothing: every parameter is excluded, smaller than min_numel=%d, or would grow",
                     main, exchange.policy.min_numel)  # fmt: skip
+    if sum(dense.values()) > MUCH * total:
+        by_size = sorted(dense, key=lambda each: -dense[each])
+        more = f" and {len(by_size) - 3} more" if len(by_size) > 3 else ""
+        remedy = ", or reshape them into matrices" if main.family == "low rank" else ""
+        log.warning("%r cannot shrink %s%s: %d of %d elements travel dense; give them another method, such as "
+                    "overrides={%r: 'qsgd'}%s", main, ", ".join(by_size[:3]),
+                    more, sum(dense.values()), total, by_size[0], remedy)  # fmt: skip

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor
-from gradwire.types import Key, Payload, State
+from gradwire.types import Configuration, Key, Payload, State
 
 __all__ = ["Memory", "default_memory"]
 
@@ -32,7 +32,7 @@ def default_memory(compressor: Compressor) -> str:
     return "residual" if compressor.feedback in ("required", "built-in") else "none"
 
 
-class Memory(ABC):
+class Memory(Configuration, ABC):
     """Base of every memory: subclass it as a frozen dataclass, one in each file."""
 
     name: ClassVar[str]

@@ -59,7 +59,8 @@ class Residual(Memory):
         require(is_float32(self.gamma) and self.gamma > 0, "Residual.gamma", "a finite number > 0", self.gamma)
         if isinstance(self.dtype, str):
             object.__setattr__(self, "dtype", SHORT.get(self.dtype, self.dtype))
-        require(self.dtype in DTYPES, "Residual.dtype", "'float32' or 'bfloat16'", self.dtype)
+        known = isinstance(self.dtype, str) and self.dtype in DTYPES
+        require(known, "Residual.dtype", "'float32' or 'bfloat16'", self.dtype)
 
     @property
     def kept_dtype(self) -> torch.dtype:

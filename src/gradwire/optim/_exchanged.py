@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.errors import require
+from gradwire.errors import is_number, require
 from gradwire.exchange import Named
 from gradwire.integrations._ownership import Caller
 from gradwire.integrations._setup import check_dtypes, prepare_alone, prepare_named, share_start
@@ -119,11 +119,10 @@ def check_adam(name: str, lr: float, betas: tuple[float, float], eps: float, wei
     Raises:
         ConfigError: naming the parameter.
     """
-    number = int | float
-    require(isinstance(lr, number) and 0 <= lr < float("inf"), f"{name}.lr", "a finite number >= 0", lr)
+    require(is_number(lr) and 0 <= lr < float("inf"), f"{name}.lr", "a finite number >= 0", lr)
     pair = isinstance(betas, tuple | list) and len(betas) == 2
-    inside = pair and all(isinstance(beta, number) and 0 <= beta < 1 for beta in betas)
+    inside = pair and all(is_number(beta) and 0 <= beta < 1 for beta in betas)
     require(inside, f"{name}.betas", "two numbers in [0, 1)", betas)
-    require(isinstance(eps, number) and 0 < eps < 1, f"{name}.eps", "in (0, 1)", eps)
-    decay = isinstance(weight_decay, number) and 0 <= weight_decay < float("inf")
+    require(is_number(eps) and 0 < eps < 1, f"{name}.eps", "in (0, 1)", eps)
+    decay = is_number(weight_decay) and 0 <= weight_decay < float("inf")
     require(decay, f"{name}.weight_decay", "a finite number >= 0", weight_decay)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.errors import require
+from gradwire.errors import is_number, require
 from gradwire.meeting.place import Meeting
 from gradwire.optim._flat import Flat
 from gradwire.optim._local import LocalSteps
@@ -70,9 +70,8 @@ class DiLoCo(LocalSteps):
     ) -> None:  # fmt: skip
 
         def check() -> None:
-            number = int | float
-            require(isinstance(lr, number) and 0 < lr < float("inf"), "DiLoCo.lr", "a finite number > 0", lr)
-            require(isinstance(momentum, number) and 0 <= momentum < 1, "DiLoCo.momentum", "in [0, 1)", momentum)
+            require(is_number(lr) and 0 < lr < float("inf"), "DiLoCo.lr", "a finite number > 0", lr)
+            require(is_number(momentum) and 0 <= momentum < 1, "DiLoCo.momentum", "in [0, 1)", momentum)
 
         told = {"lr": lr, "momentum": momentum}
         super().__init__(inner, compressor, every, options, process_group, meeting, told, check)
