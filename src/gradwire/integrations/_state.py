@@ -52,6 +52,10 @@ class Units:
         self.divisors: dict[str, float] = {}
         self._ahead: list[Reading] = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of a model, whose hooks refer to this, follows nothing: least of all a copy of the optimizer."""
+        return Units, (None, None, {})
+
     @staticmethod
     def check(scaler: Any, lr_correction: Any) -> None:
         """Refuse what is not a scaler or not an optimizer.

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from gradwire.comm._part import nonfinite
 from gradwire.errors import ConfigError, require
 from gradwire.exchange import Named
+from gradwire.integrations._copies import CopiedState, forget_copied, note_copies
 from gradwire.integrations._ownership import Caller, averaged_by_ddp, is_sharded, release
 from gradwire.integrations._regroup import Regroup
 from gradwire.integrations._setup import frozen_in, in_memory, kind_of, prepare, refuse, uncompiled
@@ -59,6 +60,7 @@ class GradwireState(ExchangeState):
         *, scaler: Any = None, lr_correction: Optimizer | None = None, **options: Any,
     ) -> None:  # fmt: skip
         model = uncompiled(model)
+        forget_copied(model)
         module, group = model, process_group
         if isinstance(model, DistributedDataParallel):
             module, group = model.module, model.process_group
@@ -85,6 +87,11 @@ class GradwireState(ExchangeState):
         self.traced = bool(getattr(model, "_use_python_reducer", False))
         if self.traced:
             Arrivals(model, params, self.exchange, self.units, self._worker)
+        note_copies(model, repr(self.exchange.compressor))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the model, or of this state, exchanges nothing: see ``integrations/_copies.py``."""
+        return CopiedState, (repr(self.exchange.compressor),)
 
     def close(self) -> None:
         """End the communication thread and lend the process group to the next state; the hook must not run again.

@@ -1,0 +1,70 @@
+"""Copies of a compressed DDP model: ``copy.deepcopy``, ``AveragedModel``, ``torch.save(model)``.
+
+Law: a copy is what torch makes of any DDP model with a hook, a DDP model over the default group that averages its own
+gradients, uncompressed. It takes nothing from the exchange of the original, whose process group and residuals cannot be
+copied, and may be given one of its own by ``compress_ddp``. If it is trained without one, it says so once.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["CopiedState", "CopyNotice", "forget_copied", "note_copies"]
+
+log = logging.getLogger("gradwire")
+
+
+class CopiedState:
+    """What a copy has in place of the state of the model that was copied: a name, and nothing that exchanges."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"{name!r}: this is a copy of the state of {self.__dict__.get('method')}, which exchanges nothing; "
+            "save state.state_dict(), and make a state with gradwire.compress_ddp"
+        )
+
+
+class CopyNotice:
+    """A hook before the forward pass of a DDP model: does nothing in the original, and tells of a copy that trains.
+
+    Args:
+        method: of the original.
+        copied: whether this is the copy's.
+    """
+
+    def __init__(self, method: str, copied: bool = False) -> None:
+        self.method, self.copied = method, copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CopyNotice, (self.method, True)
+
+    def __call__(self, model: nn.Module, _: object) -> None:
+        if self.copied and model.training and torch.is_grad_enabled():
+            forget_copied(model)
+            if dist.get_rank() == 0:
+                log.warning("this DDP model is a copy of one with %s: DDP averages its gradients uncompressed; "
+                            "give it to gradwire.compress_ddp to compress them", self.method)  # fmt: skip
+
+
+def note_copies(model: nn.Module, method: str) -> None:
+    """Have copies of this DDP model say that they are."""
+    if isinstance(model, DistributedDataParallel):
+        model.register_forward_pre_hook(CopyNotice(method))
+
+
+def forget_copied(model: nn.Module) -> None:
+    """Take from a DDP model whatever it was given as the copy of another."""
+    if isinstance(model, DistributedDataParallel):
+        model._comm_hooks = [each for each in model._comm_hooks if not isinstance(each[1], CopiedState)]
+        for key, hook in list(model._forward_pre_hooks.items()):
+            if isinstance(hook, CopyNotice) and hook.copied:
+                del model._forward_pre_hooks[key]

@@ -1,0 +1,96 @@
+"""A copy of a compressed DDP model: it trains as DDP does, says so, and may be compressed itself."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from gradwire.integrations.ddp import compress_ddp
+from gradwire.testing.processes import run_ranks
+from tests.integrations.jobs import batch, digest, model_of
+
+SAID = "this DDP model is a copy of one with TopK(ratio=0.05"
+
+
+def _saved(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy, "averaged": lambda model: AveragedModel(model).module, "saved": _saved,
+    "pickled": lambda model: pickle.loads(pickle.dumps(model)), "twice": lambda model: _saved(copy.deepcopy(model)),
+}  # fmt: skip
+
+
+def _train(model: nn.Module, rank: int, first: int, steps: int) -> str:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch(step, rank)[0]), batch(step, rank)[1]).backward()
+        optimizer.step()
+    return digest(model)
+
+
+def _copied(rank: int, way: str) -> dict[str, Any]:
+    heard = io.StringIO()
+    logging.getLogger("gradwire").addHandler(logging.StreamHandler(heard))
+    model = DistributedDataParallel(model_of())
+    state = compress_ddp(model, "topk", ratio=0.05)
+    _train(model, rank, 0, 3)
+    made = WAYS[way](model)
+    told = {"same": digest(made) == digest(model), "quiet": SAID not in heard.getvalue()}
+    with torch.no_grad():
+        made(batch(0, rank)[0])
+    made.eval()(batch(0, rank)[0])
+    made.train()
+    told["not for evaluation"] = SAID not in heard.getvalue()
+    dense = DistributedDataParallel(copy.deepcopy(model.module))
+    told["dense"] = _train(made, rank, 3, 4) == _train(dense, rank, 3, 4)
+    told["said"] = heard.getvalue().count(SAID) == (rank == 0)
+
+    # The original goes on undisturbed, and a copy may be compressed.
+    again = WAYS[way](model)
+    own = compress_ddp(again, "topk", ratio=0.05)
+    own.load_state_dict(state.state_dict())
+    steps = state.metrics()["steps"]
+    told["compressed"] = _train(again, rank, 7, 3) == _train(model, rank, 7, 3)
+    told["steps"] = (steps, state.metrics()["steps"], own.metrics()["steps"])
+    told["said no more"] = heard.getvalue().count(SAID) == (rank == 0)
+    told["digest"] = digest(made)
+    return told
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_trains_uncompressed_and_says_so_once(way: str) -> None:
+    one, other = run_ranks(2, _copied, way)
+    assert one == other
+    assert one.pop("steps") == (3, 6, 6)
+    assert one.pop("digest")
+    assert one == dict.fromkeys(one, True)
+
+
+def _copied_state(rank: int) -> str:
+    state = copy.deepcopy(compress_ddp(DistributedDataParallel(model_of()), "twobit"))
+    with pytest.raises(AttributeError) as told:
+        state.metrics()
+    return str(told.value)
+
+
+def test_a_copy_of_a_state_says_what_it_is() -> None:
+    told = run_ranks(1, _copied_state)[0]
+    assert told.startswith("'metrics': this is a copy of the state of TwoBit(")
+    assert "save state.state_dict()" in told
