@@ -174,7 +174,7 @@ def test_a_dead_worker_ends_the_waits_with_its_name():
     (reply,) = messages(core.tick(6.0))
     assert (reply[0], reply[2]["seq"], reply[2]["kind"]) == (a, 3, "dead")
     assert "worker 1 has not been heard of for 5 s" in reply[2]["text"]
-    assert "key 'w' waits for step 1" in reply[2]["text"]
+    assert "step 1 of key 'w' waits for worker 1" in reply[2]["text"]
     # What would wait for it is refused at once; what need not wait works.
     assert ops(pull(core, a, 4, "w", 1)) == ["error"]
     assert ops(pull(core, a, 5, "w", 0)) == ["value"]

@@ -167,6 +167,56 @@ def test_without_a_snapshot_the_values_are_lost_and_every_worker_is_told(servers
         assert "restarted without a snapshot" in str(error)
 
 
+def test_a_server_that_stays_away_is_named_within_the_time_of_a_silent_worker(servers):
+    started = [servers.start() for _ in range(2)]
+    workers = both([endpoint for _, endpoint in started], 10, allowed=2, bound=100, server_timeout=None)
+    for worker in workers:
+        worker.wait(2)
+    kill(started[1][0])
+    begun = time.monotonic()
+    for worker in workers:
+        worker.go_on()
+    errors = [worker.join() for worker in workers]
+    assert time.monotonic() - begun < 30, "the store's own timeout is 60 s"
+    for error in errors:
+        assert isinstance(error, GroupError)
+        assert f"server 1 at {started[1][1]} has been away for 8." in str(error)
+        assert "it keeps no snapshot" in str(error)
+        assert "GRADWIRE_SERVER_TIMEOUT" in str(error)
+
+
+def test_a_server_with_a_snapshot_is_waited_for_as_long_as_it_is_said(tmp_path, servers, monkeypatch):
+    options = ["--snapshot", str(tmp_path / "snapshot")]
+    monkeypatch.setenv("GRADWIRE_SERVER_TIMEOUT", "3")
+    process, endpoint = servers.start(*options, workers=1)
+    worker = Worker([endpoint], 0, 10, world=1, server_timeout=None).start(allowed=2).wait(2)
+    kill(process)
+    worker.go_on()
+    error = worker.join()
+    assert isinstance(error, GroupError)
+    assert f"server 0 at {endpoint} has been away for 3." in str(error)
+    assert "start it again at this address with the --snapshot file" in str(error)
+
+
+def test_what_a_late_request_waits_for_is_said_when_its_time_is_over(servers):
+    _, endpoint = servers.start(workers=3)
+    stores = [DistStore("dist_sync", Place((endpoint,), rank, 3), timeout=2) for rank in range(3)]
+    first = stores[0]
+    first.init("w", torch.zeros(SHAPE))
+    stores[2].init("w", torch.zeros(SHAPE))
+    for store in (first, stores[2]):
+        store.push("w", torch.ones(SHAPE))
+    with pytest.raises(GroupError, match=r"within 2 s: step 1 of key 'w' waits for worker 1$"):
+        first.pull("w", torch.zeros(SHAPE))
+    with pytest.raises(GroupError, match=r"barrier 1 was not answered within 2 s: barrier 1 waits for workers 1, 2$"):
+        first.barrier()
+    nobody = DistStore("dist_sync", Place(("tcp://127.0.0.1:1",), 0, 1), timeout=1)
+    with pytest.raises(GroupError, match=r"server 0 at tcp://127\.0\.0\.1:1 never answered: is it started"):
+        nobody.barrier()
+    for store in (*stores, nobody):
+        store.close()
+
+
 @pytest.mark.parametrize("moment", ["between steps", "in a push", "in a pull"])
 def test_a_cable_that_is_cut_and_mended_loses_nothing_and_repeats_nothing(moment, servers, cables):
     """For 5 seconds, which is less than what makes a worker dead by default."""

@@ -197,7 +197,7 @@ def test_a_worker_that_is_gone_ends_the_wait_for_all_keys():
     ((peer, op, fields, _),) = messages(core.tick(100.0))
     assert (peer, op, fields["seq"]) == (a, "error", 31)
     assert "worker 1" in fields["text"]
-    assert "keys 'a', 'b', 'c', 'd' waits for step 1" in fields["text"]
+    assert "step 1 of keys 'a', 'b', 'c', 'd' waits for worker 1" in fields["text"]
 
 
 def test_steps_go_on_without_a_worker_where_that_is_wanted():

@@ -3,12 +3,13 @@
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
 import zmq
 
-from gradwire import ConfigError, GroupError
+from gradwire import ConfigError
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.dist import DistStore
 from gradwire.kvstore.environment import Place
@@ -92,19 +93,27 @@ def test_a_worker_without_a_key_or_with_a_strangers_is_not_heard(served, keys, t
     strangers = tmp_path / "strangers"
     make_keys(strangers, 1)
     (strangers / "worker-0" / "server.key").write_bytes((keys / "servers" / "server.key").read_bytes())
-    for folder in (None, strangers / "worker-0"):
-        kv = DistStore("dist_sync", Place((endpoint,), 0, 1, folder), timeout=2)
-        with pytest.raises(GroupError, match="2 s"):
-            kv.init("w", torch.ones(3))
-        kv.close()
+    refused(endpoint, None, "it takes only who has a key, and this process has none. Set GRADWIRE_KEYS")
+    refused(endpoint, strangers / "worker-0", "refused the key of this process.*must be in the folder 'workers'")
 
 
 def test_a_worker_does_not_speak_to_another_server(served, keys, tmp_path):
     make_keys(tmp_path / "others", 1)
     endpoint = served(keys=tmp_path / "others" / "servers")
-    kv = DistStore("dist_sync", Place((endpoint,), 0, 1, keys / "worker-0"), timeout=2)
-    with pytest.raises(GroupError, match="2 s"):
+    refused(endpoint, keys / "worker-0", r"ends every handshake: it has another key than the one that .*server\.key")
+
+
+def test_a_worker_with_a_key_does_not_speak_to_a_server_without(served, keys):
+    refused(served(), keys / "worker-0", "it has no keys.*Start the server with --keys FOLDER/servers")
+
+
+def refused(endpoint, folder, message):
+    """At once, with the server's name and what to do."""
+    kv = DistStore("dist_sync", Place((endpoint,), 0, 1, folder), timeout=60)
+    begun = time.monotonic()
+    with pytest.raises(ConfigError, match=f"server 0 at {endpoint} .*{message}"):
         kv.init("w", torch.ones(3))
+    assert time.monotonic() - begun < 20
     kv.close()
 
 

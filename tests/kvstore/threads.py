@@ -23,10 +23,12 @@ class Worker:
         world: how many workers there are.
         compression: of its pushes; None: none.
         shape: of the key.
+        server_timeout: as of the store; a server that a test starts again may be long in coming.
     """
 
-    def __init__(self, endpoints, rank, steps, world=2, compression=None, shape=SHAPE, **options):
-        self.store = DistStore("dist_sync", Place(tuple(endpoints), rank, world), timeout=60, **options)
+    def __init__(self, endpoints, rank, steps, world=2, compression=None, shape=SHAPE, server_timeout=60, **options):
+        place = Place(tuple(endpoints), rank, world)
+        self.store = DistStore("dist_sync", place, timeout=60, server_timeout=server_timeout, **options)
         self.rank, self.steps, self.shape, self.compression = rank, steps, shape, compression
         self.out, self.error, self.step = torch.empty(shape), None, 0
         self.keys = ["w", "twin of w"] if shape == SHAPE else ["w"]

@@ -28,9 +28,9 @@ def create(name: str = "local", **options: Any) -> KVStore:
         name: "local" (also "local_update_cpu", "local_allreduce_cpu") sums what the senders of this process push;
             "device" (also "local_allreduce_device") compresses it before; "dist_sync" and "dist_async" (with "_device"
             in them, too) keep values on servers, which the environment names: see ``gradwire launch``.
-        options: ``seed`` of the random streams of methods that have them; of a dist store also ``timeout`` in seconds
-            and ``bound``, the elements from which on a key is cut over all servers; of "dist_async" ``staleness``, how
-            many steps a worker may be ahead of the slowest.
+        options: ``seed`` of the random streams of methods that have them; of a dist store also ``timeout`` in seconds,
+            ``server_timeout``, the seconds that a server may be away, and ``bound``, the elements from which on a key
+            is cut over all servers; of "dist_async" ``staleness``, how many steps a worker may be ahead of the slowest.
 
     Raises:
         ConfigError: an unknown type, or an option that a store of this type has not.

@@ -121,7 +121,7 @@ class ServerBundles(ServerSessions):
 
     @abstractmethod
     def _when(
-        self, topic: Topic, session: Session, seq: int, what: str, ready: Callable[[], bool],
+        self, topic: Topic, session: Session, seq: int, what: Callable[[], str], ready: Callable[[], bool],
         answer: Callable[[], list[Outgoing]],
     ) -> list[Outgoing]: ...  # fmt: skip
 

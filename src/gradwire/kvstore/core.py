@@ -29,6 +29,7 @@ from gradwire.kvstore.protocol import CHUNK, DTYPES, REQUESTS, pack, unpack
 from gradwire.kvstore.server_joints import ServerJoints
 from gradwire.kvstore.session import Session
 from gradwire.kvstore.sessions import StrangerError
+from gradwire.kvstore.state import workers
 from gradwire.kvstore.states import from_bytes, to_bytes
 from gradwire.kvstore.waits import Outgoing, Topic, Waiting
 
@@ -116,10 +117,10 @@ class ServerCore(ServerJoints):
         elif chunk + 1 < chunks:
             return []
         self._touched.add(key)
-        waiting = f"key {key!r} waits for rank 0's value"
         return self._when(
-            key, session, seq, waiting, lambda: key in self.entries, partial(self._inited, session, seq, key, form)
-        )
+            key, session, seq, lambda: f"key {key!r} waits for worker 0's value", lambda: key in self.entries,
+            partial(self._inited, session, seq, key, form),
+        )  # fmt: skip
 
     def _inited(self, session: Session, seq: int, key: StoreKey, form: tuple[Any, ...]) -> list[Outgoing]:
         """A worker may have asked before rank 0 said what the key is."""
@@ -247,14 +248,20 @@ class ServerCore(ServerJoints):
 
         topic = ("barrier", number)
         self._touched.add(topic)
-        missing = f"barrier {number} waits for worker {', '.join(map(str, sorted(self.live - arrived)))}"
-        return self._when(topic, session, seq, missing, ready, answer)
+        return self._when(
+            topic, session, seq, lambda: f"barrier {number} waits for {workers(self.live - arrived)}", ready, answer
+        )
 
     def _pass(self, number: int) -> None:
         """Barriers up to this one are behind all workers."""
         if number > self._passed:
             self._passed = number
             self._touched |= {("barrier", each) for each in self._barriers if each <= number}
+
+    def _why(self, session: Session, rest: list[memoryview], seq: int, of: int) -> list[Outgoing]:
+        """Say what another request of this worker waits for: its deadline has passed."""
+        text = self._waits.reason(session.peer, of)
+        return self._chunks(session, seq, torch.frombuffer(bytearray(f" {text}".encode()), dtype=torch.uint8), [])
 
     def _finish(self, session: Session, rest: list[memoryview], seq: int) -> list[Outgoing]:
         self.finished.add(session.rank)
@@ -296,13 +303,13 @@ class ServerCore(ServerJoints):
         return self._when(entry.key, session, seq, missing, ready, answer)
 
     def _when(
-        self, topic: Topic, session: Session, seq: int, what: str, ready: Callable[[], bool],
+        self, topic: Topic, session: Session, seq: int, what: Callable[[], str], ready: Callable[[], bool],
         answer: Callable[[], list[Outgoing]],
     ) -> list[Outgoing]:  # fmt: skip
         if ready():
             return answer()
         if self.dead and self.rules.on_dead_worker == "error":
-            return [(session.peer, [pack("error", seq=seq, kind="dead", text=f"{self._silence()}: {what}")])]
+            return [(session.peer, [pack("error", seq=seq, kind="dead", text=f"{self._silence()}: {what()}")])]
         self._waits.add(topic, Waiting(session.peer, seq, what, ready, answer))
         return []
 

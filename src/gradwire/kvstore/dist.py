@@ -25,6 +25,7 @@ from gradwire.kvstore.bundles import Bundle, Bundles
 from gradwire.kvstore.compression import OFF, Compression
 from gradwire.kvstore.dist_lanes import DistLanes
 from gradwire.kvstore.environment import Place, bigarray_bound
+from gradwire.kvstore.environment import server_timeout as told_timeout
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.links import LASTING, Links, finish_at_exit
 from gradwire.kvstore.optimizers import OptimizerConfig
@@ -47,16 +48,20 @@ class DistStore(DistLanes):
         timeout: seconds that any answer may take, > 0.
         bound: elements from which on a key is cut over all servers; None: MXNET_KVSTORE_BIGARRAY_BOUND, or 1,000,000.
         seed: of the random streams of methods that have them, the same on all workers.
+        server_timeout: seconds that a server may be away, > 0, before what was asked of it fails with its name; None:
+            GRADWIRE_SERVER_TIMEOUT, or, if that is not set, 8, and 30 of a server that keeps a snapshot.
         staleness: of an async store: how many steps of a key a worker may be ahead of the slowest before its pulls
             and pushes of that key wait, the same on all workers; None: any number.
     """
 
     def __init__(
         self, type: str = "dist_sync", where: Place | None = None, *, timeout: float = 120.0,  # noqa: A002
-        bound: int | None = None, seed: int = 0, staleness: int | None = None,
+        bound: int | None = None, seed: int = 0, staleness: int | None = None, server_timeout: float | None = None,
     ) -> None:  # fmt: skip
         super().__init__(type)
         require(is_float32(timeout) and timeout > 0, "timeout", "seconds > 0", timeout)
+        known = server_timeout is None or (is_float32(server_timeout) and server_timeout > 0)
+        require(known, "server_timeout", "seconds > 0, or None", server_timeout)
         bounded = staleness is None or ("async" in type and is_int(staleness, 0))
         require(bounded, "staleness", "an integer >= 0, of a store of a type with 'async'", staleness)
         self.bound = bigarray_bound(BIGARRAY_BOUND) if bound is None else bound
@@ -66,7 +71,7 @@ class DistStore(DistLanes):
         self._optimizer_name: str | None = None
         self._links = Links(
             self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
-            keys=self.place.keys,
+            keys=self.place.keys, server_timeout=told_timeout() if server_timeout is None else server_timeout,
         )  # fmt: skip
         # A process's own store lasts as long as the process, or its end would not be said: nobody must wait for that.
         LASTING.extend([self] if where is None else [])

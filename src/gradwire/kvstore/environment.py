@@ -13,12 +13,13 @@ from pathlib import Path
 from gradwire.errors import ConfigError
 
 __all__ = ["INSECURE", "KEYS", "SERVERS", "Place", "bigarray_bound", "flag", "number", "own_keys", "ranked",
-           "read_place", "start_timeout"]  # fmt: skip
+           "read_place", "server_timeout", "start_timeout"]  # fmt: skip
 
 SERVERS = "GRADWIRE_SERVERS"
 KEYS = "GRADWIRE_KEYS"
 INSECURE = "GRADWIRE_INSECURE"
 START_TIMEOUT = "GRADWIRE_START_TIMEOUT"
+SERVER_TIMEOUT = "GRADWIRE_SERVER_TIMEOUT"
 
 RANKS = (
     ("GRADWIRE_RANK", "GRADWIRE_WORLD_SIZE"), ("RANK", "WORLD_SIZE"), ("DMLC_RANK", "DMLC_NUM_WORKER"),
@@ -138,11 +139,24 @@ def start_timeout(environment: Mapping[str, str] | None = None) -> float:
     Raises:
         ConfigError: it is no positive number.
     """
-    text = (os.environ if environment is None else environment).get(START_TIMEOUT, "120")
+    return _seconds((os.environ if environment is None else environment).get(START_TIMEOUT, "120"), START_TIMEOUT)
+
+
+def server_timeout(environment: Mapping[str, str] | None = None) -> float | None:
+    """Seconds that a server may be away: GRADWIRE_SERVER_TIMEOUT, or None where it is not set.
+
+    Raises:
+        ConfigError: it is no positive number.
+    """
+    text = (os.environ if environment is None else environment).get(SERVER_TIMEOUT, "")
+    return _seconds(text, SERVER_TIMEOUT) if text else None
+
+
+def _seconds(text: str, name: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e9:
-        raise ConfigError(f"{START_TIMEOUT} must be seconds > 0, got {text!r}")
+        raise ConfigError(f"{name} must be seconds > 0, got {text!r}")
     return seconds

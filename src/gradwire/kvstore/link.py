@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import logging
 import time
 from concurrent.futures import InvalidStateError
 from pathlib import Path
@@ -18,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
-from gradwire.errors import ConfigError, GroupError, WireError
+from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
+from gradwire.kvstore.handshake import Door
 from gradwire.kvstore.keygen import lock_worker
 from gradwire.kvstore.protocol import CHUNK, REPLIES, pack, unpack
 from gradwire.kvstore.request import Request
@@ -34,23 +35,51 @@ AGAIN = 0.5
 PATIENCE = 8.0
 """Seconds after which it gives up: whoever has its place is alive."""
 
+AWAY = 8.0
+"""Seconds without a connection after which a server is gone, as silent workers are by default after as many."""
+
+RESTART = 30.0
+"""Seconds in which a server that keeps a snapshot may come again."""
+
+BEAT, SILENT = 2000, 15000
+"""Milliseconds between two heartbeats of ZeroMQ's own threads, which answer while a server computes, and those after
+which a connection without any is over: a machine without power does not say that it ends."""
+
+log = logging.getLogger("gradwire")
+
 QUEUED = 16
 """Messages that a socket may hold: what is in it can no longer be overtaken."""
 
 
 class Link:
-    """The connection to one server; used by one thread alone."""
+    """The connection to one server; used by one thread alone.
 
-    def __init__(self, context: zmq.Context[Any], endpoint: str, name: bytes, hello: bytes, keys: Path | None) -> None:
-        self.endpoint, self.hello = endpoint, hello
+    Args:
+        context: of the sockets.
+        who: the server in words, with its address: "server 0 at tcp://127.0.0.1:7000".
+        endpoint: of the server.
+        name: of this worker, as the server sees it.
+        hello: the introduction.
+        keys: this worker's folder.
+        grace: seconds that the server may be away before what was asked of it fails; None: ``AWAY``, or ``RESTART``
+            where it keeps a snapshot from which it may come again.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], who: str, endpoint: str, name: bytes, hello: bytes, keys: Path | None,
+        grace: float | None = None,
+    ) -> None:  # fmt: skip
+        self.who, self.endpoint, self.hello = who, endpoint, hello
         self.socket = context.socket(zmq.DEALER)
         for option, value in ((zmq.IDENTITY, name), (zmq.LINGER, 1000), (zmq.SNDHWM, QUEUED), (zmq.RCVHWM, 0),
-                              (zmq.RECONNECT_IVL, 50), (zmq.RECONNECT_IVL_MAX, 500)):  # fmt: skip
+                              (zmq.RECONNECT_IVL, 50), (zmq.RECONNECT_IVL_MAX, 500), (zmq.HEARTBEAT_IVL, BEAT),
+                              (zmq.HEARTBEAT_TIMEOUT, SILENT)):  # fmt: skip
             self.socket.setsockopt(option, value)
         if keys is not None:
             lock_worker(self.socket, keys)
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self.door = Door(self.socket, who, keys)
         self.socket.connect(endpoint)
+        self._grace, self._snapshots, self._told_away = grace, False, False
         self.up, self.epoch = False, b""
         self._owed = False
         self._refused: tuple[float, float] | None = None
@@ -114,11 +143,54 @@ class Link:
 
     def events(self) -> None:
         """Connected: introduce this worker; disconnected: whatever was on its way may be lost."""
-        while self.monitor.poll(0):
-            event = parse_monitor_message(self.monitor.recv_multipart())["event"]
+        for opened in self.door.events():
             self.up, self._heap, self._begun = False, [], 0
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if opened:
                 self._introduce()
+
+    @property
+    def grace(self) -> float:
+        """Seconds that the server may be away."""
+        return self._grace or (RESTART if self._snapshots else AWAY)
+
+    def trouble(self, now: float, timeout: float) -> GradwireError | None:
+        """Why nothing will be answered; None while something may be.
+
+        Args:
+            now: by ``time.monotonic()``.
+            timeout: seconds that a server may be connected and silent.
+        """
+        if self.door.refusal:
+            return ConfigError(self.door.refusal)
+        away = self.door.away(now)
+        if away > self.grace:
+            return GroupError(f"{self.who} has been away for {away:.1f} s: {self._remedy()}")
+        if away > AWAY and not self._told_away:
+            self._told_away = True
+            log.warning("%s has been away for %.1f s: %s", self.who, away, self._remedy())
+        if now - self.heard > timeout:
+            return GroupError(f"{self.who} has not been heard of for {timeout:g} s: {self.state(now)}")
+        return None
+
+    def state(self, now: float) -> str:
+        """How the connection is, in words."""
+        if not self.door.opened:
+            return f"{self.who} never answered: is it started, and is that its address?"
+        if self.door.lost is not None:
+            return f"{self.who} has been away for {self.door.away(now):.1f} s"
+        return f"{self.who} is connected, and was last heard of {now - self.heard:.1f} s ago"
+
+    def _remedy(self) -> str:
+        if not self._snapshots:
+            return (
+                "it keeps no snapshot, so its values are lost if it has ended. Start the run again, with --snapshot "
+                "FILE of `gradwire server` if it is to survive this; GRADWIRE_SERVER_TIMEOUT (seconds) says how long a "
+                f"lost connection is waited for, now {self.grace:g}"
+            )
+        return (
+            "start it again at this address with the --snapshot file that it had, and training goes on; "
+            f"GRADWIRE_SERVER_TIMEOUT (seconds) says how long that is waited for, now {self.grace:g}"
+        )
 
     def insist(self, now: float) -> None:
         """Introduce this worker again where its place was taken.
@@ -166,15 +238,16 @@ class Link:
     def close(self) -> None:
         if self.up:
             self.say("leave")
-        self.socket.disable_monitor()
-        self.monitor.close(0)
+        self.door.close()
         self.socket.close()
 
-    def _welcome(self, rest: list[memoryview], epoch: bytes, rank: int, world: int, restored: bool) -> None:
+    def _welcome(
+        self, rest: list[memoryview], epoch: bytes, rank: int, world: int, restored: bool, snapshots: bool
+    ) -> None:
         another, self.epoch = self.epoch not in (b"", epoch), epoch
+        self._snapshots, self._told_away = snapshots, False
         if another and not restored:
-            text = f"the server at {self.endpoint} was restarted without a snapshot: its values are lost"
-            self.fail(GroupError(text))
+            self.fail(GroupError(f"{self.who} was restarted without a snapshot: its values are lost"))
         self.up, self._heap, self._begun, self._refused = True, [], 0, None
         again = {request.seq: request for request in self.declared} if another else {}
         if another:
@@ -252,7 +325,7 @@ class Link:
             if now - since < PATIENCE:
                 return
         kinds: dict[str, type[Exception]] = {"config": ConfigError, "wire": WireError}
-        error = kinds.get(kind, GroupError)(f"server at {self.endpoint}: {text}")
+        error = kinds.get(kind, GroupError)(f"{self.who}: {text}")
         if seq in self.unanswered:
             self._finish(self.unanswered[seq], error=error)
         else:

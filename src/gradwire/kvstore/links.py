@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ LASTING: list[Any] = []
 FAREWELL = 10.0
 """Seconds that the end of a process waits for the servers to take note of it."""
 
+WHY = 2.0
+"""Seconds that servers have to say what a request waits for whose deadline has passed."""
+
 PING = 1.0
 """Seconds between two signs of life."""
 
@@ -47,11 +51,12 @@ class Links:
         sync: the kind of store.
         timeout: seconds that an answer may take, > 0.
         keys: this worker's folder, made by ``gradwire keygen``.
+        server_timeout: seconds that a server may be away, > 0; None: as ``Link`` has it.
     """
 
     def __init__(
         self, endpoints: Sequence[str], rank: int, world: int, *, sync: bool, timeout: float,
-        keys: Path | None = None,
+        keys: Path | None = None, server_timeout: float | None = None,
     ) -> None:  # fmt: skip
         self.timeout, self.endpoints = timeout, list(endpoints)
         self._seq = itertools.count(1)
@@ -66,9 +71,10 @@ class Links:
         token = os.urandom(16)
         hello = pack("hello", version=VERSION, rank=rank, world=world, sync=sync, session=token)
         self._links = [
-            Link(self._context, endpoint, b"worker-%d-" % rank + token.hex().encode(), hello, keys)
-            for endpoint in endpoints
-        ]
+            Link(self._context, f"server {index} at {endpoint}", endpoint,
+                 b"worker-%d-" % rank + token.hex().encode(), hello, keys, server_timeout)
+            for index, endpoint in enumerate(endpoints)
+        ]  # fmt: skip
         arguments = (ear, self._links, self._inbox, timeout)
         thread = threading.Thread(target=_serve, args=arguments, name="gradwire-kvstore", daemon=True)
         thread.start()
@@ -101,8 +107,23 @@ class Links:
         for future in done:
             future.result()
         if waiting:
-            raise GroupError(f"{what} was not answered within {self.timeout:g} s")
+            raise GroupError(f"{what} was not answered within {self.timeout:g} s: {self._why(waiting)}")
         return [future.result() for future in futures]
+
+    def _why(self, waiting: AbstractSet[Future[int]]) -> str:
+        """What requests wait for, as their servers say it now; how the connection is where they say nothing."""
+        asked: dict[int, Request] = {}
+        for index, link in enumerate(self._links):
+            # A copy in one go: the other thread takes out what is answered.
+            late = [each.seq for each in list(link.unanswered.values()) if each.future in waiting]
+            if late:
+                asked[index] = Request("why", {"of": min(late)})
+        wait(self.ask_all(list(asked.items())), min(self.timeout, WHY))
+        told = []
+        for index, request in asked.items():
+            text = bytes(request.answer or b"").decode(errors="replace").strip() if request.future.done() else ""
+            told.append(text or self._links[index].state(time.monotonic()))
+        return "; ".join(dict.fromkeys(told)) or "the answer came too late"
 
     def dead(self) -> set[int]:
         """Workers that a server has not heard of."""
@@ -126,7 +147,7 @@ def _serve(
     bell: zmq.Socket[Any], links: list[Link], inbox: queue.SimpleQueue[tuple[int, Request] | None], timeout: float
 ) -> None:
     pinged, poller = 0.0, zmq.Poller()
-    for socket in (bell, *(link.monitor for link in links)):
+    for socket in (bell, *(link.door.monitor for link in links)):
         poller.register(socket, zmq.POLLIN)
     try:
         while True:
@@ -155,8 +176,9 @@ def _attend(link: Link, ping: bool, now: float, timeout: float) -> None:
     link.insist(now)
     if ping and link.up:
         link.say("ping")
-    if link.unanswered and now - link.heard > timeout:
-        link.fail(GroupError(f"the server at {link.endpoint} has not been heard of for {timeout:g} s"))
+    trouble = link.trouble(now, timeout)
+    if trouble is not None:
+        link.fail(trouble)
     link.write()
 
 

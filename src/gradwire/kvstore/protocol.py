@@ -20,6 +20,7 @@ and more than once. Nothing in a header is evaluated: names are looked up, numbe
     pull_joint of all keys of a list          value, when all of them are there
     staleness  how far ahead one may be       done
     barrier    I am here                      done, when all are
+    why        what a request waits for       value, text in UTF-8
     states     the optimizer's states         value
     restore    the optimizer's states back    done
     finish     I push no more                 done
@@ -52,7 +53,7 @@ __all__ = [
     "unpack",
 ]
 
-VERSION = 2
+VERSION = 3
 CHUNK = 1 << 20
 """Bytes of a frame at most: larger ones would keep small keys waiting, and travel no faster."""
 
@@ -147,6 +148,7 @@ REQUESTS: Mapping[str, Mapping[str, Check]] = {
     "pull_joint": {**_SEQ, "joint": _count(1), "step": _count(0)},
     "staleness": {**_SEQ, "steps": _count(0, 2**31)},
     "barrier": {**_SEQ, "number": _count(1)},
+    "why": {**_SEQ, "of": _count(1)},
     "states": _SEQ,
     "restore": _CHUNKED,
     "finish": _SEQ,
@@ -156,7 +158,7 @@ REQUESTS: Mapping[str, Mapping[str, Check]] = {
 """What a worker may send: the fields of each, and the check of each field."""
 
 REPLIES: Mapping[str, Mapping[str, Check]] = {
-    "welcome": {"epoch": _token, "rank": _count(0), "world": _count(1), "restored": _boolean},
+    "welcome": {"epoch": _token, "rank": _count(0), "world": _count(1), "restored": _boolean, "snapshots": _boolean},
     "done": {**_SEQ, "version": _count(0), "durable": _count(0)},
     "value": {**_CHUNKED, "version": _count(0), "durable": _count(0), "nbytes": _count(0)},
     "dones": {**_SEQ, "durable": _counts},

@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 
 from gradwire.errors import ConfigError, GroupError, WireError
+from gradwire.kvstore.handshake import Door
 from gradwire.kvstore.keygen import lock_peer, lock_server
 from gradwire.kvstore.protocol import MAX_HEADER, VERSION, pack, unpack
 from gradwire.kvstore.rendezvous import ANSWERS, Rendezvous
@@ -97,6 +98,7 @@ class Member:
         self._socket.setsockopt(zmq.IDENTITY, os.urandom(16).hex().encode())
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._deadline, self._pinged = time.monotonic() + timeout, time.monotonic()
+        self._door = Door(self._socket, f"the scheduler at {scheduler}", keys)
         try:
             if keys is not None:
                 lock_peer(self._socket, keys)
@@ -114,12 +116,17 @@ class Member:
 
         Raises:
             GroupError: there will be no group, or there was none in time.
+            ConfigError: the scheduler refused the connection, or has none of the keys.
         """
         if self._socket.poll(int(1000 * wait)):
             self._take(self._socket.recv_multipart())
         now = time.monotonic()
+        self._door.events()
+        if self._door.refusal:
+            raise ConfigError(self._door.refusal)
         if self.group is None and now > self._deadline:
-            raise GroupError(f"the scheduler at {self.scheduler} gave no group within {self.timeout:g} s")
+            reason = "" if self._door.opened else ": it never answered. Is it started, and is that its address?"
+            raise GroupError(f"the scheduler at {self.scheduler} gave no group within {self.timeout:g} s{reason}")
         if now - self._pinged > PING:
             self._pinged = now
             # Where it has ended nobody needs to know that this server lives.
@@ -142,6 +149,7 @@ class Member:
         self.group = fields
 
     def _close(self) -> None:
+        self._door.close()
         self._socket.close()
         self._context.term()
 

@@ -93,7 +93,8 @@ class ServerSessions(ServerState):
         else:
             self._start_again(fresh)
         self._enter(fresh)
-        reply = pack("welcome", epoch=self.epoch, rank=rank, world=world, restored=self.restored)
+        told = {"restored": self.restored, "snapshots": self.rules.snapshots}
+        reply = pack("welcome", epoch=self.epoch, rank=rank, world=world, **told)
         return [(peer, [reply])]
 
     def _check_place(self, owner: int | None, version: int, rank: int, world: int, sync: bool) -> None:
@@ -134,7 +135,7 @@ class ServerSessions(ServerState):
     def _tell_dead(self) -> list[Outgoing]:
         """End every wait that only the dead could end."""
         stuck = self._waits.take_stuck()
-        return [(w.peer, [pack("error", seq=w.seq, kind="dead", text=f"{self._silence()}: {w.what}")]) for w in stuck]
+        return [(w.peer, [pack("error", seq=w.seq, kind="dead", text=f"{self._silence()}: {w.what()}")]) for w in stuck]
 
     def _pong(self) -> bytes:
         return pack("pong", dead=sorted(self.dead))

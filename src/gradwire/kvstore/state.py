@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -20,7 +20,7 @@ from gradwire.kvstore.rules import Counters, Rules
 from gradwire.kvstore.session import Session
 from gradwire.kvstore.waits import Outgoing, Topic, Waiting, Waits
 
-__all__ = ["ServerState"]
+__all__ = ["ServerState", "workers"]
 
 
 class ServerState:
@@ -82,8 +82,8 @@ class ServerState:
         return peer, [pack("error", seq=seq, kind=kind, text=printable(str(error)))]
 
     def _silence(self) -> str:
-        names = ", ".join(map(str, sorted(self.dead)))
-        return f"worker {names} has not been heard of for {self.rules.dead_after:g} s"
+        have = "has" if len(self.dead) == 1 else "have"
+        return f"{workers(self.dead)} {have} not been heard of for {self.rules.dead_after:g} s"
 
     def _leave(self, session: Session, rest: list[memoryview]) -> list[Outgoing]:
         """Of who did not say ``finish`` before, the connection was closed and no more: it may come again."""
@@ -121,15 +121,18 @@ class ServerState:
             return True
         return step - min((entry.last.get(rank, 0) for rank in self.live), default=step) <= self.staleness
 
-    def _missing(self, entry: Entry, rank: int, step: int) -> str:
-        """What a request waits for."""
-        if self._version(entry, rank) < step:
-            return f"{entry.title} waits for step {step}"
-        behind = [each for each in sorted(self.live) if step - entry.last.get(each, 0) > (self.staleness or 0)]
-        return (
-            f"step {step} of {entry.title} waits for worker {', '.join(map(str, behind))}, more than "
-            f"{self.staleness} steps behind"
-        )
+    def _missing(self, entry: Entry, rank: int, step: int) -> Callable[[], str]:
+        """What a request waits for, in the words of the moment at which that is asked."""
+
+        def text() -> str:
+            made = self._version(entry, rank)
+            if made < step:
+                absent = self.live - entry.pending.get(made + 1, {}).keys() if self.sync else {rank}
+                return f"step {step} of {entry.title} waits for {workers(absent or {rank})}"
+            behind = [each for each in self.live if step - entry.last.get(each, 0) > (self.staleness or 0)]
+            return f"step {step} of {entry.title} waits for {workers(behind)}, more than {self.staleness} steps behind"
+
+        return text
 
     def _durable(self, entry: Entry, rank: int, version: int) -> int:
         """The step up to which a worker need not keep its pushes."""
@@ -195,6 +198,16 @@ class ServerState:
 
     def _newest(self) -> Updater | None:
         return self.updaters[max(self.updaters)] if self.updaters else None
+
+
+def workers(ranks: Iterable[int]) -> str:
+    """Ranks in words.
+
+    >>> workers([3]), workers({2, 0})
+    ('worker 3', 'workers 0, 2')
+    """
+    names = sorted(ranks)
+    return f"worker{'' if len(names) == 1 else 's'} {', '.join(map(str, names))}"
 
 
 def printable(text: str) -> str:

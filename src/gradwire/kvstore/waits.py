@@ -28,7 +28,7 @@ class Waiting:
 
     peer: bytes
     seq: int
-    what: str
+    what: Callable[[], str]
     ready: Callable[[], bool]
     answer: Callable[[], list[Outgoing]]
 
@@ -72,6 +72,11 @@ class Waits:
     def take_stuck(self) -> list[Waiting]:
         """Take out all that cannot be answered."""
         return [each for topic in self.topics() for each in self._take(topic, lambda each: not each.ready())]
+
+    def reason(self, peer: bytes, seq: int) -> str:
+        """What a request waits for, in words; empty: it does not wait."""
+        those = (each.get((peer, seq)) for each in self._by_topic.values())
+        return next((waiting.what() for waiting in those if waiting is not None), "")
 
     def drop(self, peer: bytes) -> None:
         """Nobody is there any more to be answered."""
