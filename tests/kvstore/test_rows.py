@@ -1,5 +1,10 @@
 """Row-sparse values and gradients."""
 
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -49,6 +54,65 @@ def test_a_state_of_the_whole_tensor_and_rows_do_not_go_together():
     kv.init("e", torch.zeros(64, 64))
     with pytest.raises(ConfigError, match="row-sparse gradient of key 'e'"):
         kv.push("e", rows_of(torch.ones(1, 64), [3], (64, 64)))
+
+
+def test_a_pull_into_a_sparse_tensor_costs_by_its_rows():
+    kv, shape = kvstore.create("local"), (1000, 1000)
+    value = torch.randn(shape)
+    value[::3] = 0
+    kv.init("e", value.to_sparse(1))
+    out = torch.zeros(shape).to_sparse(1)
+    fastest = {True: 1e9, False: 1e9}
+    for _ in range(3):
+        for whole in fastest:
+            begun = time.perf_counter()
+            if whole:
+                kv.pull("e", out, ignore_sparse=False)
+            else:
+                kv.row_sparse_pull("e", out, row_ids=torch.arange(1000))
+            fastest[whole] = min(fastest[whole], time.perf_counter() - begun)
+            assert torch.equal(out.to_dense(), value)
+    assert fastest[True] < 30 * fastest[False], fastest
+
+
+WARNS = """
+import threading
+import torch
+from gradwire import kvstore
+from gradwire.kvstore.core import ServerCore
+from gradwire.kvstore.dist import DistStore
+from gradwire.kvstore.environment import Place
+from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.server import Server
+
+stop, server = threading.Event(), Server(ServerCore(Rules(workers=1)))
+thread = threading.Thread(target=server.run, args=(stop.is_set,))
+thread.start()
+try:
+    dist = DistStore("dist_sync", Place((server.endpoint,), 0, 1), timeout=30)
+    value = torch.eye(6)
+    for kv in (kvstore.create("local"), kvstore.create("device"), dist):
+        for compression in ("none", "2bit"):
+            kv.set_gradient_compression({"type": compression}) if kv.compresses else None
+            kv.init(compression, value.to_sparse(1))
+            kv.push(compression, [value.to_sparse(1), value])
+            kv.push(compression, value.to_sparse(1))
+            for out in (torch.zeros(6, 6), torch.zeros(6, 6).to_sparse(1)):
+                kv.row_sparse_pull(compression, out, row_ids=torch.tensor([1, 3]))
+                kv.pull(compression, out, ignore_sparse=False)
+    dist.close()
+finally:
+    stop.set()
+    thread.join(20)
+    server.close()
+"""
+
+
+def test_torch_warns_nobody_of_checks_that_were_made():
+    command = [sys.executable, "-W", "error::UserWarning", "-c", WARNS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
 
 
 def test_another_sparse_form_is_refused():

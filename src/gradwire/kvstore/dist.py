@@ -33,6 +33,7 @@ from gradwire.kvstore.payloads import require_alone, sent
 from gradwire.kvstore.placement import BIGARRAY_BOUND, Part, place
 from gradwire.kvstore.request import Request
 from gradwire.kvstore.roles import find_place
+from gradwire.kvstore.rows import as_row_sparse, row_sparse
 from gradwire.kvstore.shared import Pulling, Shared, as_bytes, as_is, row_requests
 from gradwire.kvstore.states import by_server, from_bytes, load_states, of_server, replace_file, to_bytes
 
@@ -258,7 +259,7 @@ class DistStore(DistLanes):
             for value, (_, outs) in zip(values, pairs, strict=True):
                 for out in outs:
                     if out.is_sparse:
-                        out.copy_(value.to_sparse(1))
+                        out.copy_(as_row_sparse(value))
                     elif out.data_ptr() != value.data_ptr() or not out.numel():
                         out.copy_(value)
 
@@ -296,7 +297,7 @@ class DistStore(DistLanes):
             values = self._values([(key, [])], priority, None)[0][rows.cpu()]
         with torch.no_grad():
             if out.is_sparse:
-                out.copy_(torch.sparse_coo_tensor(rows.cpu()[None], values, shared.shape))
+                out.copy_(row_sparse(rows.cpu(), values, shared.shape))
             else:
                 out.zero_()[rows.to(out.device)] = values.to(out.device, out.dtype)
 

@@ -16,6 +16,7 @@ from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.merge import Merger, add_dense
 from gradwire.kvstore.optimizers import OptimizerConfig, Updater
 from gradwire.kvstore.replica import Replica, follows
+from gradwire.kvstore.rows import as_row_sparse, row_sparse
 from gradwire.kvstore.sender import Sender
 from gradwire.kvstore.states import load_states, save_states
 
@@ -113,15 +114,16 @@ class LocalStore(KVStore):
         for key, outs in pairs:
             entry = self._entry(key)
             value = entry.value if entry.replica is None else entry.replica.held
+            rows = as_row_sparse(value) if any(out.is_sparse for out in outs) else value
             for out in outs:
-                out.copy_(value.to_sparse(1) if out.is_sparse else value)
+                out.copy_(rows if out.is_sparse else value)
 
     def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None:
         value = self._entry(key).value
         rows = rows.to(value.device)
         with torch.no_grad():
             if out.is_sparse:
-                out.copy_(torch.sparse_coo_tensor(rows[None], value[rows], value.shape))
+                out.copy_(row_sparse(rows, value[rows], value.shape))
             else:
                 out.zero_()[rows.to(out.device)] = value[rows].to(out.device, out.dtype)
 
@@ -154,7 +156,7 @@ class DeviceStore(LocalStore):
 
 def all_rows(grad: Tensor) -> Tensor:
     """A dense gradient as a row-sparse one with every row."""
-    return torch.sparse_coo_tensor(torch.arange(len(grad))[None], grad, grad.shape).coalesce()
+    return row_sparse(torch.arange(len(grad), device=grad.device), grad, grad.shape)
 
 
 def averaged(compressor: MultiRound, senders: Sequence[Sender], grads: Sequence[Tensor]) -> Tensor:

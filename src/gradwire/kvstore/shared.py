@@ -19,6 +19,7 @@ from gradwire.kvstore.merge import add_dense
 from gradwire.kvstore.placement import Part
 from gradwire.kvstore.replica import Held, follows
 from gradwire.kvstore.request import Request
+from gradwire.kvstore.rows import row_sparse
 from gradwire.kvstore.sender import Sender
 
 if TYPE_CHECKING:
@@ -106,10 +107,7 @@ class Shared:
         """A part of a coalesced row-sparse gradient, with its rows counted from the part's first."""
         mine, (places,) = self.rows(part), grad.indices()
         lo, hi = inside(places, mine)
-        return torch.sparse_coo_tensor(
-            places[None, lo:hi] - mine.start, grad.values()[lo:hi], self.part_shape(part), is_coalesced=True,
-            check_invariants=False,
-        )  # fmt: skip
+        return row_sparse(places[lo:hi] - mine.start, grad.values()[lo:hi], self.part_shape(part))
 
 
 class Pulling:
