@@ -109,7 +109,7 @@ def test_the_first_form_of_fsdp(world: int) -> None:
         assert ours["residuals"] == ["_fsdp_wrapped_module.2", "_fsdp_wrapped_module.4", "root"]
         assert ours["metrics"]["steps"] == STEPS
         assert ours["metrics"]["ratio"] > 5
-        assert "model must be a FullyShardedDataParallel module, got 'Sequential'" in result["not wrapped"]
+        assert "model must be a FullyShardedDataParallel module, got Sequential; wrap it first" in result["not wrapped"]
         assert "sharding_strategy must be FULL_SHARD or SHARD_GRAD_OP; without shards use DDP" in result["no shard"]
 
 
@@ -128,7 +128,7 @@ def test_the_example_learns() -> None:
 
 
 REFUSED = {
-    "not sharded": "model must be a module after fully_shard, got 'Sequential'",
+    "not sharded": "model must be a module after fully_shard, got Sequential; call fully_shard on it first",
     "rounds": "got 'powersgd', which is averaged in rounds; with hybrid sharding",
     "size": "got 'strom', which has a variable size",
     "memory": "memory must be one that keeps nothing of the mean for a reduce-scatter, got 'ef21'",

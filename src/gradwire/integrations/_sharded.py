@@ -17,6 +17,7 @@ from gradwire.compressors.none import Identity
 from gradwire.errors import ConfigError, require
 from gradwire.exchange import Exchange
 from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
+from gradwire.integrations._ownership import release
 from gradwire.integrations._state import ExchangeState, Scratch
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
@@ -34,7 +35,7 @@ class ShardedState(ExchangeState):
     """
 
     def __init__(self) -> None:
-        self.shard, self.shards = 0, 0
+        self.shard, self.shards, self.closed = 0, 0, False
         self.cuts: dict[str, Sharded] = {}
         self._seen: set[int] = set()
         self.scratch = Scratch()
@@ -42,11 +43,30 @@ class ShardedState(ExchangeState):
 
     def begin(self, index: int) -> None:
         """A module's turn; one that had its turn in this step begins the next."""
+        require(not self.closed, "state of the model", "open when gradients are reduced: compress the model anew after "
+                "state.close()", "a closed one")  # fmt: skip
         if index in self._seen or not self._seen:
             self._seen.clear()
             self.exchange.begin_step()
             self.units.follow(self.exchange, *self.units.read())
         self._seen.add(index)
+
+    def check_scatter(self) -> None:
+        """Refuse methods that a reduce-scatter cannot carry, at set-up.
+
+        Raises:
+            ConfigError
+        """
+        try:
+            check_scatter(self.exchange)
+        except ConfigError:
+            release(self.exchange)
+            raise
+
+    def close(self) -> None:
+        """Exchange nothing any more: the model must be compressed anew before the next backward pass."""
+        self.closed = True
+        release(self.exchange)
 
     def state_dict(self) -> dict[str, Any]:
         """As for DDP; between replicas each rank's is that of its own shard."""

@@ -8,22 +8,27 @@ that FSDP called it on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from gradwire.comm._agree import agree
+from gradwire.comm._channel import Channel
 from gradwire.comm._part import nonfinite
-from gradwire.errors import require
+from gradwire.errors import ConfigError, require
 from gradwire.exchange import Exchange
 from gradwire.integrations._cut import Sharded
-from gradwire.integrations._ownership import Caller
-from gradwire.integrations._setup import prepare, share_start
+from gradwire.integrations._meshes import check_mesh, check_replicas, line_of, replicas_left_out
+from gradwire.integrations._ownership import Caller, is_sharded, release
+from gradwire.integrations._setup import kind_of, prepare, refuse, share_start, uncompiled
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
 from gradwire.keeper import used_here
+from gradwire.metrics import Metrics
 from gradwire.plan import Named
 
 if TYPE_CHECKING:
@@ -32,29 +37,55 @@ if TYPE_CHECKING:
 
 __all__ = ["FSDPState", "compress_fsdp"]
 
+log = logging.getLogger("gradwire")
+
+CALLER = Caller("gradwire.compress_fsdp", "fsdp")
+
+SHARD = "shard (the ranks of replicate= must hold the same rows)"
+"""The name under which replicas compare which shard they have, as the error says it."""
+
 
 class FSDPState(ShardedState):
     """The exchange of a sharded model. Made by ``compress_fsdp``."""
 
-    def __init__(self, model: nn.Module, compressor: Any, replicate: DeviceMesh | None, scaler: Any,
+    def __init__(self, model: nn.Module, compressor: Any, replicate: DeviceMesh | Literal[False] | None, scaler: Any,
                  lr_correction: Any, options: Mapping[str, Any]) -> None:  # fmt: skip
         super().__init__()
-        self._scatters = replicate is None
+        model = uncompiled(model)
         groups, sharded = managed(model), sharded_in(model)
-        require(bool(sharded), "model", "a module after fully_shard", type(model).__name__)
-        mesh = mesh_of(sharded)
-        device = device_of(mesh)
-        check = partial(check_model, groups, sharded, replicate, scaler, lr_correction)
-        self.exchange = prepare(model, compressor, options, (replicate or mesh).get_group(0),
-                                Caller("gradwire.compress_fsdp", "fsdp"), check=check, carrier=model, device=device,
-                                sharded=mesh.size()).exchange  # fmt: skip
-        if replicate is None:
-            check_scatter(self.exchange)
+        if not sharded:
+            params = model.parameters() if isinstance(model, nn.Module) else iter(())
+            device = next((param.device for param in params), torch.device("cpu"))
+            refuse(not_sharded(model, compressor), CALLER, None, device)
+        mesh = mesh_of(groups, sharded)
+        device, names = device_of(mesh), {id(param): name for name, param in sharded.items()}
+        replicas = replicate if replicate is not False and replicate is not None else None
+        self._scatters, doubts = replicas is None, list[str]()
+
+        def check() -> None:
+            check_model(groups, sharded, mesh, replicas, options)
+            Units.check(scaler, lr_correction)
+            self.units = Units(scaler, lr_correction, names)
+            if replicate is not False and (doubt := replicas_left_out(mesh, replicas)) is not None:
+                doubts.append(doubt)
+
+        told: dict[str, Any] = {"sharded": mesh.size()}
+        if replicas is not None and mesh.ndim == 1:
+            told[SHARD] = mesh.get_local_rank()
+        where = replicas if replicas is not None and line_of(replicas) else mesh
+
+        def make() -> Exchange:
+            return prepare(model, compressor, options, where.get_group(0), CALLER, check=check, carrier=model,
+                           device=device, **told).exchange  # fmt: skip
+
+        self.exchange = make() if replicas is None or mesh.ndim > 1 else agreed_by_shards(make, mesh, device)
+        if replicas is None:
+            self.check_scatter()
         else:
             self.shard, self.shards = mesh.get_local_rank(), mesh.size()
-            share_start([local_of(param) for param in sharded.values()], replicate.get_group(), device)
-        names = {id(param): name for name, param in sharded.items()}
-        self.units = Units(scaler, lr_correction, names)
+            share_start([local_of(param) for param in sharded.values()], replicas.get_group(), device)
+        if doubts and self.exchange.channel.rank == 0:
+            log.warning(doubts[0])
         self.units.read_ahead(model, device)
         self.exchange.skips_steps = self.units.scaler is not None
         for index, (module, group) in enumerate(groups):
@@ -83,7 +114,7 @@ class FSDPState(ShardedState):
         used_here(output)
 
     def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], index: int) -> None:
-        world = mesh_of({"": group.fsdp_params[0].sharded_param}).size()
+        world = group.mesh_info.mesh.size()
         cuts = [Sharded(names[id(each.sharded_param)], tuple(each.sharded_param.shape), world)
                 for each in group.fsdp_params]  # fmt: skip
         self.cuts |= {cut.name: cut for cut in cuts}
@@ -93,12 +124,42 @@ class FSDPState(ShardedState):
             pairs = zip(cuts, group.fsdp_params, strict=True)
             return [cut for cut, each in pairs if each.sharded_param.requires_grad]
 
+        detach(module, group)
         if self._scatters:
             module.set_custom_reduce_scatter(
                 cast(Any, ReduceScatter(self, trained, index, partial(divided_later, group)))
             )
         else:
             module.set_all_reduce_hook(Between(self, group, trained, index))
+
+
+def agreed_by_shards(make: Callable[[], Exchange], mesh: DeviceMesh, device: torch.device) -> Exchange:
+    """The exchange of this shard's replicas, once those of the other shards have made the same one.
+
+    Without that, a mistake that one rank makes would be heard of by its replicas only, and the others would train on.
+
+    Raises:
+        Exception: whatever ``make`` raised here, or a GroupError for what it raised elsewhere.
+    """
+    made: list[Exchange] = []
+
+    def describe() -> str:
+        if failure is not None:
+            raise failure
+        return made[0].describe([])
+
+    failure: Exception | None = None
+    try:
+        made.append(make())
+    except Exception as error:
+        failure = error
+    try:
+        agree(Channel(mesh.get_group(), Metrics()), describe, device)
+    except Exception:
+        for exchange in made:
+            release(exchange)
+        raise
+    return made[0]
 
 
 class Between:
@@ -126,6 +187,16 @@ class Between:
         self.state.between_replicas(output, named, self.index, scale, divided_later(self.group, output.dtype))
 
 
+def detach(module: FSDPModule, group: Any) -> None:
+    """Take off what a closed state left."""
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+    if isinstance(group._reduce_scatter_comm, ReduceScatter):
+        module.set_custom_reduce_scatter(DefaultReduceScatter())
+    if isinstance(group._all_reduce_hook, Between):
+        module.set_all_reduce_hook(cast(Any, None))
+
+
 def divided_later(group: Any, dtype: torch.dtype) -> float:
     """By what FSDP divides a module's gradient after it was reduced in this dtype.
 
@@ -143,13 +214,32 @@ def divided_later(group: Any, dtype: torch.dtype) -> float:
     return factor / before
 
 
-def sharded_in(model: nn.Module) -> dict[str, nn.Parameter]:
+def not_sharded(model: object, compressor: object) -> ConfigError:
+    """What to do with what is no module after ``fully_shard``."""
+    params = list(model.parameters()) if isinstance(model, nn.Module) else []
+    remedy = "call fully_shard on it first, or use gradwire.compress_ddp or compress_optimizer"
+    if isinstance(compressor, nn.Module):
+        remedy = "they are the other way round"
+    elif isinstance(model, type):
+        remedy = "give an object of it"
+    elif any(map(is_sharded, params)):
+        remedy = "for FullyShardedDataParallel use gradwire.compress_fsdp1"
+    elif isinstance(model, nn.parallel.DistributedDataParallel):
+        remedy = "for DistributedDataParallel use gradwire.compress_ddp"
+    return ConfigError(f"model must be a module after fully_shard, got {kind_of(model)}; {remedy}")
+
+
+def sharded_in(model: object) -> dict[str, nn.Parameter]:
     """Parameters after ``fully_shard``, frozen ones included, by name."""
+    if not isinstance(model, nn.Module):
+        return {}
     return {name: param for name, param in model.named_parameters() if hasattr(param, "device_mesh")}
 
 
-def mesh_of(params: Mapping[str, Any]) -> DeviceMesh:
-    return cast("DeviceMesh", next(iter(params.values())).device_mesh)
+def mesh_of(groups: Sequence[tuple[FSDPModule, Any]], sharded: Mapping[str, Any]) -> DeviceMesh:
+    """The mesh that was given to ``fully_shard``; a parameter's own may be an equal one, cut from another mesh."""
+    found = groups[0][1].mesh_info.mesh if groups else next(iter(sharded.values())).device_mesh
+    return cast("DeviceMesh", found)
 
 
 def device_of(mesh: DeviceMesh) -> torch.device:
@@ -163,10 +253,12 @@ def local_of(param: Any) -> Tensor:
     return cast(Tensor, param.to_local())
 
 
-def managed(model: nn.Module) -> list[tuple[FSDPModule, Any]]:
+def managed(model: object) -> list[tuple[FSDPModule, Any]]:
     """Every module that FSDP reduces gradients of, with its group of parameters, as they are registered now."""
     from torch.distributed.fsdp import FSDPModule
 
+    if not isinstance(model, nn.Module):
+        return []
     found: dict[int, tuple[FSDPModule, Any]] = {}
     for module in (each for each in model.modules() if isinstance(each, FSDPModule)):
         for group in cast(Any, module)._get_fsdp_state()._fsdp_param_groups:
@@ -177,22 +269,20 @@ def managed(model: nn.Module) -> list[tuple[FSDPModule, Any]]:
 
 
 def check_model(
-    groups: Sequence[tuple[FSDPModule, Any]], sharded: Mapping[str, Any], replicate: DeviceMesh | None, scaler: Any,
-    lr_correction: Any,
+    groups: Sequence[tuple[FSDPModule, Any]], sharded: Mapping[str, Any], mesh: DeviceMesh, replicate: Any,
+    options: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Refuse what would not be compressed, or not as it lies.
 
     Raises:
         ConfigError
     """
-    Units.check(scaler, lr_correction)
-    mesh = mesh_of(sharded)
-    remedy = "one dimension; for hybrid sharding shard over mesh['shard'] and give replicate=mesh['replicate']"
-    require(mesh.ndim == 1, "mesh of the model", remedy, f"{mesh.ndim} dimensions")
+    check_mesh(sharded.items(), mesh)
+    if replicate is not None:
+        check_replicas(replicate, mesh)
+    own = "process_group" not in options
+    require(own, "process_group", "left out: the ranks are those of the model's mesh, or of replicate=", "one")
     for name, param in sharded.items():
-        by_rows = param.placements[0].is_shard(0)
-        require(by_rows, f"placement of {name}", "Shard(0), by rows, as without shard_placement_fn",
-                str(param.placements[0]))  # fmt: skip
         missing = replicate is not None and param.is_meta
         require(not missing, f"device of {name}", "one with memory before replicas are made equal: call to_empty and "
                 "initialise it first", "meta")  # fmt: skip
@@ -201,11 +291,32 @@ def check_model(
     same = not apart and len(reduced) == len(sharded)
     require(same, "model", "the module that was given to fully_shard, with all whose parameters it reduces",
             f"one whose {', '.join(apart[:3])} it does not" if apart else "a part of it")  # fmt: skip
+    for _, group in groups:
+        check_hooks(group._reduce_scatter_comm, group._all_reduce_hook)
+
+
+def check_hooks(comm: object, hook: object) -> None:
+    """Refuse a module whose gradients somebody else reduces, or an exchange of ours that was not closed.
+
+    Raises:
+        ConfigError
+    """
+    ours = [each.state.closed for each in (comm, hook) if isinstance(each, ReduceScatter | Between)]
+    if ours:
+        remedy = (
+            "one without a state: give it another method with state.change(...), or close it first with state.close()"
+        )
+        require(all(ours), "model", remedy, "one that gradwire.compress_fsdp exchanges already")
+        return
+    torchs = type(comm).__module__.startswith("torch.")
+    remedy = "one whose gradients FSDP reduces by itself: without set_custom_reduce_scatter and set_all_reduce_hook"
+    require(torchs, "model", remedy, f"one with the reduce-scatter {kind_of(comm)}")
+    require(hook is None, "model", remedy, f"one with the all-reduce hook {getattr(hook, '__name__', kind_of(hook))}")
 
 
 def compress_fsdp(
-    model: nn.Module, compressor: Any = "qsgd", *, replicate: DeviceMesh | None = None, scaler: Any = None,
-    lr_correction: Any = None, **options: Any,
+    model: nn.Module, compressor: Any = "qsgd", *, replicate: DeviceMesh | Literal[False] | None = None,
+    scaler: Any = None, lr_correction: Any = None, **options: Any,
 ) -> FSDPState:  # fmt: skip
     """Reduce the gradients of a ``fully_shard`` model compressed, from the next backward on.
 
@@ -213,11 +324,14 @@ def compress_fsdp(
     Each rank keeps a residual of all that it sends: 4 bytes for each element of the whole model.
 
     Args:
-        model: sharded by rows over one dimension of a mesh.
+        model: sharded by rows over one dimension of a mesh, compiled or not, whose gradients FSDP reduces by itself.
         compressor: a registered name, a compressor or a recipe; without ``replicate`` of one message and fixed size.
         replicate: for hybrid sharding: the model is sharded over ``mesh["shard"]`` alone, and its shards are averaged
             over this dimension, compressed; inside the shard dimension FSDP reduces as ever. A rank keeps residuals
-            of its own shard only, and every method and strategy can be used.
+            of its own shard only, and every method and strategy can be used. None: there are no replicas, which is an
+            error where a dimension of the mesh has a name of data parallelism, such as "replicate" or "dp", and a
+            warning where ranks of the job are left out and no name says why; with "tp" and "pp" it is right. False:
+            there may be, and they are averaged elsewhere or are meant to differ.
         scaler: a ``GradScaler``: residuals follow its scale.
         lr_correction: the optimizer: residuals are rescaled when a schedule changes its learning rates.
         options: as for ``compress_ddp``; without ``replicate`` there is one strategy.
@@ -226,7 +340,8 @@ def compress_fsdp(
         The state; ``state.metrics()`` tells what went over the wire.
 
     Raises:
-        ConfigError: a wrong option, or a model that is not sharded.
+        ConfigError: a wrong option, a model that is not sharded, or has a state or a hook already, or a mesh
+            ``replicate`` whose ranks are not this shard's replicas. Nothing was written.
         GroupError: ranks were given different options.
 
     Example:

@@ -6,6 +6,7 @@ are kept by module, not by parameter, and methods see vectors.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
@@ -14,15 +15,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gradwire.errors import require
+from gradwire.errors import ConfigError, require
 from gradwire.exchange import Exchange
 from gradwire.integrations._cut import Sharded
-from gradwire.integrations._ownership import Caller
-from gradwire.integrations._setup import check_dtypes, prepare_named
+from gradwire.integrations._ownership import Caller, is_sharded
+from gradwire.integrations._setup import check_dtypes, kind_of, prepare_named, refuse, uncompiled
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter
 from gradwire.integrations._state import Units
 
 __all__ = ["FSDP1State", "compress_fsdp1", "fsdp1_hook"]
+
+log = logging.getLogger("gradwire")
+
+CALLER = Caller("gradwire.compress_fsdp1", "fsdp")
 
 
 class FSDP1State(ShardedState):
@@ -30,23 +35,25 @@ class FSDP1State(ShardedState):
 
     def __init__(self, model: nn.Module, compressor: Any, scaler: Any, options: Mapping[str, Any]) -> None:
         super().__init__()
+        model = uncompiled(model)
         flats = flat_parameters(model)
-        group = cast(Any, model).process_group if hasattr(model, "_handle") else None
+        if not flats:
+            params = model.parameters() if isinstance(model, nn.Module) else iter(())
+            device = next((param.device for param in params), torch.device("cpu"))
+            refuse(not_wrapped(model, compressor), CALLER, None, device)
+        group = next(iter(handled(model).values())).process_group
         # Parameters that are offloaded wait on the CPU; their gradients do not.
         device = getattr(model, "compute_device", None) or torch.device("cpu")
 
         def select() -> dict[str, nn.Parameter]:
-            require(bool(flats), "model", "a FullyShardedDataParallel module", type(model).__name__)
-            strategy = cast(Any, model).sharding_strategy.name
-            sharded = strategy in ("FULL_SHARD", "SHARD_GRAD_OP")
-            require(sharded, "sharding_strategy", "FULL_SHARD or SHARD_GRAD_OP; without shards use DDP", strategy)
+            check_modules(model, options)
             Units.check(scaler, None)
             check_dtypes(flats)
             return flats
 
-        self.exchange, _ = prepare_named(select, device, compressor, options, group,
-                                         Caller("gradwire.compress_fsdp1", "fsdp"), carrier=model, fsdp=1)  # fmt: skip
-        check_scatter(self.exchange)
+        self.exchange, _ = prepare_named(select, device, compressor, options, group, CALLER, carrier=model, fsdp=1)
+        self.check_scatter()
+        warn_of_others(self.exchange.channel.rank, group)
         self.units = Units(scaler, None, {})
         self.units.read_ahead(model, self.exchange.device)
         self.exchange.skips_steps = self.units.scaler is not None
@@ -66,10 +73,83 @@ def fsdp1_hook(part: ReduceScatter, grad: Tensor, output: Tensor) -> None:
     part(output, grad, cast(dist.ProcessGroup, None), dist.ReduceOp.AVG)
 
 
-def flat_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+def handled(model: object) -> dict[str, Any]:
+    """Every module that FSDP1 reduces the gradient of, by name."""
+    modules = model.named_modules() if isinstance(model, nn.Module) else ()
+    return {name or "root": module for name, module in modules if getattr(module, "_handle", None) is not None}
+
+
+def flat_parameters(model: object) -> dict[str, nn.Parameter]:
     """This rank's shard of each module's flat parameter, by the module's name."""
-    handles = ((name or "root", getattr(module, "_handle", None)) for name, module in model.named_modules())
-    return {name: handle.flat_param for name, handle in handles if handle is not None}
+    return {name: module._handle.flat_param for name, module in handled(model).items()}
+
+
+def not_wrapped(model: object, compressor: object) -> ConfigError:
+    """What to do with what is no module under FSDP1."""
+    params = list(model.parameters()) if isinstance(model, nn.Module) else []
+    remedy = "wrap it first, or use gradwire.compress_ddp or compress_optimizer"
+    if isinstance(compressor, nn.Module):
+        remedy = "they are the other way round"
+    elif isinstance(model, type):
+        remedy = "give an object of it, wrapped"
+    elif any(map(is_sharded, params)):
+        remedy = "after fully_shard use gradwire.compress_fsdp"
+    elif isinstance(model, nn.parallel.DistributedDataParallel):
+        remedy = "for DistributedDataParallel use gradwire.compress_ddp"
+    return ConfigError(f"model must be a FullyShardedDataParallel module, got {kind_of(model)}; {remedy}")
+
+
+def check_modules(model: nn.Module, options: Mapping[str, Any]) -> None:
+    """Refuse modules whose gradients no hook is asked for, or that go over other ranks or through another hook.
+
+    Raises:
+        ConfigError
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    own = "process_group" not in options
+    require(own, "process_group", "left out: the ranks are those that the model is sharded over", "one")
+    outermost = isinstance(model, FullyShardedDataParallel) and model.check_is_root()
+    require(outermost, "model", "the outermost FullyShardedDataParallel module", kind_of(model))
+    ranks = dist.get_process_group_ranks(cast(Any, model).process_group)
+    for name, module in handled(model).items():
+        strategy = module.sharding_strategy.name
+        if strategy in ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"):
+            raise ConfigError(
+                f"sharding_strategy of {name} must be FULL_SHARD or SHARD_GRAD_OP, got {strategy}: FSDP1 calls no hook "
+                "with hybrid sharding; with FSDP2 use fully_shard(..., mesh=mesh['shard']) and "
+                "gradwire.compress_fsdp(model, replicate=mesh['replicate'])"
+            )
+        sharded = strategy in ("FULL_SHARD", "SHARD_GRAD_OP")
+        require(sharded, "sharding_strategy", "FULL_SHARD or SHARD_GRAD_OP; without shards use DDP", strategy)
+        theirs = dist.get_process_group_ranks(module.process_group)
+        require(theirs == ranks, f"process_group of {name}", f"of the model's own ranks {ranks}", theirs)
+        check_hook(module)
+
+
+def check_hook(module: Any) -> None:
+    """Refuse a module that has a hook, unless it is that of a closed state.
+
+    Raises:
+        ConfigError
+    """
+    hook, part = module._comm_hook, module._comm_hook_state
+    if hook is fsdp1_hook:
+        remedy = (
+            "one without a state: give it another method with state.change(...), or close it first with state.close()"
+        )
+        require(part.state.closed, "model", remedy, "one that gradwire.compress_fsdp1 exchanges already")
+        return
+    given = f"one that has {getattr(hook, '__name__', hook)!r}, and FSDP takes one"
+    require(hook is None, "model", "one without a communication hook", given)
+
+
+def warn_of_others(rank: int, group: dist.ProcessGroup) -> None:
+    """Say once, on rank 0, that other ranks of the job may train the same parameters."""
+    ranks, world = dist.get_process_group_ranks(group), dist.get_world_size()
+    if rank == 0 and len(ranks) < world:
+        log.warning("the model is sharded over ranks %s of %d: nobody averages with others that train the same "
+                    "parameters; for that use FSDP2 and compress_fsdp(model, replicate=)", ranks, world)  # fmt: skip
 
 
 def numel_of(flat: nn.Parameter) -> int:
@@ -93,13 +173,15 @@ def compress_fsdp1(model: nn.Module, compressor: Any = "qsgd", *, scaler: Any = 
         The state; ``state.metrics()`` tells what went over the wire.
 
     Raises:
-        ConfigError: a wrong option, or a model that is not wrapped.
+        ConfigError: a wrong option, or a model that is not wrapped, shards otherwise, or has a hook already.
         GroupError: ranks were given different options.
     """
-    state = FSDP1State(model, compressor, scaler, options)
+    state, model = FSDP1State(model, compressor, scaler, options), uncompiled(model)
+    for module in cast(Any, type(model)).fsdp_modules(model):
+        # A closed state's is in the way of another.
+        module._comm_hook = None
     cast(Any, model).register_comm_hook(None, fsdp1_hook)
-    for name, module in model.named_modules():
-        if (part := state.parts.get(name or "root")) is not None:
-            # The public call gives all modules one state, and the hook is not told which module calls.
-            cast(Any, module)._comm_hook_state = part
+    for name, module in handled(model).items():
+        # The public call gives all modules one state, and the hook is not told which module calls.
+        module._comm_hook_state = state.parts[name]
     return state

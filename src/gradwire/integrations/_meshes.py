@@ -1,0 +1,145 @@
+"""Which ranks a sharded model lies on: mistakes that would mix up replicas, or leave them apart, are said at set-up.
+
+Law: the ranks of a model's mesh hold different rows, those of ``replicate`` the same ones. A rank that is in neither
+trains something else, such as a stage of a pipeline, or a replica that nobody averages: only the names of the mesh's
+other dimensions can tell, and where they do not, a warning is all that can be had.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from gradwire.errors import ConfigError, require
+from gradwire.integrations._setup import kind_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["check_mesh", "check_replicas", "line_of", "ranks_of", "replicas_left_out"]
+
+DATA = {"data", "ddp", "dp", "fsdp", "hsdp", "replica", "replicas", "replicate", "shard"}
+"""Parts of names of dimensions whose ranks train the same parameters on other data."""
+MODEL = {"pipeline", "pp", "stage", "stages", "tensor", "tp"}
+"""Parts of names of dimensions whose ranks hold other parameters, or compute with the same data."""
+
+
+def ranks_of(mesh: DeviceMesh) -> list[int]:
+    """The global ranks of a mesh."""
+    return mesh.mesh.flatten().tolist()
+
+
+def line_of(replicate: Any) -> bool:
+    """Whether this is a mesh of one dimension with this rank in it, so that its group can be asked for."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return isinstance(replicate, DeviceMesh) and replicate.ndim == 1 and dist.get_rank() in ranks_of(replicate)
+
+
+def check_mesh(params: Iterable[tuple[str, Any]], mesh: DeviceMesh) -> None:
+    """Refuse parameters that are not sharded by rows over one dimension, the same for all.
+
+    Raises:
+        ConfigError: naming the parameter, and for hybrid sharding the two calls that are right.
+    """
+    for name, param in params:
+        theirs, placements = param.device_mesh, param.placements
+        if theirs.ndim == 2 and placements[0].is_replicate() and not placements[1].is_replicate():
+            outer, inner = theirs.mesh_dim_names or ("replicate", "shard")
+            remedy = (f"one dimension; for hybrid sharding shard over mesh[{inner!r}], fully_shard(..., "
+                      f"mesh=mesh[{inner!r}]), and give replicate=mesh[{outer!r}]")  # fmt: skip
+            require(False, "mesh of the model", remedy, f"{theirs.ndim} dimensions")
+        whole = "one dimension, without tensor parallelism, whose parameters are cut twice"
+        require(theirs.ndim == 1, f"mesh of {name}", whole, f"{theirs.ndim} dimensions")
+        rows = "Shard(0), by rows, as without shard_placement_fn"
+        require(placements[0].is_shard(0), f"placement of {name}", rows, str(placements[0]))
+        same, ours = ranks_of(theirs) == ranks_of(mesh), f"that of all parameters, ranks {ranks_of(mesh)}"
+        require(same, f"mesh of {name}", ours, f"ranks {ranks_of(theirs)}")
+
+
+def check_replicas(replicate: Any, mesh: DeviceMesh) -> None:
+    """Refuse a mesh whose ranks do not hold replicas of this rank's rows, before one is overwritten by another.
+
+    Whether all of them have the same shard is compared by the ranks themselves.
+
+    Raises:
+        ConfigError: it is no mesh, not of one dimension, without this rank, or shares others with the model's mesh.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    allowed = "a DeviceMesh of one dimension over the ranks that hold the same rows, such as mesh['replicate']"
+    if isinstance(replicate, dist.ProcessGroup):
+        allowed += f" or DeviceMesh.from_group(group, {mesh.device_type!r})"
+    mistaken = replicate if isinstance(replicate, str | bool) else kind_of(replicate)
+    require(isinstance(replicate, DeviceMesh), "replicate", allowed, mistaken)
+    require(replicate.ndim == 1, "replicate", allowed, f"one of {replicate.ndim} dimensions")
+    me, ranks, ours = dist.get_rank(), ranks_of(replicate), ranks_of(mesh)
+    require(me in ranks, "replicate", f"a mesh with the rank that gives it, {me}", f"one of ranks {ranks}")
+    shared = sorted(set(ranks) & set(ours))
+    if shared != [me]:
+        raise ConfigError(
+            "replicate must be a mesh without the other ranks of the model's mesh, which hold other "
+            f"rows, got ranks {ranks} where the model lies on {ours}; give the other dimension of the mesh, such as "
+            "mesh['replicate'] where the model is sharded over mesh['shard']"
+        )
+
+
+def replicas_left_out(mesh: DeviceMesh, replicate: DeviceMesh | None) -> str | None:
+    """What to say where ranks of the job take no part and may hold replicas.
+
+    Returns:
+        A sentence; None: all ranks take part, or those that do not hold other parameters.
+
+    Raises:
+        ConfigError: a dimension of the mesh is named as one of data parallelism, and nobody averages over it.
+    """
+    ours = set(ranks_of(mesh)) | set(ranks_of(replicate) if replicate is not None else ())
+    root, world = root_of(mesh), dist.get_world_size()
+    size = mesh.size() * (replicate.size() if replicate is not None else 1)
+    if size == world:
+        return None
+    names = uncovered(root, ours)
+    data = [name for name in names if not DATA.isdisjoint(words(name))]
+    if data:
+        given = f"mesh[{data[0]!r}]" if len(names) == 1 else f"a mesh of one dimension over {' and '.join(names)}"
+        raise ConfigError(
+            f"replicate must be {given}, or False if the replicas are averaged elsewhere or are meant to differ, got "
+            f"{ranks_of(replicate) if replicate is not None else None}: the model is sharded over ranks "
+            f"{ranks_of(mesh)}, and nobody would average over {', '.join(data)}"
+        )
+    apart = names and all(not MODEL.isdisjoint(words(name)) for name in names)
+    if apart and root.size() == world:
+        return None
+    return (f"{size} of {world} ranks reduce this model's gradients; it is sharded over ranks {ranks_of(mesh)}. "
+            "If others train the same parameters they drift apart: give replicate=, a mesh over the ranks that hold "
+            "the same rows; replicate=False says that it is meant")  # fmt: skip
+
+
+def root_of(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh that this one was sliced from, or the mesh itself."""
+    find = getattr(mesh, "_get_root_mesh", None)
+    return find() if find is not None else mesh
+
+
+def uncovered(root: DeviceMesh, ours: Container[int]) -> list[str]:
+    """Names of the dimensions along which other ranks than ours are found from here."""
+    here = (root.mesh == dist.get_rank()).nonzero()
+    if not root.mesh_dim_names or len(here) != 1:
+        return []
+    found = []
+    for dim, name in enumerate(root.mesh_dim_names):
+        at: list[Any] = here[0].tolist()
+        at[dim] = slice(None)
+        line: torch.Tensor = root.mesh[tuple(at)]
+        if any(rank not in ours for rank in line.tolist()):
+            found.append(name)
+    return found
+
+
+def words(name: str) -> set[str]:
+    """The parts of a dimension's name: ``dp_replicate`` is of ``dp`` and ``replicate``."""
+    return set(re.split(r"[^a-z]+", name.lower()))

@@ -1,0 +1,111 @@
+"""Mistakes with sharded models: all ranks say what was wrong and what to do, and nothing has been written."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import pytest
+
+from gradwire.testing.processes import run_ranks
+from tests.integrations.fsdp_mistakes_jobs import closed, fsdp1, fsdp2, smaller
+
+JOBS = {"fsdp1": fsdp1, "fsdp2": fsdp2, "smaller": smaller}
+STATE = r"give it another method with state\.change\(\.\.\.\), or close it first with state\.close\(\)"
+LINE = "ConfigError: replicate must be a DeviceMesh of one dimension over the ranks that hold the same rows, such as "
+ALONE = (
+    "ConfigError: model must be one whose gradients FSDP reduces by itself: without set_custom_reduce_scatter .* got "
+)
+FSDP2 = {
+    "shard": r"ConfigError: replicate must be a mesh without the other ranks of the model's mesh, which hold other "
+    r"rows, got ranks \[(0, 1|2, 3)\] where the model lies on \[\1\]; give the other dimension .* mesh\['replicate'\]",
+    "every rank": r"GroupError: .*replicate must be a mesh without the other ranks .* got ranks \[0, 1, 2, 3\]",
+    "other rows": r"GroupError: .*shard \(the ranks of replicate= must hold the same rows\) is [01] on rank 0; [01] on",
+    "without this rank": "(Config|Group)Error: .*a mesh (without the other ranks|with the rank that gives it, [23])",
+    "a group": LINE + r"mesh\['replicate'\] or DeviceMesh\.from_group\(group, 'cpu'\), got 'ProcessGroup'",
+    "two dimensions": LINE + r"mesh\['replicate'\], got 'one of 2 dimensions'",
+    "a name": LINE + r"mesh\['replicate'\], got 'replicate'",
+    "a flag": LINE + r"mesh\['replicate'\], got True",
+    "left out": r"ConfigError: replicate must be mesh\['replicate'\], or False if the replicas are averaged else.* "
+    "got None: .* nobody would average over replicate",
+    "native hybrid": r"ConfigError: mesh of the model must be one dimension; .* fully_shard\(\.\.\., "
+    r"mesh=mesh\['shard'\]\), and give replicate=mesh\['replicate'\]",
+    "hook": ALONE + "'one with the all-reduce hook hook'",
+    "scatter": ALONE + "'one with the reduce-scatter Theirs'",
+    "process_group": "ConfigError: process_group must be left out: the ranks are those of the model's mesh",
+    "swapped": "ConfigError: model must be a module after fully_shard, got str; they are the other way round",
+    "class": "ConfigError: model must be a module after fully_shard, got the class Linear; give an object of it",
+    "plain": "ConfigError: model must be a module after fully_shard, got Sequential; call fully_shard on it first",
+    "ddp": r"ConfigError: model must be .* got DistributedDataParallel; .*use gradwire\.compress_ddp",
+    "fsdp1": r"ConfigError: model must be .* got FullyShardedDataParallel; .*use gradwire\.compress_fsdp1",
+    "tensor parallel": "ConfigError: mesh of .* must be one dimension, without tensor parallelism",
+    "two meshes": r"(Config|Group)Error: .*mesh of .* must be that of all parameters, ranks \[",
+    "others' optimizer": "ConfigError: lr_correction must be the optimizer of this model's parameters",
+    "one rank": r"GroupError: rank 1 was configured wrongly: .*scaler must be a torch\.amp\.GradScaler or None, got 1",
+    "one shard": r"GroupError: ranks were configured differently: .*ratio is 0\.2 on rank 0; 0\.1 on rank 1",
+    "twice": f"ConfigError: .*exchanges already.*{STATE}|ConfigError: .*{STATE}.*exchanges already",
+    "twice with replicas": f"ConfigError: .*{STATE}.*exchanges already",
+    "compress_ddp": r"ConfigError: .*use gradwire\.compress_fsdp",
+    "compress_optimizer": r"ConfigError: .*use gradwire\.compress_fsdp",
+    "OneBitAdam": r"ConfigError: .*use gradwire\.compress_fsdp",
+}
+FSDP1 = {
+    "hybrid": "ConfigError: sharding_strategy of root must be FULL_SHARD or SHARD_GRAD_OP, got HYBRID_SHARD: .*"
+    r"fully_shard\(.*gradwire\.compress_fsdp\(model, replicate=mesh\['replicate'\]\)",
+    "other ranks": r"(Config|Group)Error: .*process_group of \S*2 must be of the model's own ranks \[0, 1, 2, 3\], got",
+    "hook": "ConfigError: model must be one without a communication hook, got \"one that has 'mine', and FSDP takes",
+    "process_group": "ConfigError: process_group must be left out: the ranks are those that the model is sharded over",
+    "swapped": "ConfigError: model must be a FullyShardedDataParallel module, got str; they are the other way round",
+    "class": "ConfigError: model must be .* got the class FullyShardedDataParallel; give an object of it",
+    "plain": "ConfigError: model must be a FullyShardedDataParallel module, got Sequential; wrap it first",
+    "fsdp2": r"ConfigError: model must be .* got FSDPSequential; after fully_shard use gradwire\.compress_fsdp",
+    "not the outermost": "ConfigError: model must be the outermost FullyShardedDataParallel module, got 'Sequential'",
+    "twice": f"ConfigError: .*{STATE}",
+    "half": r"the model is sharded over ranks \[(0, 1|2, 3)\] of 4: nobody averages|$",
+}
+
+
+@functools.cache
+def told(job: str) -> list[dict[str, Any]]:
+    return run_ranks(4, JOBS[job], timeout=110)
+
+
+@pytest.mark.parametrize(
+    ("job", "case"), [(job, case) for job, cases in (("fsdp2", FSDP2), ("fsdp1", FSDP1)) for case in cases]
+)
+def test_every_rank_says_what_to_do_and_nothing_is_written(job: str, case: str) -> None:
+    wanted = {"fsdp2": FSDP2, "fsdp1": FSDP1}[job][case]
+    for result in told(job):
+        said, untouched = result[case]
+        assert re.match(wanted, said), said
+        assert untouched
+
+
+DOUBT = "2 of 4 ranks reduce this model's gradients; .* replicate=False says that it is meant"
+SMALLER = {
+    "tp": (None, None),
+    "pp": (None, None),
+    "meant": (None, None),
+    "dp": (None, r"ConfigError: replicate must be mesh\['dp'\], or False"),
+    "dp_replicate": (None, r"ConfigError: replicate must be mesh\['dp_replicate'\], or False"),
+    "outer": (DOUBT, None),
+    "None": (DOUBT, None),
+}
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_a_mesh_of_half_of_the_ranks_is_judged_by_the_names_of_the_rest(name: str) -> None:
+    warned, raised = SMALLER[name]
+    for rank, result in enumerate(told("smaller")):
+        warnings, said = result[name]
+        assert re.match(raised or "nothing was raised", said), said
+        assert len(warnings) == (1 if warned is not None and rank % 2 == 0 else 0)
+        assert all(re.match(warned or "", each) for each in warnings), warnings
+
+
+def test_after_close_another_state_takes_the_place() -> None:
+    for result in run_ranks(4, closed, timeout=110):
+        for name in ("replicas", "alone", "fsdp1"):
+            assert re.match(r"ConfigError: state of the model must be open when gradients are reduced", result[name])
+            assert result[name, "steps"] == 1
