@@ -235,8 +235,9 @@ class Exchange:
 
         Args:
             state: this rank's own, or those of all ranks merged.
-            on_resize: for a state of another number of ranks. "reshard": the sum of the residuals is kept and split
-                anew, for which the states of all ranks are needed; "reset": only the step is taken.
+            on_resize: for a state of another number of ranks. "reshard": the mean of the residuals, which is what
+                waits of the mean update, is kept, for which the states of all ranks are needed; "reset": only the step
+                is taken.
             sizes: elements of each parameter, to be compared with the state's.
             fit: makes of the state the one that is loaded; what it raises, all ranks hear of.
 

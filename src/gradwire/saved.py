@@ -6,8 +6,9 @@ Law: plain dicts with string keys, numbers and tensors, so that ``torch.load(wei
 ``torch.distributed.checkpoint`` both read it. A rank's own state has its own entry alone; what differs between ranks is
 below its number, because a checkpoint of many ranks keeps one tensor for each path. Merged states are a state again.
 
-Another number of workers W': the sum of what waits is kept and split anew, r'_j = (sum of r_i + W sum of shards) / W';
-what is a mean or an estimate of one becomes the mean; what is in squared units is split as a variance is.
+Another number of workers W': what waits is a part of the mean update, (sum of r_i) / W + shards, and stays that:
+r'_j = (sum of r_i) / W + shards for every j, whose mean is the same over any number of workers. What is a mean or an
+estimate of one becomes the mean, too; what is in squared units is the variance of that mean, (sum of v_i) / W^2.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ def check(state: Mapping[str, Any], world: int, on_resize: str) -> None:
     require(state["version"] == VERSION, "version of the state", str(VERSION), state["version"])
     if state["world"] != world and on_resize == "error":
         raise ConfigError(
-            f"world of the state must be {world}, as the group's, got {state['world']}; on_resize='reshard' splits the "
-            "sum of the residuals anew, on_resize='reset' drops them"
+            f"world of the state must be {world}, as the group's, got {state['world']}; on_resize='reshard' keeps the "
+            "mean of the residuals, on_resize='reset' drops them"
         )
 
 
@@ -126,7 +127,7 @@ def of_rank(
     """
     if state["world"] == world:
         return checked_rank(state, rank)
-    return {} if on_resize == "reset" else resized(state, rank, world, squared)
+    return {} if on_resize == "reset" else resized(state, rank, squared)
 
 
 def check_names(state: Mapping[str, Any], buffers: Collection[str], sizes: Mapping[str, int] | None) -> None:
@@ -152,8 +153,8 @@ def check_names(state: Mapping[str, Any], buffers: Collection[str], sizes: Mappi
                     raise ConfigError(f"state has {name!r} of {tensor.numel()} elements, not the model's: {known}")
 
 
-def resized(state: Mapping[str, Any], rank: int, world: int, squared: Collection[str]) -> dict[str, Any]:
-    """What rank ``rank`` of ``world`` keeps of a state of another number of ranks.
+def resized(state: Mapping[str, Any], rank: int, squared: Collection[str]) -> dict[str, Any]:
+    """What rank ``rank`` keeps of a state of another number of ranks.
 
     Args:
         squared: buffers in squared units.
@@ -171,7 +172,7 @@ def resized(state: Mapping[str, Any], rank: int, world: int, squared: Collection
         total = torch.stack([tensor.double() for tensor in found]).sum(0)
         if buffer == "residual":
             add_shards(total, ranks, name, before)
-        share = total / (world if buffer == "residual" else world**2 if buffer in squared else len(found))
+        share = total / (before if buffer == "residual" else before**2 if buffer in squared else len(found))
         worker.setdefault(buffer, {})[name] = share.to(found[0].dtype)
     take_from_estimates(worker, ranks)
     return {"worker": worker, "states": ranks[rank % before].get("states", {})}

@@ -75,34 +75,36 @@ def moved(before: int, after: int) -> tuple[dict[str, list[dict[str, Any]]], dic
     return saved, {name: [told[name] for told in loaded] for name in RESIZED}
 
 
-def totals(states: list[dict[str, Any]], buffer: str, power: int = 1) -> dict[str, Tensor]:
-    """The sum over the ranks, shards of owners counted as often as there are ranks."""
+def waiting(states: list[dict[str, Any]], buffer: str, power: int = 1) -> dict[str, Tensor]:
+    """What waits of the mean update: the mean over the ranks, and what owners keep; of variances that of the mean."""
     merged = merge_states(states)
-    world, sums = merged["world"], {}
+    world, found = merged["world"], {}
     for rank in merged["ranks"].values():
         for name, tensor in rank["worker"].get(buffer, {}).items():
-            sums[name] = sums.get(name, 0) + tensor.double() * world ** (power - 1)
+            found[name] = found.get(name, 0) + tensor.double() / world**power
         for name, buffers in rank["owned"].items() if buffer == "residual" else ():
             for lo, view in buffers.get("residual", {}).items():
-                sums[name][int(lo) : int(lo) + view.numel()] += world * view
-    return sums
+                found[name][int(lo) : int(lo) + view.numel()] += view
+    return found
 
 
 @pytest.mark.parametrize("method", [method for method in RESIZED if method != "ef21"])
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
-def test_the_sum_of_what_waits_is_the_same_on_another_number_of_ranks(method: str, before: int, after: int) -> None:
+def test_the_mean_update_that_waits_is_the_same_on_another_number_of_ranks(
+    method: str, before: int, after: int
+) -> None:
     saved, loaded = (part[method] for part in moved(before, after))
     assert all("on_resize='reshard'" in told["error"] for told in loaded)
     states = [told["state"] for told in loaded]
     for buffer in ("residual", "variance"):
-        old, new = totals(saved, buffer), totals(states, buffer, 1 if buffer == "residual" else 2)
+        old, new = waiting(saved, buffer, 1 if buffer == "residual" else 2), waiting(states, buffer)
         assert set(old) == set(new)
         for name, tensor in old.items():
             torch.testing.assert_close(new[name], tensor, rtol=1e-6, atol=1e-9)
     for told in loaded:
         assert told["steps"] == 3
         assert told["reset"] == 0.0
-    waits = totals(saved, "residual")
+    waits = waiting(saved, "residual")
     assert all(float(tensor.abs().sum()) > 0 for tensor in waits.values())
 
 

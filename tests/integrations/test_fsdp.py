@@ -159,35 +159,35 @@ def carried() -> tuple[dict[tuple[str, str], list[Any]], dict[tuple[str, str, st
 
 
 def waiting(states: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """The sum over the ranks of each parameter's residual, its shards one after the other, without the padding."""
-    merged, sums = gradwire.merge_states(states), {}
+    """What waits of each parameter's mean update, its shards one after the other, without the padding."""
+    merged, found = gradwire.merge_states(states), {}
     parts = [merged["parts"][str(shard)] for shard in range(merged["shards"])] if "parts" in merged else [merged]
     for part in parts:
-        totals: dict[str, torch.Tensor] = {}
+        means: dict[str, torch.Tensor] = {}
         for rank in part["ranks"].values():
             for name, tensor in rank["worker"]["residual"].items():
-                totals[name] = totals.get(name, 0) + tensor.double()
+                means[name] = means.get(name, 0) + tensor.double() / merged["world"]
             for name, buffers in rank.get("owned", {}).items():
                 for lo, view in buffers.get("residual", {}).items():
-                    totals[name][int(lo) : int(lo) + view.numel()] += merged["world"] * view
-        for name, total in totals.items():
-            sums[name] = torch.cat([sums[name], total]) if name in sums else total
+                    means[name][int(lo) : int(lo) + view.numel()] += view
+        for name, mean in means.items():
+            found[name] = torch.cat([found[name], mean]) if name in found else mean
     sizes = {name: param.numel() for name, param in model_of().named_parameters()}
-    return {name: total[: sizes.get(name)] for name, total in sums.items()}
+    return {name: mean[: sizes.get(name)] for name, mean in found.items()}
 
 
 @pytest.mark.parametrize(("before", "after", "method"), LOADED)
-def test_the_sum_of_what_waits_is_the_same_on_other_shards(before: str, after: str, method: str) -> None:
+def test_the_mean_update_that_waits_is_the_same_on_other_shards(before: str, after: str, method: str) -> None:
     saved, loaded = carried()[0][before, method], carried()[1][before, after, method]
     wrong = "world" if before == after else "shards"
     assert all(f"{wrong} of the state must be" in told["error"] for told in loaded)
     old, new = waiting(saved), waiting([told["state"] for told in loaded])
     assert set(old) == set(new)
-    for name, total in old.items():
-        shorter = min(len(total), len(new[name]))
-        assert float(total.abs().sum()) > 0
-        torch.testing.assert_close(new[name][:shorter], total[:shorter], rtol=1e-6, atol=1e-9)
-        assert not total[shorter:].any()
+    for name, mean in old.items():
+        shorter = min(len(mean), len(new[name]))
+        assert float(mean.abs().sum()) > 0
+        torch.testing.assert_close(new[name][:shorter], mean[:shorter], rtol=1e-6, atol=1e-9)
+        assert not mean[shorter:].any()
     for told in loaded:
         assert told["steps"] == 4
         assert told["reset"] == 0.0

@@ -202,5 +202,5 @@ def _world(rank: int) -> str:
 
 def test_a_checkpoint_of_something_else_is_refused() -> None:
     world, other = run_ranks(1, _world)[0].splitlines()
-    assert world.startswith("world of the state must be 1, as the group's, got 8; on_resize='reshard' splits")
+    assert world.startswith("world of the state must be 1, as the group's, got 8; on_resize='reshard' keeps")
     assert other.startswith("state_dict must be one of OneBitAdam")

@@ -175,8 +175,9 @@ class ExchangeState:
 
         Args:
             state: this rank's own, or those of all ranks (``gradwire.merge_states``, ``gradwire.read_checkpoint``).
-            on_resize: for a state of another number of ranks. "reshard": the sum of the residuals is kept and split
-                anew, for which the states of all ranks are needed; "reset": only the step is taken.
+            on_resize: for a state of another number of ranks. "reshard": the mean of the residuals, which is what
+                waits of the mean update, is kept, for which the states of all ranks are needed; "reset": only the step
+                is taken.
 
         Raises:
             ConfigError: the state is of another number of ranks and ``on_resize`` is "error", of another model, or
