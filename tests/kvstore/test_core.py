@@ -128,7 +128,7 @@ def test_two_workers_with_different_optimizers_are_told():
     ask(core, a, "optimizer", 2, number=1, name="sgd", numbers={"learning_rate": 1.0})
     (reply,) = messages(ask(core, b, "optimizer", 2, number=1, name="adam", numbers={}))
     assert reply[2]["kind"] == "config"
-    assert "another worker has" in reply[2]["text"]
+    assert "set_optimizer must get the same values" in reply[2]["text"]
 
 
 def test_a_barrier_waits_for_all():
@@ -230,7 +230,7 @@ def test_workers_say_the_bound_and_must_agree_with_the_server_and_each_other():
         init(core, peer, 1, "w")
     assert ops(ask(core, a, "staleness", 2, steps=1)) == ["done"]
     (reply,) = messages(ask(core, b, "staleness", 2, steps=3))
-    assert "staleness is 1 on this server, worker 1 asks for 3" in reply[2]["text"]
+    assert "it is 1 here, worker 1 asks for 3" in reply[2]["text"]
     assert ops(ask(core, b, "staleness", 3, steps=1)) == ["done"]
     push(core, a, 3, "w", 1, ONES)
     assert ops(pull(core, a, 4, "w", 1)) == ["value"]
@@ -260,7 +260,9 @@ def test_sync_and_async_do_not_mix():
     core = ServerCore(Rules(workers=2))
     hello(core, 0)
     replies = core.receive(b"x", [pack("hello", version=VERSION, rank=1, world=2, sync=False, session=bytes(16))], 0.0)
-    assert "must all be sync" in messages(replies)[0][2]["text"]
+    assert (
+        "all workers must create a dist_sync store, as the first did, got dist_async" in messages(replies)[0][2]["text"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -274,8 +276,11 @@ def test_sync_and_async_do_not_mix():
         (lambda c, p: push(c, p, 5, "w", 1, ONES, config=7), "never sent"),
         (lambda c, p: push(c, p, 5, "w", 1, ONES, optimizer=7), "never sent"),
         (lambda c, p: push(c, p, 5, "w", 1, ONES, rows=5), "5 rows"),
-        (lambda c, p: ask(c, p, "rows", 5, torch.tensor([4]), key="w", step=0), "rows 0 to 3"),
-        (lambda c, p: ask(c, p, "rows", 5, torch.tensor([-1]), key="w", step=0), "rows 0 to 3"),
+        (lambda c, p: ask(c, p, "rows", 5, torch.tensor([4]), key="w", step=0), "row_ids of key 'w' must be in [0, 4)"),
+        (
+            lambda c, p: ask(c, p, "rows", 5, torch.tensor([-1]), key="w", step=0),
+            "row_ids of key 'w' must be in [0, 4)",
+        ),
         (
             lambda c, p: ask(c, p, "config", 5, number=1, config={**OFF.to_config(), "push": {"name": "no"}}),
             "no",

@@ -38,7 +38,7 @@ def test_an_unknown_option_is_named(name, option):
 
 @pytest.mark.parametrize(("name", "staleness"), [("dist_sync", 3), ("dist_async", -1), ("dist_async", 1.5)])
 def test_a_bound_on_staleness_is_of_async_stores(name, staleness):
-    with pytest.raises(ConfigError, match="staleness must be an integer >= 0, of a store of a type with 'async'"):
+    with pytest.raises(ConfigError, match="staleness must be an integer >= 0, of a store whose type has 'async'"):
         DistStore(name, Place(("tcp://127.0.0.1:1",), 0, 1), staleness=staleness)
 
 

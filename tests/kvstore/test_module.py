@@ -247,8 +247,8 @@ BAD = [
     (lambda: Module(net(), context=["cpu"] * 3).fit(batches(1, 2), num_epoch=1), "at least 3 samples"),
     (lambda: Module(net()).update(), "and not before"),
     (lambda: Module(net()).predict([]), "at least one batch"),
-    (lambda: Module(net()).set_params({}, {}), "complete"),
-    (lambda: Module(net()).set_params({"x": torch.ones(1)}, {}, allow_missing=True), "arg_params"),
+    (lambda: Module(net()).set_params({}, {}), r"arg_params and aux_params lack \['0.bias'"),
+    (lambda: Module(net()).set_params({"x": torch.ones(1)}, {}, allow_missing=True), "allow_extra=True"),
     (lambda: Module(net(), compression_params={"type": "2bit"}).fit(batches(), num_epoch=1), "does not compress"),
 ]
 

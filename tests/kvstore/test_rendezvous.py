@@ -52,7 +52,7 @@ def test_a_rank_that_is_asked_for_is_kept_free_by_the_others():
         (Rendezvous(2, 1), {"rank": 2}, "in \\[0, 2\\), got 2"),
         (Rendezvous(2, 1), {"version": VERSION + 1}, "speaks version"),
         (Rendezvous(2, 1), {"endpoint": "ipc:///tmp/x"}, "tcp://ADDRESS:PORT"),
-        (complete(), {}, "names its rank"),
+        (complete(), {}, "must name its rank"),
         (complete(), {"endpoint": "tcp://10.0.0.9:9"}, "all 2 servers have joined"),
     ],
 )

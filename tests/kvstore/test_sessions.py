@@ -105,7 +105,7 @@ def test_a_process_that_comes_later_finds_the_setting_the_others_are_at():
     # A new one is the next for both.
     assert setting(core, b, 3, 0.0625) == 4
     assert setting(core, a, 4, 0.0625) == 4
-    assert "another worker has" in setting(core, a, 4, 1.0)
+    assert "set_optimizer must get the same values" in setting(core, a, 4, 1.0)
 
 
 def test_a_setting_of_the_distant_future_is_refused():

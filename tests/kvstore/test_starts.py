@@ -64,6 +64,23 @@ def test_mxnets_tracker_starts_the_script_in_every_role_and_all_of_them_end():
     assert lines(*(out for _, out, _ in results)) == [f"rank {r} of 2, 1 servers: [3.0, 3.0, 3.0]" for r in range(2)]
 
 
+def own_address():
+    """At which other machines reach this one, as MXNet's tracker finds it; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        return probe.getsockname()[0]
+
+
+@pytest.mark.timeout(300)
+def test_mxnets_tracker_names_the_machine_by_its_address_on_the_network():
+    results = ended(roles(worker=1, DMLC_NUM_WORKER=1, DMLC_PS_ROOT_URI=own_address(), GRADWIRE_INSECURE=1), 250)
+    assert [code for code, _, _ in results] == [0] * 3, results
+    assert lines(*(out for _, out, _ in results)) == ["rank 0 of 1, 1 servers: [1.0, 1.0, 1.0]"]
+
+
 @pytest.mark.parametrize(
     ("told", "message"),
     [
@@ -71,7 +88,9 @@ def test_mxnets_tracker_starts_the_script_in_every_role_and_all_of_them_end():
         ({"DMLC_ROLE": "server"}, "DMLC_PS_ROOT_PORT is missing"),
         ({"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_PORT": "x"}, "DMLC_PS_ROOT_PORT must be an integer"),
         ({"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "0.0.0.0", "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1"},
-         "can be reached by others"),
+         "can be reached by others.*GRADWIRE_INSECURE=1"),
+        ({"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "192.0.2.1", "DMLC_NUM_WORKER": "1"},
+         "can be reached by others.*GRADWIRE_INSECURE=1"),
     ],
 )  # fmt: skip
 def test_a_role_that_cannot_be_taken_is_named(told, message, monkeypatch):
@@ -80,7 +99,7 @@ def test_a_role_that_cannot_be_taken_is_named(told, message, monkeypatch):
     if "is missing" in message:
         monkeypatch.delenv("DMLC_PS_ROOT_PORT")
     with pytest.raises(ConfigError, match=message):
-        kvstore.create("device")
+        kvstore.create("dist_sync")
 
 
 def running(mark):

@@ -222,7 +222,8 @@ class KVStore(ABC):
             ConfigError: an unknown name or parameter.
         """
         if isinstance(optimizer, OptimizerConfig):
-            require(not numbers, "numbers", "inside the OptimizerConfig", numbers)
+            if numbers:
+                raise ConfigError(f"an OptimizerConfig has its numbers in it: put {numbers} there")
             self._set_optimizer(optimizer)
         else:
             self._set_optimizer(OptimizerConfig(optimizer, numbers))

@@ -53,9 +53,10 @@ def servers_beside_rank_0(told: Mapping[str, str]) -> Place:
     except (RuntimeError, ValueError, TimeoutError) as error:
         if isinstance(error, GradwireError):
             raise
-        raise GroupError(f"rank {rank} waits for rank 0's servers by MASTER_ADDR and MASTER_PORT: {error}") from error
+        where = f"{told.get('MASTER_ADDR')}:{told.get('MASTER_PORT')}, MASTER_ADDR and MASTER_PORT"
+        raise GroupError(f"rank {rank} could not learn from rank 0 where its servers are ({where}): {error}") from error
     if text.startswith("!"):
-        raise GroupError(f"rank 0 has no servers: {text[1:]}")
+        raise GroupError(f"rank 0 could not start the servers: {text[1:]}")
     return Place(tuple(text.split(",")), rank, world, own_keys(told, f"worker-{rank}"))
 
 

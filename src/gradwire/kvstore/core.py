@@ -151,11 +151,15 @@ class ServerCore(ServerJoints):
             raise WireError(f"optimizer setting {number} is not the next one, {max(self.updaters) + 1}")
         known = self.updaters.get(number)
         if known is not None and known.config != config:
-            raise ConfigError(f"optimizer setting {number} is {known.config}, another worker has {config}")
+            raise ConfigError(
+                f"set_optimizer must get the same values from all workers: another worker's call {number} gave "
+                f"{known.config}, this one's {config}"
+            )
         if known is None:
             same = newest is not None and newest.config.name == name
             self.updaters[number] = newest.with_config(config) if same and newest is not None else Updater(config)
-            self.updaters = {n: each for n, each in self.updaters.items() if n > max(self.updaters) - SETTINGS}
+            oldest = max(self.updaters) - SETTINGS
+            self.updaters = {n: each for n, each in self.updaters.items() if n > oldest}
             if self.saved_states:
                 self._load(self.updaters[number], self.saved_states)
                 self.saved_states = {}
@@ -212,7 +216,7 @@ class ServerCore(ServerJoints):
         if len(rows) > count:
             raise ConfigError(f"key {key!r} has {count} rows, {len(rows)} were asked for")
         if rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < count):
-            raise ConfigError(f"key {key!r} has the rows 0 to {count - 1}")
+            raise ConfigError(f"row_ids of key {key!r} must be in [0, {count})")
 
         def answer() -> list[Outgoing]:
             self.counters.pulls += 1
@@ -224,7 +228,10 @@ class ServerCore(ServerJoints):
         if self.sync:
             raise ConfigError("a bound on staleness is for dist_async: in dist_sync nobody is ahead")
         if self.staleness not in (None, steps):
-            raise ConfigError(f"staleness is {self.staleness} on this server, worker {session.rank} asks for {steps}")
+            raise ConfigError(
+                f"staleness must be the same on all workers and servers: it is {self.staleness} here, worker "
+                f"{session.rank} asks for {steps}"
+            )
         self.staleness = steps
         return self._done(session, seq)
 

@@ -64,7 +64,7 @@ class DistStore(DistLanes):
         known = server_timeout is None or (is_float32(server_timeout) and server_timeout > 0)
         require(known, "server_timeout", "seconds > 0, or None", server_timeout)
         bounded = staleness is None or ("async" in type and is_int(staleness, 0))
-        require(bounded, "staleness", "an integer >= 0, of a store of a type with 'async'", staleness)
+        require(bounded, "staleness", "an integer >= 0, of a store whose type has 'async' in its name", staleness)
         self.bound = bigarray_bound(BIGARRAY_BOUND) if bound is None else bound
         self.place, self.seed = where or find_place(), seed
         self._config = self._barriers = 0
@@ -145,7 +145,7 @@ class DistStore(DistLanes):
         states, config = load_states(fname)
         if config is not None:
             name = self._optimizer_name
-            require(name in (None, config.name), "fname", f"the states of {name!r}, as the store has", config.name)
+            require(name in (None, config.name), "the optimizer of fname", f"{name!r}, as the store's", config.name)
         split = [to_bytes(mine) for mine in by_server(states, len(self.place.servers), fname)]
         requests = [Request("restore", {}, torch.frombuffer(bytearray(mine), dtype=torch.uint8)) for mine in split]
         self._wait(requests, "the optimizer states")
@@ -153,7 +153,8 @@ class DistStore(DistLanes):
             self._set_optimizer(config)
 
     def _init(self, key: StoreKey, value: Tensor) -> None:
-        require(key not in self._keys, f"key {key!r}", "initialised once", "a second time")
+        if key in self._keys:
+            raise ConfigError(f"key {key!r} must be initialised once: it has a value already, which a push changes")
         dense = (value.to_dense() if value.is_sparse else value).detach().cpu().contiguous()
         push, pull = self.compression.push, self.compression.pull
         alignment = 1 if push is None else push.alignment

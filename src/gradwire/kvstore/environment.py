@@ -84,7 +84,11 @@ def ranked(told: Mapping[str, str]) -> tuple[int, int]:
             if not 0 <= rank < world:
                 raise ConfigError(f"{rank_name} must be in [0, {world}), got {rank}")
             return rank, world
-    raise ConfigError(f"a dist store needs one of {', '.join(name for name, _ in RANKS)} in the environment")
+    pairs = ", or ".join(f"{rank_name} and {world_name}" for rank_name, world_name in RANKS)
+    raise ConfigError(
+        f"a dist store must be told its rank and the number of workers in the environment, by {pairs}: start the "
+        "script with `gradwire launch -n WORKERS -s SERVERS -- python script.py`"
+    )
 
 
 def own_keys(told: Mapping[str, str], name: str) -> Path | None:

@@ -202,7 +202,8 @@ def create(metric: Measure, **options: Any) -> EvalMetric:
     if isinstance(metric, EvalMetric):
         return metric
     if isinstance(metric, str):
-        require(metric in KNOWN, "eval_metric", nearest(metric, KNOWN), metric)
+        if metric not in KNOWN:
+            raise ConfigError(f"unknown eval_metric {metric!r}: {nearest(metric, KNOWN)}")
         try:
             return KNOWN[metric](**options)
         except TypeError:

@@ -66,7 +66,8 @@ class LocalStore(KVStore):
         return self._updater
 
     def _init(self, key: StoreKey, value: Tensor) -> None:
-        require(key not in self._entries, f"key {key!r}", "initialised once", "a second time")
+        if key in self._entries:
+            raise ConfigError(f"key {key!r} must be initialised once: it has a value already, which a push changes")
         dense = value.to_dense() if value.is_sparse else value.clone(memory_format=torch.contiguous_format)
         self._entries[key] = Entry(dense, value.is_sparse, Merger(dense.shape, dense.device))
 

@@ -28,7 +28,7 @@ class MultiFactorScheduler:
 
     def __init__(self, step: Sequence[int], factor: float = 1.0, base_lr: float = 0.01) -> None:
         grows = all(is_int(each, 1) for each in step) and list(step) == sorted(set(step))
-        require(bool(step) and grows, "step", "integers >= 1 that grow", step)
+        require(bool(step) and grows, "step", "integers >= 1, each larger than the one before it", step)
         require(is_float32(factor) and 0 < factor <= 1, "factor", "in (0, 1]", factor)
         self.step, self.factor, self.base_lr = list(step), factor, base_lr
 

@@ -131,7 +131,8 @@ class Module(BaseModule):
             ConfigError: before ``init_optimizer``, or before a batch.
         """
         trainer = self._ready()
-        require(bool(self._batch_size), "update()", "called after forward_backward()", "before it")
+        if not self._batch_size:
+            raise ConfigError("update() has no gradients yet: call forward_backward() before it")
         self._updates += 1
         if self._scheduler is not None:
             rate = float(self._scheduler(self._updates))
@@ -172,13 +173,19 @@ class Module(BaseModule):
             ConfigError: a name is missing or unknown, or training with a store that keeps the weights has begun.
         """
         began = self._trainer is not None and self._trainer.keeps_weights
-        require(not began, "set_params()", "called before the store has the weights", "after")
+        if began:
+            raise ConfigError(
+                "set_params() comes too late: the store has the weights since fit() or init_optimizer(), and would "
+                "overwrite these; call it before them"
+            )
         given = {**arg_params, **aux_params}
         for module in self._copies:
             own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
             missing, extra = sorted(own.keys() - given.keys()), sorted(given.keys() - own.keys())
-            require(allow_missing or not missing, "arg_params and aux_params", f"complete, with {missing}", "less")
-            require(allow_extra or not extra, "arg_params and aux_params", f"of {sorted(own)}", extra)
+            if missing and not allow_missing:
+                raise ConfigError(f"arg_params and aux_params lack {missing}: give them, or allow_missing=True")
+            if extra and not allow_extra:
+                raise ConfigError(f"the module has none of {extra}, only {sorted(own)}: or say allow_extra=True")
             for name in own.keys() & given.keys():
                 require(own[name].shape == given[name].shape, name, f"of shape {tuple(own[name].shape)}",
                         tuple(given[name].shape))  # fmt: skip
@@ -258,7 +265,8 @@ def fix(symbol: nn.Module, names: Sequence[str]) -> None:
     """Let parameters be as they are."""
     params = dict(symbol.named_parameters())
     for name in names:
-        require(name in params, "fixed_param_names", nearest(name, params), name)
+        if name not in params:
+            raise ConfigError(f"fixed_param_names: the module has no parameter {name!r}: {nearest(name, params)}")
         params[name].requires_grad_(False)
 
 

@@ -64,7 +64,8 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         known = isinstance(self.name, str) and self.name in optimizer_names()
-        require(known, "optimizer", nearest(self.name, optimizer_names()), self.name)
+        if not known:
+            raise ConfigError(f"unknown optimizer {self.name!r}: {nearest(self.name, optimizer_names())}")
         allowed = self._allowed()
         for name, value in self.numbers.items():
             if name not in allowed:
@@ -196,7 +197,10 @@ class Updater:
         Raises:
             ConfigError: another optimizer, whose state would mean something else.
         """
-        require(config.name == self.config.name, "optimizer", f"{self.config.name!r} as before", config.name)
+        if config.name != self.config.name:
+            raise ConfigError(
+                f"{config.name!r} cannot go on from the states of {self.config.name!r}, the optimizer here"
+            )
         self.config, self._arguments = config, config.torch_arguments()
 
     def with_config(self, config: OptimizerConfig) -> Updater:

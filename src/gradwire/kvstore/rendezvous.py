@@ -119,7 +119,9 @@ class Rendezvous:
             raise ConfigError(f"a rank must be in [0, {self.workers}), got {rank}")
         if self.complete:
             if rank < 0:
-                raise ConfigError(f"all {self.workers} workers have joined: who comes again names its rank (DMLC_RANK)")
+                raise ConfigError(
+                    f"all {self.workers} workers have joined: one that is started again must name its rank (DMLC_RANK)"
+                )
             return
         if len(self._wanted) == self.workers or (rank >= 0 and rank in self._wanted.values()):
             raise ConfigError(f"rank {rank} is taken" if rank >= 0 else f"all {self.workers} workers have joined")

@@ -29,6 +29,7 @@ from gradwire.kvstore.environment import (
     start_timeout,
 )
 from gradwire.kvstore.scheduler import join, schedule
+from gradwire.kvstore.server import check_exposure
 
 __all__ = ["find_place", "take_role"]
 
@@ -82,7 +83,10 @@ def _joined(told: Mapping[str, str]) -> Place:
     if wanted < 0 and keys is not None and not (Path(told[KEYS]) / "worker-0").is_dir():
         # A key is that of one rank.
         wanted = next((int(file.stem[7:]) for file in keys.glob("worker-*.key_secret")), -1)
-    rank, servers = join(_scheduler(told), wanted, keys, start_timeout(told))
+    scheduler = _scheduler(told)
+    # As the scheduler and the servers do: where they refuse, workers need not wait for them.
+    check_exposure(scheduler, keys is not None, flag(told, INSECURE))
+    rank, servers = join(scheduler, wanted, keys, start_timeout(told))
     return Place(servers, rank, number(told, "DMLC_NUM_WORKER", 1), own_keys(told, f"worker-{rank}"))
 
 

@@ -143,7 +143,7 @@ class Member:
         try:
             op, fields, _ = unpack(frames, ANSWERS)
         except WireError as error:
-            raise GroupError(f"the scheduler at {self.scheduler} is none: {error}") from error
+            raise GroupError(f"what answers at {self.scheduler} is no scheduler: {error}") from error
         if op == "error":
             raise GroupError(f"scheduler at {self.scheduler}: {fields['text']}")
         self.group = fields

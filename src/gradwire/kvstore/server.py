@@ -165,6 +165,7 @@ def check_exposure(endpoint: str, locked: bool, insecure: bool) -> None:
         loopback = False
     if not (loopback or locked or insecure):
         raise ConfigError(
-            f"endpoint {endpoint!r} can be reached by others: give keys (gradwire keygen), or say insecure=True "
-            "where everybody who can reach it may read and change the model"
+            f"endpoint {endpoint!r} can be reached by others: give keys (`gradwire keygen`, then GRADWIRE_KEYS or "
+            "--keys); or, where everybody who can reach it may read and change the model, say GRADWIRE_INSECURE=1 "
+            "(under a launcher), --insecure (of gradwire server) or insecure=True (in Python)"
         )

@@ -99,13 +99,23 @@ class ServerSessions(ServerState):
 
     def _check_place(self, owner: int | None, version: int, rank: int, world: int, sync: bool) -> None:
         if version != VERSION:
-            raise WireError(f"this server speaks version {VERSION} of the protocol, not {version}")
+            raise WireError(
+                f"this server speaks version {VERSION} of the protocol, not {version}: install the same gradwire on "
+                "all machines"
+            )
         if world != self.rules.workers or rank >= world:
-            raise ConfigError(f"rank {rank} of {world} workers does not fit this server of {self.rules.workers}")
+            raise ConfigError(
+                f"rank {rank} of {world} workers does not fit this server of {self.rules.workers}: give it as many "
+                "workers (--workers) as the environment of the workers says"
+            )
         if owner not in (None, rank):
-            raise ConfigError(f"rank {rank} has a key of its own, this is the key of worker {owner}")
+            raise ConfigError(
+                f"rank {rank} has a key of its own, this is the key of worker {owner}: GRADWIRE_KEYS must be the "
+                f"folder worker-{rank} of `gradwire keygen`, or the one around it"
+            )
         if self.sync not in (None, sync):
-            raise ConfigError(f"the workers must all be {'sync' if self.sync else 'async'} like the first of them")
+            names = ("dist_sync", "dist_async") if self.sync else ("dist_async", "dist_sync")
+            raise ConfigError(f"all workers must create a {names[0]} store, as the first did, got {names[1]}")
 
     def _start_again(self, session: Session) -> None:
         """Another process of a rank, or its first one."""

@@ -112,7 +112,7 @@ def by_server(
         except (ValueError, TypeError, RecursionError):
             raise ConfigError(f"{name} must hold the states of a distributed store, got those of {label!r}") from None
         fits = is_int(server, 0, servers - 1)
-        require(fits, "fname", f"of {servers} servers, as there are now", f"server {server}")
+        require(fits, "fname", f"written with {servers} servers, as there are now", f"states of server {server}")
         split[server][key] = state
     return split
 

@@ -57,8 +57,8 @@ class Trainer:
         right = bool(given) and all(c and all(isinstance(each, Tensor) for each in c) for c in self._params)
         require(right, "params", "parameters, or a mapping to them", params)
         numbers = dict(optimizer_params or {})
-        if isinstance(optimizer, OptimizerConfig):
-            require(not numbers, "optimizer_params", "inside the OptimizerConfig", numbers)
+        if isinstance(optimizer, OptimizerConfig) and numbers:
+            raise ConfigError(f"an OptimizerConfig has its numbers in it: put optimizer_params {numbers} there")
         self._config = optimizer if isinstance(optimizer, OptimizerConfig) else OptimizerConfig(optimizer, numbers)
         self._rescale = self._config.rescale_grad
         if kvstore is None and compression_params:
@@ -134,7 +134,7 @@ class Trainer:
         Raises:
             ConfigError: the store updates the weights.
         """
-        require(not self._on_store, "allreduce_grads()", "used with update_on_kvstore=False", True)
+        self._needs_own_weights("allreduce_grads()")
         self.start()
         self._allreduce(ignore_stale_grad=False)
 
@@ -144,7 +144,7 @@ class Trainer:
         Raises:
             ConfigError: the store updates the weights.
         """
-        require(not self._on_store, "update()", "used with update_on_kvstore=False", True)
+        self._needs_own_weights("update()")
         require(is_int(batch_size, 1), "batch_size", "an integer >= 1", batch_size)
         self.start()
         self._rescale_by(batch_size)
@@ -180,6 +180,10 @@ class Trainer:
         if config is not None and numbers:
             self._use(config)
 
+    def _needs_own_weights(self, call: str) -> None:
+        if self._on_store:
+            raise ConfigError(f"{call} needs update_on_kvstore=False: here the store has the weights, call step()")
+
     def _allreduce(self, ignore_stale_grad: bool) -> None:
         pairs = self._with_gradient(ignore_stale_grad)
         if self._store is not None:
@@ -201,9 +205,11 @@ class Trainer:
     def _with_gradient(self, ignore_stale_grad: bool) -> list[tuple[int, list[nn.Parameter]]]:
         trainable = [(key, copies) for key, copies in enumerate(self._params) if copies[0].requires_grad]
         stale = [key for key, copies in trainable if len(gradients(copies)) < len(copies)]
-        require(
-            not stale or ignore_stale_grad, "params", "with gradients, or ignore_stale_grad=True", f"none at {stale}"
-        )
+        if stale and not ignore_stale_grad:
+            raise ConfigError(
+                f"parameters {stale} (counted from 0) have no gradient: call backward() before, or say "
+                "ignore_stale_grad=True to leave them as they are"
+            )
         return [(key, copies) for key, copies in trainable if key not in stale]
 
     def _rescale_by(self, batch_size: int) -> None:
