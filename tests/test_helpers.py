@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
-from gradwire.helpers import dequantize, desparsify, pack, quantize, sparsify, unpack
+from gradwire.helpers import count_of, dequantize, desparsify, pack, quantize, sparsify, unpack
 from gradwire.testing.inputs import SPECIAL, gaussian
 
 BITS = st.integers(1, 8)
@@ -99,6 +100,15 @@ def test_sparsify_keeps_the_largest(n, ratio, seed):
     assert torch.equal(dense[indices.long()], x[indices.long()])
     left = x - dense
     assert float(left.abs().max()) <= float(values.abs().min())
+
+
+@pytest.mark.parametrize(("ratio", "n"), [(0.07, 100), (0.29, 100), (1e-9, 50), (0.1, 30), (1.0, 7), (0.5, 0)])
+def test_sparsify_keeps_as_many_as_topk_sends(ratio, n):
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n))
+    values, indices = sparsify(x, ratio)
+    sent = TopK(ratio).decompress(TopK(ratio).compress(x), (n,))
+    assert values.numel() == TopK(ratio).count(n) == count_of(ratio, n)
+    assert torch.equal(desparsify(values, indices, n), sent)
 
 
 def test_sparsify_by_count_and_shape():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError, is_float32, is_int, require
 
-__all__ = ["dequantize", "desparsify", "pack", "quantize", "sparsify", "unpack"]
+__all__ = ["count_of", "dequantize", "desparsify", "pack", "quantize", "sparsify", "unpack"]
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
@@ -127,12 +127,28 @@ def dequantize(codes: Tensor, step: Tensor) -> Tensor:
     return codes.to(torch.float32) * step
 
 
+def count_of(ratio: float, n: int) -> int:
+    """How many of ``n`` elements a share is: max(1, ceil(ratio n)), and at most n; every method counts like this.
+
+    Args:
+        ratio: in (0, 1].
+        n: >= 0.
+
+    Example:
+        >>> count_of(0.25, 10), count_of(0.07, 100), count_of(1e-9, 100)
+        (3, 7, 1)
+    """
+    # 0.07 * 100 is 7.000000000000001 in binary; its ceiling must not be 8.
+    return min(n, max(1, math.ceil(round(ratio * n, 6))))
+
+
 def sparsify(tensor: Tensor, ratio: float | None = None, *, k: int | None = None) -> tuple[Tensor, Tensor]:
     """The k entries of largest magnitude, in index order.
 
     Args:
         tensor: float, any shape, n elements.
-        ratio: k = ceil(ratio * n), in (0, 1]. Lower: fewer bytes, more is left for later steps.
+        ratio: k = max(1, ceil(ratio * n)), as ``count_of`` counts, in (0, 1]. Lower: fewer bytes, and more
+            is left for later steps.
         k: instead of ``ratio``; at least 1, cut to n.
 
     Returns:
@@ -151,7 +167,7 @@ def sparsify(tensor: Tensor, ratio: float | None = None, *, k: int | None = None
     n = tensor.numel()
     if ratio is not None:
         require(is_float32(ratio) and 0 < ratio <= 1, "sparsify.ratio", "in (0, 1]", ratio)
-        k = math.ceil(ratio * n)
+        k = count_of(ratio, n)
     require(is_int(k, 0 if n == 0 else 1), "sparsify.k", "an integer >= 1", k)
     flat = tensor.flatten()
     indices = flat.abs().topk(min(k or 0, n), sorted=False).indices.sort().values

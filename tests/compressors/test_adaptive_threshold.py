@@ -127,3 +127,9 @@ def test_bytes_that_cannot_be_are_refused(nbytes, counts, text):
 def test_bad_parameters(values, text):
     with pytest.raises(ConfigError, match=re.escape(text)):
         AdaptiveThreshold(**values)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_ratio_below_one_element_sends_the_largest(joint):
+    x = torch.tensor([1.0, -3.0, 2.0])
+    assert decoded(AdaptiveThreshold(1e-9, joint), x).tolist() == ([0.0, -3.0, 0.0] if joint else [0.0, -3.0, 2.0])

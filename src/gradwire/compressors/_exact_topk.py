@@ -12,6 +12,7 @@ from gradwire import ops
 from gradwire.compressors._entries import check_places, segments
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import is_float32, require
+from gradwire.helpers import count_of
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["ExactTopK"]
@@ -43,8 +44,7 @@ class ExactTopK(Compressor):
 
     def count(self, n: int) -> int:
         """k: how many of ``n`` elements are sent."""
-        # 0.07 * 100 is 7.000000000000001 in binary; its ceiling must not be 8.
-        return min(n, max(1, math.ceil(round(self.ratio * n, 6))))
+        return count_of(self.ratio, n)
 
     def layout(self, shape: Sequence[int]) -> Layout:
         n = math.prod(shape)

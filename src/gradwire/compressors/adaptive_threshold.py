@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire.compressors import _entries
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import WireError, is_float32, require
+from gradwire.helpers import count_of
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["AdaptiveThreshold"]
@@ -112,7 +113,7 @@ class AdaptiveThreshold(Compressor):
         values = values[values > 0]
         if values.numel() == 0:
             return _SMALLEST
-        return float(values.topk(math.ceil(round(self.ratio * values.numel(), 6))).values[-1])
+        return float(values.topk(count_of(self.ratio, values.numel())).values[-1])
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)

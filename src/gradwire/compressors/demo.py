@@ -14,6 +14,7 @@ from torch import Tensor
 from gradwire import ops
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import WireError, is_float32, is_int, require
+from gradwire.helpers import count_of
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["DeMo"]
@@ -140,7 +141,7 @@ class DeMo(Compressor):
             return []
         downs, acrosses = _cuts(m, c), _cuts(n // m, c)
         return [
-            _Kind(top, left, down, across, a, b, max(1, math.ceil(round(self.ratio * a * b, 6))))
+            _Kind(top, left, down, across, a, b, count_of(self.ratio, a * b))
             for top, down, a in downs
             for left, across, b in acrosses
         ]

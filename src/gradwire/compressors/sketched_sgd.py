@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire import ops
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.errors import WireError, is_float32, is_int, require
+from gradwire.helpers import count_of
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["SketchedSGD"]
@@ -94,7 +95,7 @@ class SketchedSGD(MultiRound):
         >>> SketchedSGD(ratio=0.01).count(1000)
         10
         """
-        return min(n, max(1, math.ceil(round(self.ratio * n, 6))))
+        return count_of(self.ratio, n)
 
     def pays_for(self, shape: Sequence[int]) -> bool:
         return self.traffic(shape) < 4 * math.prod(shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +13,7 @@ from gradwire.compressors._places import FORMS, Form, smallest
 from gradwire.compressors._sparse import Sparsifier, rows_of
 from gradwire.compressors.base import Feedback
 from gradwire.errors import WireError, is_float32, require
+from gradwire.helpers import count_of
 from gradwire.types import Field, Key, Payload
 
 __all__ = ["TopK"]
@@ -87,8 +87,7 @@ class TopK(Sparsifier):
         >>> TopK(ratio=0.07).count(100)
         7
         """
-        # 0.07 * 100 is 7.000000000000001 in binary; its ceiling must not be 8.
-        return min(n, max(1, math.ceil(round(self.ratio * n, 6))))
+        return count_of(self.ratio, n)
 
     def slots(self, n: int) -> int:
         return self.count(n)
