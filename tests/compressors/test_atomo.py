@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.atomo import Atomo, _chances
+from gradwire.compressors.atomo import Atomo, _chances, _directions
 from gradwire.errors import ConfigError, WireError
 from gradwire.types import Key
 from tests.compressors.matrices import matrix
@@ -60,6 +60,25 @@ def test_the_variance_is_that_of_the_formula():
     assert measured == pytest.approx(expected, rel=0.2)
     assert expected <= code.omega(x.numel()) * float(x.square().sum())
     torch.testing.assert_close(torch.stack(draws).mean(0), x, rtol=0, atol=6 * math.sqrt(expected / 400 / 10))
+
+
+def test_directions_are_found_in_float64_down_to_the_rounding_of_the_gradient():
+    x = spectrum([10.0 ** (-i / 2) for i in range(12)])
+    basis, sizes = _directions(x.mT)
+    assert basis.dtype == sizes.dtype == torch.float64
+    expected = torch.linalg.svdvals(x.double() / x.abs().amax())
+    torch.testing.assert_close(sizes, expected, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("smallest", [1e-4, 1e-6, 1e-9])
+def test_every_direction_may_be_sent_so_that_none_is_lost_for_ever(smallest):
+    x = spectrum([1.0, 0.1, 0.01, 1e-3, smallest, smallest])
+    for wide in (x.mT, x.mT.contiguous()):
+        basis, sizes = _directions(wide)
+        chances = _chances(sizes, 3.0)
+        assert bool((chances > 0).all())
+        parts = basis.mT @ (basis @ wide.double())
+        torch.testing.assert_close(parts, wide.double(), rtol=0, atol=1e-12)
 
 
 def test_a_budget_of_the_full_rank_is_exact():

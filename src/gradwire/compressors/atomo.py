@@ -162,10 +162,15 @@ class Atomo(Compressor):
 
 
 def _directions(wide: Tensor) -> tuple[Tensor, Tensor]:
-    """An orthonormal basis of the columns, in rows, and the size of the matrix along each, decreasing; float64."""
-    scaled = wide / wide.abs().amax().double().clamp_min_(torch.finfo(torch.float32).tiny)
+    """An orthonormal basis of the columns, in rows, and the size of the matrix along each, decreasing; float64.
+
+    A square below the rounding of the largest is that rounding: a direction of size 0 would never be sent.
+    """
+    # A tensor without dimensions does not make a float32 matrix float64.
+    scaled = wide.double() / wide.abs().amax().clamp_min_(torch.finfo(torch.float32).tiny)
     squares, vectors = torch.linalg.eigh(scaled @ scaled.mT)
-    return vectors.mT.flip(0), squares.flip(0).clamp_min_(0.0).sqrt_()
+    least = squares[-1:].clamp_min(0.0) * (squares.numel() * torch.finfo(squares.dtype).eps)
+    return vectors.mT.flip(0), squares.flip(0).clamp_min_(least).sqrt_()
 
 
 def _chances(sizes: Tensor, budget: float) -> Tensor:
