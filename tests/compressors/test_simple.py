@@ -12,8 +12,12 @@ import torch
 
 from gradwire import wire
 from gradwire.compressors._adapted import Adapted
+from gradwire.compressors.compose import compose
+from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.simple import SimpleCompressor
+from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError, WireError
+from gradwire.exchange import Exchange
 from gradwire.testing import contract, inputs
 from gradwire.types import Key
 from tests.compressors.methods import (
@@ -21,6 +25,7 @@ from tests.compressors.methods import (
     Half,
     Linear8,
     Momentum,
+    OwnMemory,
     Rude,
     Signs,
     TopHalf,
@@ -138,6 +143,29 @@ def test_average_flag_means_what_it_means_in_grace(average, world):
     code.add_decoded_many(rows(code, xs), out, 1.0 / world)
     total = sum(torch.where(x >= 0, 1.0, -1.0) for x in xs)
     torch.testing.assert_close(out, total / world if average else total)
+
+
+@pytest.mark.parametrize("wrap", [Entropy, lambda inner: compose(TopK(0.5), inner)])
+@pytest.mark.parametrize("method", [Vote(), Half(average=False)])
+def test_what_opens_payloads_one_by_one_refuses_a_method_that_takes_all_at_once(wrap, method):
+    with pytest.raises(ConfigError, match=r"\.inner must be a method whose payloads are averaged one by one"):
+        wrap(method.adapted())
+
+
+def test_a_summable_method_has_no_aggregate_of_its_own():
+    class Both(Half):
+        def aggregate(self, tensors):
+            return tensors[0]
+
+    with pytest.raises(ConfigError, match="Both cannot be summable with an aggregate of its own"):
+        Both().adapted()
+
+
+def test_a_method_with_a_memory_of_its_own_gets_no_other():
+    code = OwnMemory().adapted()
+    assert Exchange(code).memory_for(code).name == "none"
+    with pytest.raises(ConfigError, match="which is defined with memory 'none'"):
+        Exchange(code, memory="dgc")
 
 
 @pytest.mark.parametrize("method", [Vote, EXAMPLES["Vote"]])

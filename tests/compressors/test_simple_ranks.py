@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from gradwire.memory.dgc import DGCMemory
+from gradwire.memory.residual import Residual
 from gradwire.testing.processes import run_ranks
 from tests.compressors.methods import (
     SHAPES,
@@ -28,6 +30,11 @@ RUNS = [
     (Vote(), {"strategy": "two_phase"}),
     (Half(), {}),
     (Half(average=False), {"strategy": "allreduce"}),
+    (Half(average=False), {"strategy": "allreduce", "memory": "residual"}),
+    (Half(average=False), {"strategy": "allreduce", "memory": Residual(dtype="bfloat16")}),
+    (Half(average=False), {"strategy": "allreduce", "memory": DGCMemory(momentum=0.0)}),
+    (Half(average=False), {"strategy": "allgather", "memory": "residual"}),
+    (Half(average=False), {"strategy": "two_phase", "memory": "residual"}),
     (Drawn(k=6), {"strategy": "allgather", "memory": "residual"}),
     (Momentum(), {"strategy": "allgather"}),
     (OwnMemory(), {"strategy": "allgather"}),
@@ -54,7 +61,8 @@ def test_ranks_agree_and_nothing_is_lost(method, options):
         for result in results:
             kept = result["residuals"] or {name: state["unsent"] for name, state in result["states"].items() if state}
             if kept:
-                arrived = arrived + torch.cat([kept[name].flatten() for name, _ in SHAPES]) / WORLD
+                unsent = torch.cat([kept[name].flatten() for name, _ in SHAPES]).float()
+                arrived = arrived + (unsent / WORLD if method.average else unsent)
         torch.testing.assert_close(arrived, want, rtol=1e-3, atol=4e-3)
 
 

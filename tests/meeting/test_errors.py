@@ -16,9 +16,10 @@ from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
 from gradwire.meeting.attendance import Attendance
 from gradwire.meeting.board import PIECE, Board
 from gradwire.meeting.closed import Closed
+from tests.compressors.methods import Vote
 
 
-def alone(meeting: gradwire.Meeting, compressor: str = "topk", **options: Any) -> Any:
+def alone(meeting: gradwire.Meeting, compressor: Any = "topk", **options: Any) -> Any:
     model = nn.Linear(16, 16, bias=False)
     inner = torch.optim.SGD(model.named_parameters(), lr=0.1)
     return gradwire.local_sgd(inner, compressor, every=2, min_numel=0, meeting=meeting, **options)
@@ -53,11 +54,12 @@ def test_a_meeting_refuses(options: dict[str, Any], text: str) -> None:
     [
         ("powersgd", {}, "compressor must be a method of one message with a meeting, not one averaged in rounds"),
         ("topk", {"memory": "ef21"}, "memory must be one that keeps nothing of the mean with a meeting, got 'ef21'"),
+        (Vote(), {}, "compressor must be a method whose payloads are averaged one by one with a meeting, got Adapted("),
         ("topk", {"strategy": "two_phase"}, "strategy must be left out with a meeting"),
         ("topk", {"ratio": 2}, "TopK.ratio must be in (0, 1], got 2"),
     ],
 )
-def test_what_a_meeting_cannot_carry(compressor: str, options: dict[str, Any], text: str) -> None:
+def test_what_a_meeting_cannot_carry(compressor: Any, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         alone(gradwire.Meeting(dist.HashStore(), "0"), compressor, **options)
     assert text in str(refused.value)

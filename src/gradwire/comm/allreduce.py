@@ -26,7 +26,8 @@ END = object()
 class AllReduce(Strategy):
     """Sum the payloads element by element (casts), or average the factors of a method of several rounds.
 
-    Values are divided by the world size before the sum, so that 16-bit sums do not overflow.
+    Values are divided by the world size before the sum, so that 16-bit sums do not overflow; not where the method wants
+    a sum (``average``).
 
     Example:
         >>> AllReduce().to_config()
@@ -78,9 +79,10 @@ class SummedSession(Session):
         self.status.zero_()
         self.part.remember()
         for piece, payload in zip(self.part.pieces, self.payloads, strict=True):
+            compressor = piece.unit.compressor
             piece.memory.encode(
-                piece.unit.compressor, piece.of(flat), piece.kept, payload, piece.state, key.of(piece.id),
-                self.status, scale=1.0 / self.channel.world,
+                compressor, piece.of(flat), piece.kept, payload, piece.state, key.of(piece.id), self.status,
+                scale=1.0 / self.channel.world if compressor.average else 1.0,
             )  # fmt: skip
         poison(self.sums, self.status)
 

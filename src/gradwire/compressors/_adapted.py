@@ -73,9 +73,16 @@ class Adapted(Compressor):
             raise ConfigError(f"{cls.__name__}.tensors_size_are_same must be True: {_FULL_CONTRACT}")
         if method.summable and not method.ctx_from_shape:
             raise ConfigError(f"{cls.__name__} cannot be summable with ctx_from_shape = False: a sum has no one ctx")
+        if method.summable and self._overrides("aggregate"):
+            raise ConfigError(
+                f"{cls.__name__} cannot be summable with an aggregate of its own, which a sum of tensors never calls: "
+                "leave out one of the two"
+            )
         declared = {
             "name": f"{cls.__module__}:{cls.__qualname__}", "reference": cls.__doc__ or cls.__qualname__,
             "unbiased": method.unbiased, "random": method.random, "summable": method.summable,
+            "average": method.average and not self._overrides("aggregate"),
+            "memory": "none" if self._overrides("memory_compensate", "memory_update") else None,
         }  # fmt: skip
         for key, value in declared.items():
             object.__setattr__(self, key, value)
@@ -125,10 +132,10 @@ class Adapted(Compressor):
             view.copy_(tensors[i].reshape(-1))
 
     def encode_scaled(self, x: Tensor, scale: float, payload: Payload, state: State, key: Key) -> None:
-        """Without ``average`` the sum is wanted; and a method's own state stays in the gradient's unit."""
-        before = scale if self.method.average and not self._has_state else 1.0
+        """A method's own state stays in the gradient's unit."""
+        before = 1.0 if self._has_state else scale
         self.encode(x.mul_(before), payload, state, key)
-        if self.method.average and before != scale:
+        if before != scale:
             payload[0].mul_(scale)
 
     def encode_feedback(

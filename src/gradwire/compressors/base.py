@@ -85,6 +85,10 @@ class Compressor(Configuration, ABC):
     summable: ClassVar[bool] = False
     """Payloads may be summed element by element: D(p + q) = D(p) + D(q). All fields then share one float dtype."""
 
+    average: ClassVar[bool] = True
+    """What arrives is the mean of what the ranks' payloads decode to. False: their sum, or whatever else
+    ``add_decoded_many`` makes of all of them; summed payloads are then not divided by the world size."""
+
     unbiased: ClassVar[bool] = False
     """E[C(x)] = x over the random stream."""
 

@@ -65,6 +65,7 @@ class Entropy(Compressor):
         inner = self.inner
         ok = isinstance(inner, Compressor) and inner.fixed_size and not isinstance(inner, MultiRound)
         require(ok, "Entropy.inner", "a method of one round and fixed size", inner)
+        require(inner.average, "Entropy.inner", "a method whose payloads are averaged one by one", inner)
         known = isinstance(self.coder, str) and self.coder in CODERS
         require(known, "Entropy.coder", "'rans', 'huffman' or 'elias'", self.coder)
         declare_as(

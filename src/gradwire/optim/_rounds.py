@@ -326,6 +326,7 @@ def check_methods(exchange: Exchange) -> None:
     for each in (exchange.compressor, *exchange.policy.overrides.values()):
         alone = not isinstance(each, MultiRound)
         require(alone, "compressor", "a method of one message with a meeting, not one averaged in rounds", each.name)
+        require(each.average, "compressor", "a method whose payloads are averaged one by one with a meeting", each)
         memory = exchange.memory_for(each)
         plain = type(memory).begin is Memory.begin and type(memory).finish is Memory.finish
         require(plain, "memory", "one that keeps nothing of the mean with a meeting", memory.name)
