@@ -27,7 +27,7 @@ from gradwire.comm.base import Site, Strategy
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, as_python, is_float32, is_int, require
 from gradwire.keeper import Keeper
-from gradwire.memory.base import Memory, default_memory
+from gradwire.memory.base import Memory, check_rounds, default_memory
 from gradwire.metrics import Metrics
 from gradwire.plan import Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
 from gradwire.policy import Policy
@@ -101,17 +101,20 @@ class Exchange:
         for each in [compressor, *self.policy.overrides.values()]:
             strategy = self.strategy_for(each)
             strategy.check(each)
+            each.check_world(self.channel.world)
             strategy.check_memory(self.memory_for(each))
 
     def memory_for(self, compressor: Compressor) -> Memory:
         """The memory of a compressor.
 
         Raises:
-            ConfigError: error feedback is part of the method and was refused, or would diverge and was asked for.
+            ConfigError: error feedback is part of the method and was refused, or would diverge and was asked for; or
+                the memory cannot serve the method.
         """
         own = compressor.memory is not None and compressor.name != self.compressor.name
         asked = None if own else self.memory
         memory = asked or self._named_memory(default_memory(compressor))
+        check_rounds(memory, compressor)
         if compressor.memory not in (None, memory.name) and not self.force:
             raise ConfigError(
                 f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
@@ -122,7 +125,7 @@ class Exchange:
                 f"memory {memory.name!r} keeps the mean that arrives, but {compressor!r} turns it into signs: use a "
                 "method, or a form of this one, that does not"
             )
-        if compressor.feedback == "built-in" and memory.name == "none":
+        if compressor.feedback == "built-in" and memory.name == "none" and compressor.memory != "none":
             raise ConfigError(
                 f"memory 'none' loses gradients: the residual is part of {compressor.name!r}; use memory='residual'"
             )
@@ -344,6 +347,7 @@ class Exchange:
             self.keeper.retire(old)
 
     def _build(self, params: Sequence[Named], main: Compressor) -> Plan:
+        main.check_world(self.channel.world)  # A schedule may have passed what fits, in a step that was not tried.
         units, dense, numel = grouped(params, main, self.policy, self.memory_for)
         site = Site(self.channel, self.device, self.keeper.keep, self.keeper.remember, self.keeper.recall,
                     self.keeper.server)  # fmt: skip

@@ -54,8 +54,13 @@ class Policy(Configuration):
         for name, value in self.schedule.items():
             require(callable(value), f"schedule[{name!r}]", "a function of the step", value)
 
-    def check(self, compressor: Compressor, names: Sequence[str]) -> None:
+    def check(self, compressor: Compressor, names: Sequence[str], world: int = 1) -> None:
         """Refuse a pattern that matches nothing, and a schedule that the compressor would refuse later.
+
+        Args:
+            compressor: the main one.
+            names: of all parameters.
+            world: the number of workers.
 
         Raises:
             ConfigError: naming the pattern, or the scheduled parameter and the step.
@@ -71,7 +76,7 @@ class Policy(Configuration):
                 raise ConfigError(f"schedule: {compressor.name!r} has no parameter {name!r}: {nearest(name, known)}")
         for step in SAMPLED if self.schedule else ():
             try:
-                self.at(self.start_after + step, compressor)
+                self.at(self.start_after + step, compressor).check_world(world)
             except Exception as error:
                 raise ConfigError(f"schedule must give valid values, at step {step} it gave: {error}") from error
 

@@ -65,6 +65,34 @@ def test_the_noise_is_the_closed_formula():
     assert relative_error(GlobalQSGD(levels=7), x, 200) == pytest.approx(float(expected), rel=0.05)
 
 
+def noise_of(code, xs, draws=60):
+    """E|C(x_i) - x_i|^2 of each rank."""
+    totals = torch.zeros(len(xs))
+    for step in range(draws):
+        for rank, payload in enumerate(exchanged(code, xs, step)):
+            totals[rank] += (own(code, payload, xs[rank]) - xs[rank]).square().sum()
+    return totals / draws
+
+
+def test_omega_bounds_the_noise_of_all_ranks_together_and_of_none_alone():
+    code, xs = GlobalQSGD(levels=3), [gaussian(256), 0.05 * gaussian(256, 1), gaussian(256, 2)]
+    noise, sizes = noise_of(code, xs), torch.stack([x.square().sum() for x in xs])
+    assert float(noise.sum()) <= code.omega(3 * 256) * float(sizes.sum())
+    assert float(noise[1]) > 2 * code.omega(256) * float(sizes[1])
+    means = torch.stack([decode(code, exchanged(code, xs, step)[0], xs[0]) for step in range(60)])
+    error = (means - sum(xs) / 3).square().sum(1).mean()
+    assert float(error) == pytest.approx(float(noise.sum()) / 9, rel=0.1)
+
+
+@pytest.mark.parametrize(("levels", "ranks"), [(7, 18), (127, 1), (1, 127), (6, 21)])
+def test_as_many_ranks_as_are_allowed_have_a_mean(levels, ranks):
+    code = GlobalQSGD(levels=levels)
+    code.check_world(ranks)
+    assert decode(code, exchanged(code, [gaussian(64)] * ranks)[0], torch.zeros(64)).isfinite().all()
+    with pytest.raises(ConfigError, match=re.escape(f"GlobalQSGD.levels must be at most 127 // {ranks + 1} = ")):
+        code.check_world(ranks + 1)
+
+
 @pytest.mark.parametrize("levels", [1, 3, 127])
 def test_sums_use_the_whole_byte_and_no_more(levels):
     code, most = GlobalQSGD(levels), 255 // (2 * levels)

@@ -118,6 +118,20 @@ def test_too_many_ranks_for_the_sums_decode_to_nan():
     assert mean_of(code, [gaussian(64)] * 3)[0].isnan().all()
 
 
+@pytest.mark.parametrize(("levels", "ranks"), [(15, 17), (255, 1), (1, 255), (13, 19)])
+def test_as_many_ranks_as_are_allowed_have_a_mean(levels, ranks):
+    code = THC(levels=levels)
+    code.check_world(ranks)
+    assert mean_of(code, [gaussian(64)] * ranks)[0].isfinite().all()
+    with pytest.raises(ConfigError, match=re.escape(f"THC.levels must be at most 255 // {ranks + 1} = ")):
+        code.check_world(ranks + 1)
+
+
+def test_more_ranks_than_any_levels_serve_are_sent_to_another_method():
+    with pytest.raises(ConfigError, match="got 1: up to 255 workers fit, at levels=1: use a method that sums no codes"):
+        THC(levels=1).check_world(4096)
+
+
 @pytest.mark.parametrize("ranks", [1, 255])
 def test_sums_use_the_whole_byte(ranks):
     code = THC(levels=255 // ranks, clip=0.01)

@@ -17,13 +17,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compressors.simple import SimpleCompressor
+from gradwire.compressors.thc import THC
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.memory.residual import Residual
 from gradwire.testing.processes import run_ranks
-from tests.integrations.jobs import batch, model_of
+from tests.compressors.methods import OwnMemory
+from tests.integrations.jobs import answers, batch, model_of
 
 
 def _differently(rank: int, kind: str) -> str:
@@ -210,3 +213,42 @@ def test_bad_input_is_named() -> None:
     assert len(answers) == len(expected)
     for answer, pattern in zip(answers, expected, strict=True):
         assert re.search(pattern, answer), (pattern, answer)
+
+
+def _with_these_workers(rank: int) -> dict[str, str]:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = DistributedDataParallel(model_of())
+
+    def ddp(method: str, **options: Any) -> Callable[[], object]:
+        return lambda: compress_ddp(wrapped, method, **options)
+
+    return answers({
+        "thc": ddp("thc", levels=86), "global_qsgd": ddp("global_qsgd", levels=43),
+        "override": ddp("qsgd", overrides={"2.weight": THC(levels=86)}),
+        "schedule": ddp("thc", schedule={"levels": lambda step: 15 if step < 100 else 86}),
+        "loop": lambda: compress_optimizer(optimizer, model, "thc", levels=86),
+        "dgc": ddp("powersgd", memory="dgc"), "momentum": ddp("thc", memory="momentum"),
+        "variance": ddp("gradiveq", memory="variance"), "residual of two": ddp_own(wrapped),
+        "fits": lambda: compress_optimizer(optimizer, model, "thc", levels=85),
+    })  # fmt: skip
+
+
+def ddp_own(model: DistributedDataParallel) -> Callable[[], object]:
+    return lambda: compress_ddp(model, OwnMemory(), memory="residual")
+
+
+def test_workers_or_memories_that_a_method_cannot_serve_are_refused_at_setup() -> None:
+    seen = run_ranks(3, _with_these_workers)
+    assert seen[1] == seen[0] == seen[2]
+    told = seen[0]
+    sums = "with 3 workers, whose codes are summed in 8 bits, got"
+    for case in ("thc", "override", "loop"):
+        assert told[case].startswith(f"ConfigError: THC.levels must be at most 255 // 3 = 85 {sums} 86: use levels=85")
+    assert f"GlobalQSGD.levels must be at most 127 // 3 = 42 {sums} 43: use levels=42" in told["global_qsgd"]
+    assert "at step 100 it gave: THC.levels must be at most 255 // 3 = 85" in told["schedule"]
+    for memory in ("dgc", "momentum", "variance"):
+        assert told[memory].startswith(f"ConfigError: memory {memory!r} serves methods of one round")
+        assert told[memory].endswith("use memory='residual'")
+    assert "which is defined with memory 'none'" in told["residual of two"]
+    assert told["fits"] == "nothing was raised"

@@ -185,3 +185,20 @@ def test_broadcast_is_init_and_pull_uncompressed():
     assert torch.equal(out, value)
     with pytest.raises(ConfigError, match="once"):
         kv.broadcast(1, value, out)
+
+
+def test_senders_whose_codes_have_no_room_are_refused_and_nothing_changes():
+    kv = device(type="thc", levels=100)
+    kv.init(1, torch.zeros(64, 64))
+    with pytest.raises(ConfigError, match=r"THC.levels must be at most 255 // 3 = 85 with 3 workers"):
+        kv.push(1, [torch.ones(64, 64)] * 3)
+    kv.push(1, [torch.ones(64, 64)] * 2)
+    out = torch.empty(64, 64)
+    kv.pull(1, out)
+    assert out.isfinite().all()
+
+
+def test_a_memory_that_rounds_cannot_serve_is_refused_before_the_first_push():
+    for memory in ("dgc", "momentum", "variance"):
+        with pytest.raises(ConfigError, match=f"memory '{memory}' serves methods of one round"):
+            device(type="powersgd", memory=memory)

@@ -174,6 +174,17 @@ class Compressor(Configuration, ABC):
         """Bytes of a payload that cross the network, the mean over many steps; the layout where it travels whole."""
         return float(self.layout(shape).nbytes)
 
+    def check_world(self, world: int) -> None:
+        """Refuse a number of workers whose sum the payload has no room for; most methods serve any number.
+
+        Args:
+            world: workers whose payloads are summed as integers, >= 1.
+
+        Raises:
+            ConfigError: naming the parameter and the largest value that fits.
+        """
+        return
+
     def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
         """What the method remembers between steps besides the residual; most remember nothing."""
         return {}
@@ -304,7 +315,8 @@ class MultiRound(Compressor):
 
     reductions: ClassVar[tuple[str, ...]] = ()
     """For each field "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed in their own
-    type, so they need head-room; the field that is reduced first must be float32, for it tells of a NaN."""
+    type, so they need head-room, without which ``check_world`` refuses the group; the field that is reduced first must
+    be float32, for it tells of a NaN."""
 
     rounds_only: ClassVar[tuple[str, ...]] = ()
     """Fields that only rounds read, or this rank alone: ``add_decoded`` does without them. A worker that runs its

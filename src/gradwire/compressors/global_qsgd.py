@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire import ops
+from gradwire.compressors._room import check_room
 from gradwire.compressors._rounding import Grid, Moments, clipped, linf_omega
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.errors import is_float32, is_int, require
@@ -36,8 +37,8 @@ class GlobalQSGD(MultiRound):
     ``terngrad``: the noise is larger than the signal. From two on no element is off by more than N / s.
 
     Args:
-        levels: s, at most 127 / W, so 18 ranks at the default: the sum over the ranks must fit into 8 bits. With more
-            ranks everything decodes to NaN. More levels: less noise.
+        levels: s, at most 127 / W, so 18 ranks at the default: the sum over the ranks must fit into 8 bits. A larger
+            group is refused when it is set up. More levels: less noise.
         clip: in standard deviations, 0 for none. Lower: less noise, more bias on the largest elements.
 
     Raises:
@@ -84,12 +85,20 @@ class GlobalQSGD(MultiRound):
         return "GlobalQSGD(levels=3)"
 
     def omega(self, n: int) -> float:
-        """Of one worker; that of the mean of W with independent noise is a W-th of it."""
+        """Of a group of one, whose norm is its own.
+
+        Where W workers round to the largest norm among them, it holds for all of them together, with the elements of
+        all: sum_i E|C(x_i) - x_i|^2 <= omega(W n) sum_i |x_i|^2, and the error of the mean is a W^2-th of that sum. No
+        multiple of one worker's own |x_i|^2 bounds its noise: a small gradient beside a large one may be all noise.
+        """
         return linf_omega(max(1, n), self.levels) if self.unbiased else math.inf
 
     @property
     def alignment(self) -> int:
         return 0
+
+    def check_world(self, world: int) -> None:
+        check_room("GlobalQSGD.levels", self.levels, 127, world)
 
     def pays_for(self, shape: Sequence[int]) -> bool:
         return self.traffic(shape) < 4 * math.prod(shape)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire import ops
+from gradwire.compressors._room import check_room
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
@@ -37,8 +38,8 @@ class THC(MultiRound):
     how the rank differs from the others.
 
     Args:
-        levels: at most 255 / W, so 17 ranks at the default: the sum of a code over the ranks must fit into 8 bits. With
-            more ranks everything decodes to NaN. More levels: less noise, 1 / levels^2 of it.
+        levels: at most 255 / W, so 17 ranks at the default: the sum of a code over the ranks must fit into 8 bits. A
+            larger group is refused when it is set up. More levels: less noise, 1 / levels^2 of it.
         block: B, a power of two in [16, 16384]; 32 bits for its norm. The last block of a tensor is padded to a power
             of two.
         clip: in standard deviations. Lower: less noise, more is cut off.
@@ -85,6 +86,9 @@ class THC(MultiRound):
     @property
     def alignment(self) -> int:
         return 0
+
+    def check_world(self, world: int) -> None:
+        check_room("THC.levels", self.levels, 255, world)
 
     def pays_for(self, shape: Sequence[int]) -> bool:
         return self.traffic(shape) < 4 * math.prod(shape)

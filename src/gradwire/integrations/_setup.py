@@ -154,7 +154,7 @@ def prepare_named(
         params = select()
         refuse_owned(caller, params, ranks, carrier)
         exchange = settings.exchange(compressor, rest, private, device)
-        exchange.policy.check(exchange.compressor, list(params))
+        exchange.policy.check(exchange.compressor, list(params), exchange.channel.world)
         prepared.append(Prepared(exchange, params))
         return exchange.describe(shapes_of(params), **told)
 

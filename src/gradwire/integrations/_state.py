@@ -236,7 +236,7 @@ def change(
     def describe() -> str:
         after = copy.copy(exchange)
         after.choose(build_compressor(compressor, params), memory, strategy)
-        after.policy.check(after.compressor, names)
+        after.policy.check(after.compressor, names, after.channel.world)
         check(after)
         refuse_loss(exchange, after, drop)
         made.append(after)

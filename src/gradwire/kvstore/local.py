@@ -19,6 +19,7 @@ from gradwire.kvstore.replica import Replica, follows
 from gradwire.kvstore.rows import as_row_sparse, row_sparse
 from gradwire.kvstore.sender import Sender
 from gradwire.kvstore.states import load_states, save_states
+from gradwire.memory.base import check_rounds
 
 __all__ = ["DeviceStore", "LocalStore"]
 
@@ -91,6 +92,8 @@ class LocalStore(KVStore):
         return add_dense(grads, entry.value.shape, entry.value.device)
 
     def _compressed_sum(self, entry: Entry, key: StoreKey, grads: Sequence[Tensor]) -> Tensor:
+        if isinstance(self.compression.push, MultiRound):
+            self.compression.push.check_world(len(grads))
         senders = self._senders(entry, key, grads)
         if any(grad.is_sparse for grad in grads):
             rows = [each.indices()[0] if each.is_sparse else torch.arange(len(each)) for each in grads]
@@ -153,6 +156,10 @@ class DeviceStore(LocalStore):
     """Values of this process; each sender's gradients are compressed before they are summed, as MXNet's "device"."""
 
     compresses = True
+
+    def _set_compression(self, compression: Compression) -> None:
+        if compression.push is not None and compression.memory is not None:
+            check_rounds(compression.memory, compression.push)
 
 
 def all_rows(grad: Tensor) -> Tensor:

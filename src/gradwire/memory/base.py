@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.compressors.base import Compressor
+from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.errors import ConfigError
 from gradwire.types import Configuration, Key, Payload, State
 
-__all__ = ["Memory", "default_memory"]
+__all__ = ["Memory", "check_rounds", "default_memory"]
 
 
 def default_memory(compressor: Compressor) -> str:
@@ -30,6 +31,19 @@ def default_memory(compressor: Compressor) -> str:
     if compressor.memory is not None:
         return compressor.memory
     return "residual" if compressor.feedback in ("required", "built-in") else "none"
+
+
+def check_rounds(memory: Memory, compressor: Compressor) -> None:
+    """Refuse a memory that wants to know what one payload says, where a result comes of several rounds.
+
+    Raises:
+        ConfigError: with the memory to use.
+    """
+    if memory.one_round and isinstance(compressor, MultiRound):
+        raise ConfigError(
+            f"memory {memory.name!r} serves methods of one round, because it reads from one payload what was sent, but "
+            f"{compressor.name!r} is averaged in rounds between the workers: use memory='residual'"
+        )
 
 
 class Memory(Configuration, ABC):
@@ -48,6 +62,9 @@ class Memory(Configuration, ABC):
     balanced: ClassVar[bool] = True
     """What went in is what came out and what is kept: nothing may be lost on the way either. So whoever compresses the
     mean a second time keeps a residual of it. Not where the memory itself lets go of what was not sent."""
+
+    one_round: ClassVar[bool] = False
+    """Only methods of one round are served: ``compensate`` and ``update`` refuse."""
 
     @property
     def kept_dtype(self) -> torch.dtype:

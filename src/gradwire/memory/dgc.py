@@ -52,6 +52,7 @@ class DGCMemory(Memory):
     name = "dgc"
     buffers = ("residual", "momentum", "undo", "sent")
     transient = ("undo", "sent")
+    one_round = True
 
     def __post_init__(self) -> None:
         require(is_float32(self.momentum) and 0 <= self.momentum < 1, "DGCMemory.momentum", "in [0, 1)", self.momentum)

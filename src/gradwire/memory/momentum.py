@@ -41,6 +41,7 @@ class Momentum(Memory):
     name = "momentum"
     buffers = ("momentum",)
     balanced = False
+    one_round = True
 
     def __post_init__(self) -> None:
         require(is_float32(self.beta) and 0 <= self.beta < 1, "Momentum.beta", "in [0, 1)", self.beta)

@@ -56,6 +56,7 @@ class VarianceMemory(Memory):
     buffers = ("residual", "variance", "undo", "sent")
     transient = ("undo", "sent")
     squared = ("variance",)
+    one_round = True
 
     def __post_init__(self) -> None:
         require(is_float32(self.alpha) and self.alpha > 0, "VarianceMemory.alpha", "a finite number > 0", self.alpha)

@@ -11,6 +11,7 @@ the compressor's parameters in the message. One that does not apply to what the 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ __all__ = [
     "check_many",
     "check_properties",
     "check_summable",
+    "check_sums",
     "check_used",
 ]
 
@@ -76,11 +78,25 @@ def check_properties(compressor: Compressor, x: Tensor) -> None:
         fields = len(compressor.layout(x.shape).fields)
         reductions = compressor.reductions or ("mean",) * fields
         expect(len(reductions) == fields, compressor, f"{fields} fields, but reductions {reductions}")
+        check_sums(compressor, x, reductions)
     if not compressor.fixed_size:
         first, *_, last = compressor.layout(x.shape).fields
         form = (first.name, first.dtype, first.count, last.name, last.dtype)
         wanted = ("used", torch.int32, 1, "stream", torch.uint8)
         expect(form == wanted, compressor, f"a payload of variable size starts and ends with {wanted}, not {form}")
+
+
+def check_sums(compressor: MultiRound, x: Tensor, reductions: Sequence[str]) -> None:
+    """What is summed in integers has no room for any number of ranks, and says so."""
+    summed = zip(compressor.layout(x.shape).fields, reductions, strict=True)
+    if all(how != "sum" or field.dtype.is_floating_point for field, how in summed):
+        return
+    compressor.check_world(1)
+    try:
+        compressor.check_world(2**32)
+    except ConfigError:
+        return
+    expect(False, compressor, "sums integers, so check_world must refuse more ranks than fit")
 
 
 def check_layout(compressor: Compressor, x: Tensor) -> None:

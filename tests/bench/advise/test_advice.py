@@ -21,6 +21,7 @@ from gradwire.bench.advise.quality import quality, table
 from gradwire.bench.advise.wire import Round, Wire
 from gradwire.bench.netlab import Link
 from gradwire.bench.recommended import labels, recommended
+from gradwire.compressors.thc import THC
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from tests.house.source import ROOT
@@ -179,3 +180,12 @@ def test_every_method_has_a_known_quality() -> None:
     known = quality("topk", workers=3)
     assert known is not None
     assert known.workers == 2
+
+
+def test_a_method_whose_sums_have_no_room_is_left_out_with_the_reason() -> None:
+    for workers, fits in ((17, True), (18, False)):
+        cluster = Cluster(workers, Wire.of(workers, Link.parse("100mbit")))
+        codec = Codec.at_rate(RESNET.buckets, 1e-9, 1e-9, workers)
+        (row,) = advise(RESNET, cluster, [Candidate("thc", THC())], [codec]).rows
+        assert (row.step is not None) == fits
+        assert ("THC.levels must be at most 255 // 18 = 14" in row.skipped) != fits

@@ -19,6 +19,7 @@ from gradwire.bench.advise.profile import Profile
 from gradwire.bench.advise.quality import Quality, drop_in, quality
 from gradwire.bench.recommended import setup_of
 from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError
 from gradwire.exchange import default_strategy
 from gradwire.memory.base import default_memory
 
@@ -173,6 +174,10 @@ def _row(profile: Profile, cluster: Cluster, each: Candidate, codec: Codec | str
     compressor = each.compressor
     told = (each.label, compressor.properties()["params"], strategy, default_memory(compressor))
     known = (quality(each.label), drop_in(each.label), setup_of(each.label).reason)
+    try:
+        compressor.check_world(cluster.meeting)
+    except ConfigError as error:
+        codec = str(error)
     if isinstance(codec, str):
         return Row(*told, None, 0.0, 0.0, *known, skipped=codec)
 

@@ -20,6 +20,7 @@ from gradwire.bench.advise.profile import Bucket
 from gradwire.bench.advise.wire import Round
 from gradwire.comm._channel import Channel
 from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError
 from gradwire.exchange import Exchange
 from gradwire.metrics import Metrics
 from gradwire.policy import Policy
@@ -208,6 +209,10 @@ def measure(
     Returns:
         A measurement for each bucket; or why there is none.
     """
+    try:
+        compressor.check_world(workers)
+    except ConfigError as error:
+        return str(error)
     exchange = dry_exchange(compressor, workers, **(options or {}))
     name = exchange.strategy_for(compressor).name
     if name in UNHEARD:
