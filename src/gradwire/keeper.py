@@ -145,6 +145,8 @@ class Keeper:
         # The state of one shard of a parameter has the shard's number after the name.
         found |= {f"states/{name}/{key}": tensor for name, state in self.states.items()
                   for key, tensor in state.items() if name.partition("#")[0] in names}  # fmt: skip
+        found |= {f"sessions/{name}/{key}": tensor for name, state in self.sessions.items()
+                  for key, tensor in state.items() if name in names}  # fmt: skip
         shards = {f"owned/{name}/{buffer}/{lo}": view for name, buffer, lo, view in self._views() if name in names}
         return found | shards
 

@@ -148,6 +148,34 @@ def poisoned(rank: int, kind: str, at: int, options: Options) -> dict[str, Any]:
     return {**told, "end": parameters(model), "finite": loss_of(model) < 10, "count": count}
 
 
+def poisoned_in_one(rank: int, kind: str, at: int, spoilt: str, options: Options) -> dict[str, Any]:
+    """One parameter of rank 1 is spoilt before an exchange: whether everything is as it was after the last one."""
+    model = model_of()
+    optimizer = make(kind, model, options)
+    local = isinstance(optimizer, DiLoCo | QsparseLocal)
+    param = dict(model.named_parameters())[spoilt]
+    told: dict[str, Any] = {}
+    for step in range(at + 4):
+        forward(model, optimizer, step, rank).backward()
+        if not local or step % optimizer.every == 0:
+            met = parameters(model), shared(optimizer)
+        if (step, rank) == (at, 1):
+            with torch.no_grad():
+                (param if local else param.grad).view(-1)[3] = float("inf")
+        optimizer.step()
+        if step == at:
+            told = {"as before": (parameters(model), shared(optimizer)) == met}
+            told["waits"] = float(optimizer.metrics()["residual_norm"]) > 0
+    return {**told, "end": parameters(model), "finite": loss_of(model) < 10}
+
+
+def shared(optimizer: Exchanged) -> str:
+    """All that an exchange may change but the counts."""
+    state = optimizer.state_dict()
+    exchange = {key: value for key, value in state["exchange"].items() if key != "step"}
+    return digest([exchange, state.get("kept", {}), state["state"] if "progress" in state else []])
+
+
 def refused(rank: int, kind: str, options: Options) -> str:
     try:
         make(kind, model_of(), options)

@@ -89,12 +89,16 @@ class OkTopkSession(Session):
         self.wanted = [payload[0].numel() for payload in self.own.payloads]
         fresh = {"threshold": torch.zeros((), device=site.device), "age": torch.zeros((), dtype=torch.int64)}
         self.kept = [site.recall(unit, {name: tensor.clone() for name, tensor in fresh.items()}) for unit in units]
+
+    def _recall(self) -> None:
+        """Go on with what is kept: the step before may have been taken back as a whole."""
         self.thresholds = torch.stack([kept["threshold"] for kept in self.kept])
         ages = {int(kept["age"]) for kept in self.kept}
         self.age = ages.pop() if len(ages) == 1 else 0
 
     def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
         metrics = self.channel.metrics
+        self._recall()
         with metrics.timed("encode"):
             self.part.encode(flat, self.own, key)
             local = [_entries(payload) for payload in self.own.payloads]

@@ -20,6 +20,7 @@ from gradwire.exchange import Named
 from gradwire.integrations._ownership import Caller
 from gradwire.integrations._setup import check_dtypes, prepare_alone, prepare_named, share_start
 from gradwire.meeting.place import Meeting
+from gradwire.optim._flat import any_nonfinite
 
 __all__ = ["Closure", "Exchanged", "check_adam", "named"]
 
@@ -70,8 +71,24 @@ class Exchanged(Optimizer):
         self.params: list[nn.Parameter] = list(by_name.values())
         self.named: list[Named] = [(name, tuple(param.shape)) for name, param in by_name.items()]
         self.told = told
+        # All parameters travel in one bucket, and what is not finite drops the whole step: what an override sent with
+        # another strategy has a message of its own, and must be taken back with the others.
+        self.exchange.skips_steps = bool(self.exchange.policy.overrides)
         if meeting is None:
             share_start(self.params, group)
+
+    def exchanged(self, flat: Tensor) -> bool:
+        """Replace ``flat`` by its mean over the ranks; whether that is finite. If not, all that is kept is as before.
+
+        Args:
+            flat: contiguous float32, all parameters in order; the same answer on every rank.
+        """
+        self.exchange.run(flat, self.named)
+        finite = not any_nonfinite([flat])
+        if not finite:
+            self.exchange.note(torch.ones((), dtype=torch.bool, device=flat.device))
+        self.exchange.end_step()
+        return finite
 
     def metrics(self) -> dict[str, Any]:
         """Bytes, ratio, times, steps with non-finite values, and the norm of this rank's residuals."""

@@ -141,8 +141,8 @@ class LocalSteps(Exchanged):
             yield from self.rounds.means(self.way.data, self.kept())
             return
         self.exchange.begin_step()
-        self.exchange.run(self.way.data, self.named)
-        yield self.way.data
+        if self.exchanged(self.way.data):
+            yield self.way.data
 
     def _go(self, mean: Tensor) -> None:
         if not any_nonfinite([mean]):

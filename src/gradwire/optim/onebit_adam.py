@@ -10,7 +10,6 @@ import torch.distributed as dist
 from gradwire.errors import is_int, require
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._exchanged import Closure, check_adam
-from gradwire.optim._flat import any_nonfinite
 
 __all__ = ["OneBitAdam"]
 
@@ -113,8 +112,7 @@ class OneBitAdam(AdamLike):
         for group, span, _ in self.spans():
             beta1 = group["betas"][0]
             local[span].mul_(1 - beta1).add_(m[span], alpha=beta1)
-        self.exchange.run(local, self.named)
-        if any_nonfinite([local]):
+        if not self.exchanged(local):
             return False
         m.copy_(local)
         return True

@@ -179,8 +179,7 @@ class ZeroOneAdam(AdamLike):
         for (_, span, _), done, path in zip(self.spans(), before, after, strict=True):
             u[span].mul_(path - done)
         u.add_(self.flats["moved"].data)
-        self.exchange.run(u, self.named)
-        if any_nonfinite([u]):
+        if not self.exchanged(u):
             return
         m = self.flats["exp_avg"].data
         for (_, span, _), path in zip(self.spans(), after, strict=True):
