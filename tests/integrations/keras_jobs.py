@@ -18,7 +18,8 @@ TOPK = {"ratio": 0.05, "min_numel": 64}
 def everything(rank: int) -> dict[str, Any]:
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="2")
     return {"compared": compared(rank, lambda method: means(rank, method)), "trained": trained(rank),
-            "scaled": scaled(rank), "half": half(rank), "config": config(), "refused": refused()}  # fmt: skip
+            "scaled": scaled(rank), "half": half(rank), "config": config(), "refused": refused(),
+            "unused": unused(rank)}  # fmt: skip
 
 
 def means(rank: int, method: str) -> tuple[Means, dict[str, Any]]:
@@ -141,6 +142,34 @@ def half(rank: int) -> dict[str, Any]:
     told: dict[str, Any] = {"residuals": [], "weights": [], "scales": []}
     model.fit(x, np.tanh(x[:, :10]), batch_size=16, shuffle=False, verbose=0, callbacks=[Watch()])
     return {**told, "metrics": model.optimizer.state.metrics()}
+
+
+def unused(rank: int) -> dict[str, Any]:
+    """Of three variables the second gets no gradient anywhere, and the third none on rank 1."""
+    import keras
+    import tensorflow as tf
+
+    import gradwire.tensorflow
+
+    def run(case: str) -> dict[str, Any]:
+        variables = [keras.Variable(np.ones((48, 48), np.float32), name=name) for name in "abc"]
+        inner = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+        optimizer = gradwire.tensorflow.DistributedOptimizer(inner, compressor="topk", **TOPK)
+        optimizer.build(variables)
+        apply = optimizer.apply if case == "plain" else tf.function(lambda grads: optimizer.apply(grads, variables))
+        grad = tf.ones((48, 48))
+        everywhere = [grad, grad, grad]
+        apply(everywhere, variables) if case == "plain" else apply(everywhere)
+        start = [variable.numpy().copy() for variable in variables]
+        kept = optimizer.state.exchange.keeper.worker["residual"]["b"].clone()
+        last = None if rank == 1 and case != "compiled" else grad
+        grads = [grad, None, last]
+        error = answers({"": lambda: apply(grads, variables) if case == "plain" else apply(grads)})[""]
+        moved = [bool((variable.numpy() != before).any()) for variable, before in zip(variables, start, strict=True)]
+        same = torch.equal(kept, optimizer.state.exchange.keeper.worker["residual"]["b"])
+        return {"moved": moved, "kept": same and bool(kept.any()), "error": error}
+
+    return {case: run(case) for case in ("compiled", "plain", "apart")}
 
 
 def bits_of(model: Any) -> bytes:

@@ -63,6 +63,17 @@ def test_it_goes_through_keras_serialisation(told: list[dict[str, Any]]) -> None
     assert told[0]["config"] == ["DistributedOptimizer", "Adam", 0.25, True, {"min_numel": 7}]
 
 
+def test_a_variable_that_no_process_used_is_left_alone(told: list[dict[str, Any]]) -> None:
+    for each in told:
+        for case in ("compiled", "plain"):
+            assert each["unused"][case] == {"moved": [True, False, True], "kept": True, "error": "nothing was raised"}
+    # A compiled step cannot hand over a gradient that was not there when it was traced.
+    assert told[0]["unused"]["apart"]["error"] == "nothing was raised"
+    assert (
+        "gradients must be given by all processes or by none in a compiled step" in told[1]["unused"]["apart"]["error"]
+    )
+
+
 OUTSIDE = r"ConfigError: optimizer must be around a LossScaleOptimizer, not in one: .*compile\(auto_scale_loss=False\)"
 REFUSED = {
     "torch": r"ConfigError: optimizer must be a Keras optimizer, got 'SGD'",

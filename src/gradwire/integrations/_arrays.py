@@ -68,14 +68,14 @@ class ArrayState(BucketState):
         self.sizes = {name: param.numel() for name, param in params.items()}
         self._names = list(params)
 
-    def exchange_arrays(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
+    def exchange_arrays(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The mean over the ranks of each gradient; all ranks must call it.
 
         Args:
-            grads: in the order of the parameters, on CPU; None counts as zero.
+            grads: in the order of the parameters, on CPU; None counts as zero if another process has a gradient.
 
         Returns:
-            Views that the next step overwrites, in the parameters' dtypes.
+            Views that the next step overwrites, in the parameters' dtypes; None where no process had a gradient.
 
         Raises:
             GroupError: a rank did not answer in time.
@@ -83,9 +83,11 @@ class ArrayState(BucketState):
         by_name = dict(zip(self._names, grads, strict=True))
         self.average(lambda bucket: [by_name[name] for name, _ in bucket.named])
         means = {
-            name: view.to(param.dtype)
+            name: None if unused else view.to(param.dtype)
             for bucket in self.buckets
-            for (name, _), view, param in zip(bucket.named, bucket.views, bucket.params, strict=True)
+            for (name, _), view, param, unused in zip(
+                bucket.named, bucket.views, bucket.params, bucket.unused, strict=True
+            )
         }
         return [means[name] for name in self._names]
 

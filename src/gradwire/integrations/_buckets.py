@@ -1,9 +1,18 @@
-"""Gradients that are exchanged all at once: copied into buckets, averaged on one thread, copied out again."""
+"""Gradients that are exchanged all at once: copied into buckets, averaged on one thread, copied out again.
+
+Law: a parameter without a gradient on some ranks counts as zero there; one without a gradient on all of them stays
+without, and what is kept for it stays as it was. A rank cannot know alone which of the two it is, so each step begins
+with an all-reduce of one byte for each parameter, while the first bucket is filled. That is the price of a plain loop
+in which nobody has to announce unused parameters, as DDP wants it: forgotten, it would be weight decay on layers that
+were not used. Nothing else is paid for as long as every gradient is there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +22,7 @@ from gradwire.exchange import Named
 from gradwire.integrations._ownership import release
 from gradwire.integrations._setup import in_memory, memory_order
 from gradwire.integrations._state import ExchangeState
+from gradwire.integrations._unused import run_without
 from gradwire.worker import Worker
 
 __all__ = ["Bucket", "BucketState", "split"]
@@ -28,6 +38,8 @@ class Bucket:
         self.flat = torch.zeros(sum(numels), dtype=torch.float32, device=device)
         pairs = zip(torch.split(self.flat, numels), self.params, strict=True)
         self.views = [as_stored(view, param) for view, param in pairs]
+        self.unused = [False] * len(numels)
+        """Of which no rank had a gradient in the last step."""
 
     def gather(self, grads: Sequence[Tensor | None]) -> None:
         """Copy the gradients in; a parameter that got none on this rank counts as zero."""
@@ -54,6 +66,8 @@ class BucketState(ExchangeState):
     """Base of the states that exchange all gradients of a step at once; they set ``buckets``."""
 
     buckets: Sequence[Bucket]
+    complete: ClassVar[bool] = False
+    """Whether every parameter gets a gradient on every rank in every step."""
 
     def __init__(self, worker: Worker | None = None) -> None:
         self._worker = worker or Worker()
@@ -71,12 +85,21 @@ class BucketState(ExchangeState):
         """One step: fill each bucket, average it while the next is filled, and say when it is done, in order."""
         self.exchange.begin_step()
         self.units.follow(self.exchange, *self.units.read())
+        own = [grads(bucket) for bucket in self.buckets]
+        there = [[grad is not None for grad in each] for each in own]
+        used = torch.tensor(list(chain.from_iterable(there)), dtype=torch.uint8).to(self.exchange.device)
+        told = (lambda: None) if self.complete else self._begin(partial(self._tell, used))
+        parts = torch.split(used, [len(each) for each in own])
         ends = []
-        for bucket in self.buckets:
-            bucket.gather(grads(bucket))
-            ends.append(self._begin(partial(self._run, bucket)))
-        for bucket, wait in zip(self.buckets, ends, strict=True):
+        for bucket, each, part in zip(self.buckets, own, parts, strict=True):
+            bucket.gather(each)
+            missing = [i for i, grad in enumerate(each) if grad is None]
+            ends.append(self._begin(partial(self._run, bucket, part, missing)))
+        told()
+        for bucket, wait, part, known in zip(self.buckets, ends, parts, there, strict=True):
             wait()
+            # Whoever has all gradients knows that all are used, and need not wait for the device to say so.
+            bucket.unused = [False] * len(known) if all(known) else (part == 0).tolist()
             done(bucket)
 
     def _begin(self, job: Callable[[], Tensor]) -> Callable[[], object]:
@@ -87,8 +110,14 @@ class BucketState(ExchangeState):
             return lambda: None
         return partial(self._worker.result, self._worker.submit(job))
 
-    def _run(self, bucket: Bucket) -> Tensor:
-        self.exchange.run(bucket.flat, bucket.named, bucket.params[0].itemsize)
+    def _tell(self, used: Tensor) -> Tensor:
+        """The parameters of which any rank has a gradient."""
+        self.exchange.channel.all_reduce(used, "max")
+        return used
+
+    def _run(self, bucket: Bucket, used: Tensor, missing: Sequence[int]) -> Tensor:
+        unused = {i: used[i] == 0 for i in missing}
+        run_without(self.exchange, bucket.flat, bucket.named, unused, bucket.params[0].itemsize)
         return bucket.flat
 
 

@@ -42,6 +42,8 @@ class Arrivals(BucketState):
         worker: that talks to the network.
     """
 
+    complete = True
+
     def __init__(
         self, model: nn.Module, params: Mapping[str, nn.Parameter], exchange: Exchange, units: Units, worker: Worker
     ) -> None:

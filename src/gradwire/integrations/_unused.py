@@ -1,13 +1,14 @@
-"""Parameters that no rank used in a step, in buckets of DDP with ``find_unused_parameters``.
+"""Parameters that no rank used in a step.
 
-Law: DDP throws away what arrives for such a parameter, its optimizer sees no gradient. So nothing of what waits for it
-may be sent: its gradient stays zero, and all that is kept for it stays as it was. One small all-reduce for each
-bucket tells which these are; a gradient that is zero in every element on every rank counts as unused, too.
+Law: an optimizer must see no gradient for such a parameter, or it would decay it and move it by its momentum. So
+nothing of what waits for it may be sent: its gradient stays away, and all that is kept for it stays as it was. Buckets
+of DDP with ``find_unused_parameters`` do not say whose gradient is there: one small all-reduce for each bucket tells,
+and a gradient that is zero in every element on every rank counts as unused, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from gradwire.exchange import Exchange
 from gradwire.plan import Named
 
-__all__ = ["exchange_used"]
+__all__ = ["exchange_used", "run_without"]
 
 
 @torch.no_grad()
@@ -24,14 +25,27 @@ def exchange_used(exchange: Exchange, flat: Tensor, params: Sequence[Named], ite
     views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params])
     used = torch.stack([view.any() for view in views]).to(torch.uint8)
     exchange.channel.all_reduce(used, "max")
-    exchange.plan(params)
     # An accelerator is not asked, so there everything is copied.
     asked = used.tolist() if flat.device.type == "cpu" else [0] * len(params)
-    idle = [(view, name, flag == 0) for view, (name, _), flag, known in zip(views, params, used, asked, strict=True)
-            if not known]  # fmt: skip
-    before = [[(tensor, tensor.clone()) for tensor in exchange.keeper.tensors_of(name)] for _, name, _ in idle]
+    run_without(exchange, flat, params, {i: used[i] == 0 for i, known in enumerate(asked) if not known}, itemsize)
+
+
+@torch.no_grad()
+def run_without(
+    exchange: Exchange, flat: Tensor, params: Sequence[Named], unused: Mapping[int, Tensor], itemsize: int = 4
+) -> None:
+    """As ``Exchange.run``, but parameters that no rank used get zero, and what is kept for them stays.
+
+    Args:
+        unused: for parameters that may be unused, by their place in ``params``: bool of one element, the same on all
+            ranks. What is kept for these is copied.
+    """
+    if unused:
+        exchange.plan(params)
+    before = {i: [(tensor, tensor.clone()) for tensor in exchange.keeper.tensors_of(params[i][0])] for i in unused}
     exchange.run(flat, params, itemsize)
-    for (view, _, unused), pairs in zip(idle, before, strict=True):
-        view.masked_fill_(unused, 0.0)
-        for tensor, copy in pairs:
-            torch.where(unused, copy, tensor, out=tensor)
+    views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params]) if unused else ()
+    for i, flag in unused.items():
+        views[i].masked_fill_(flag, 0.0)
+        for tensor, copy in before[i]:
+            torch.where(flag, copy, tensor, out=tensor)

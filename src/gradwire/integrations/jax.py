@@ -81,7 +81,7 @@ def compress(
     def exchange(number: Any, *grads: Any) -> tuple[np.ndarray, ...]:
         last[:] = [warned_if_repeated(int(number), last[0])]
         means = state.exchange_arrays([from_dlpack(grad) for grad in grads])
-        return tuple(as_numpy(mean) for mean in means)
+        return tuple(as_numpy(mean) for mean in means if mean is not None)  # JAX gives zeros, never nothing.
 
     def update(updates: Any, counted: Counted, _: Any = None) -> tuple[Any, Counted]:
         leaves, tree = jax.tree.flatten(updates)

@@ -60,7 +60,7 @@ class OptimizerState(BucketState):
         self._closed = True
 
     def exchange_gradients(self) -> None:
-        """Replace every gradient by its mean over the ranks.
+        """Replace every gradient by its mean over the ranks; a parameter that no rank used stays without.
 
         The optimizer's step does this by itself. With a ``GradScaler`` call it before ``scaler.step(optimizer)``, so
         that all ranks see the same overflow and skip the same step.
@@ -126,7 +126,9 @@ def check_arguments(optimizer: Any, model: Any, bucket_mb: object, scaler: Any) 
 
 
 def scatter(bucket: Bucket) -> None:
-    for view, param in zip(bucket.views, bucket.params, strict=True):
+    for view, param, unused in zip(bucket.views, bucket.params, bucket.unused, strict=True):
+        if unused:
+            continue
         if param.grad is None:
             param.grad = torch.empty_like(param)
         param.grad.copy_(view)

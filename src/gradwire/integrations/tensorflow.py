@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     All processes must make one, with the same arguments, and train the same model. When it is built it gives all of
     them the first process's trainable variables; statistics such as those of batch normalisation stay their own. A
-    variable that got no gradient counts as zero; that of an embedding is made dense.
+    gradient of an embedding is made dense. A variable that got no gradient in any process is left alone, and what is
+    kept for it waits; one that got none in this process counts as zero, which a compiled step cannot do and refuses.
 
     XLA cannot call Python: ``model.compile(optimizer=..., jit_compile=False)``. Under ``mixed_float16`` wrap a
     ``LossScaleOptimizer`` and say ``auto_scale_loss=False``: then all processes skip the same steps, a step that is
@@ -142,26 +144,44 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         for index, grad in zip(indices, grads, strict=True):
             own[index] = grad
         means = self._average(own)
-        self.inner_optimizer.apply([means[index] for index in indices], variables)
+        # Keras would warn of variables without a gradient, and refuse to step if there is no other.
+        found = [(means[index], variable) for index, variable in zip(indices, variables, strict=True)
+                 if means[index] is not None]  # fmt: skip
+        self.inner_optimizer.apply([mean for mean, _ in found], [variable for _, variable in found])
 
     def _average(self, grads: Sequence[Any]) -> Sequence[Any]:
-        """One call of Python for all gradients; those that are missing are told from outside."""
+        """The mean of each gradient, None where no process has one; one call of Python for all of them."""
+        missing = [grad is None for grad in grads]
         pairs = zip(grads, self._trainable_variables, strict=True)
         dense = [tf.zeros(v.shape, v.dtype) if grad is None else tf.convert_to_tensor(grad) for grad, v in pairs]
         scale = [] if self._loss_scale is None else [tf.convert_to_tensor(self.inner_optimizer.dynamic_scale)]
-        means: Sequence[Any] = tf.py_function(self._exchange, [*dense, *scale], [grad.dtype for grad in dense])
+        if tf.executing_eagerly():
+            return self._exchange(missing, *dense, *scale)
+        call = partial(self._exchange_compiled, missing)
+        means: Sequence[Any] = tf.py_function(call, [*dense, *scale], [grad.dtype for grad in dense])
         for mean, grad in zip(means, dense, strict=True):
             mean.set_shape(grad.shape)
-        return means
+        return [None if gone else mean for mean, gone in zip(means, missing, strict=True)]
 
-    def _exchange(self, *grads: Any) -> list[Any]:
+    def _exchange_compiled(self, missing: Sequence[bool], *grads: Any) -> list[Any]:
+        """As in ``_exchange``, with zeros for what is missing: which gradients there are was decided when tracing."""
+        means = self._exchange(missing, *grads)
+        given = [variable.path for variable, mean, gone in zip(self._trainable_variables, means, missing, strict=True)
+                 if gone and mean is not None]  # fmt: skip
+        allowed = "given by all processes or by none in a compiled step; else compile(run_eagerly=True)"
+        require(not given, "gradients", allowed, f"none of {given[:3]} in this process")
+        return [grad if mean is None else mean for mean, grad in zip(means, grads, strict=False)]
+
+    def _exchange(self, missing: Sequence[bool], *grads: Any) -> list[Any]:
         assert self.state is not None
         if self._loss_scale is not None:
             *grads, scale = grads  # type: ignore[assignment]
             self._loss_scale.now = float(scale)
-        means = self.state.exchange_arrays([from_dlpack(tf.experimental.dlpack.to_dlpack(grad)) for grad in grads])
+        own = [None if gone else from_dlpack(tf.experimental.dlpack.to_dlpack(grad))
+               for grad, gone in zip(grads, missing, strict=True)]  # fmt: skip
         # A copy, because the next step overwrites the means, and TensorFlow wants its memory aligned.
-        return [tf.experimental.dlpack.from_dlpack(to_dlpack(mean.clone())) for mean in means]
+        return [None if mean is None else tf.experimental.dlpack.from_dlpack(to_dlpack(mean.clone()))
+                for mean in self.state.exchange_arrays(own)]  # fmt: skip
 
     @property
     def variables(self) -> list[Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -69,6 +70,35 @@ class AdamLike(Exchanged):
         if scale is not None:
             self.scratch.data.div_(scale)
         return loss
+
+    def without_gradient(self) -> list[int]:
+        """The numbers of the parameters that have no gradient on this rank."""
+        return [i for i, param in enumerate(self.params) if param.grad is None]
+
+    def unused(self, idle: Sequence[int]) -> list[int]:
+        """The numbers of the parameters that are idle on all ranks, which must all call it.
+
+        It takes an all-reduce of one byte for each parameter: a rank cannot know alone whether another used them.
+        """
+        used = torch.ones(len(self.params), dtype=torch.uint8)
+        used[list(idle)] = 0
+        used = used.to(self.exchange.device)
+        self.exchange.channel.all_reduce(used, "max")
+        return [i for i in idle if not used[i]]
+
+    @contextmanager
+    def resting(self, numbers: Sequence[int]) -> Iterator[None]:
+        """Leave these parameters, their moments, and what the exchange keeps for them as they are now."""
+        if numbers:
+            self.exchange.plan(self.named)
+        tensors = [tensor for i in numbers for tensor in (
+            self.params[i], *(flat.views[i] for flat in self.flats.values()),
+            *self.exchange.keeper.tensors_of(self.named[i][0]),
+        )]  # fmt: skip
+        before = [tensor.detach().clone() for tensor in tensors]
+        yield
+        for tensor, copy in zip(tensors, before, strict=True):
+            tensor.copy_(copy)
 
     def spans(self) -> Iterator[tuple[dict[str, Any], slice, range]]:
         """Each group, its elements in the flat tensors, and the numbers of its parameters."""

@@ -24,7 +24,9 @@ class OneBitAdam(AdamLike):
     A gradient's error cannot be fed back through Adam, whose division by sqrt(v) is not linear; with v frozen the
     step is linear in the momentum, and it can. The warm-up equals ``torch.optim.AdamW`` bit for bit, or ``Adam`` where
     weight decay is not decoupled. Elements whose gradient was always zero in the warm-up have v = 0 and stay where
-    they are: a sign code would send them noise, divided by eps. All ranks must call ``step`` equally often.
+    they are: a sign code would send them noise, divided by eps. A parameter without a gradient on any rank stays as it
+    is, with its moments and residual; steps are counted for all parameters together. All ranks must call ``step``
+    equally often.
 
     If any rank's gradient is not finite, parameters, moments, residuals and the step count stay as they were on all
     ranks. A ``GradScaler`` may be used as usual.
@@ -89,9 +91,10 @@ class OneBitAdam(AdamLike):
         """Exchange and move. The closure computes this rank's gradients; its value is returned."""
         loss = self.begin(closure)
         exact = self.progress["step"] < self.freeze_step
-        if self._exact() if exact else self._compressed():
-            self.progress["step"] += 1
-            self._move()
+        with self.resting(self.unused(self.without_gradient())):
+            if self._exact() if exact else self._compressed():
+                self.progress["step"] += 1
+                self._move()
         return loss
 
     def _exact(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ class ZeroOneAdam(AdamLike):
 
     All ranks must call ``step`` equally often. A gradient that is not finite leaves everything as it was: on its rank
     in a local step, on all ranks otherwise; an exchange that fails so is made up for in the next step. Elements with
-    v = 0 stay where they are, as in ``OneBitAdam``.
+    v = 0 stay where they are, as in ``OneBitAdam``; so does a parameter without a gradient: on its rank in a local
+    step, and where no rank had one since they were last in step, with what waits for it, in any other.
 
     Args:
         params: as for ``OneBitAdam``; 16 bytes are kept for each element beside the residuals.
@@ -110,13 +112,22 @@ class ZeroOneAdam(AdamLike):
             # Parameters may have been loaded or changed by hand.
             self.flats["agreed"].gather(self.params)
         learning = t <= self.schedule["var_freeze_step"] or self.progress["updates"] == 0
+        idle = self.without_gradient()
         if learning and t == self.progress["next"]:
-            self._exact()
+            with self.resting(self.unused(self._where_all_met(idle))):
+                self._exact()
         elif self.progress["since"] + 1 >= self._distance(t) and self._paths() != [0.0] * len(self.param_groups):
-            self._together()
+            with self.resting(self.unused(self._where_all_met(idle))):
+                self._together()
         else:
-            self._alone()
+            with self.resting(idle):
+                self._alone()
         return loss
+
+    def _where_all_met(self, numbers: Sequence[int]) -> list[int]:
+        """Those of these parameters that did not move since all ranks were in step."""
+        agreed = self.flats["agreed"].views
+        return [i for i in numbers if self.in_step or torch.equal(self.params[i], agreed[i])]
 
     def _distance(self, t: int) -> int:
         """H: steps from one exchange to the next."""

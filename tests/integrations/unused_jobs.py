@@ -1,0 +1,94 @@
+"""What the ranks of the tests of parameters without a gradient do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwire.exchange import Exchange
+from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.optim import OneBitAdam, ZeroOneAdam
+from tests.integrations.jobs import digest
+
+
+def branches() -> nn.ModuleDict:
+    torch.manual_seed(0)
+    names = ("used", "never", "paused", "elsewhere")
+    return nn.ModuleDict({name: nn.Linear(48, 48, bias=False) for name in names})
+
+
+def backward(model: nn.ModuleDict, step: int, rank: int, pause: range) -> None:
+    """Nobody uses ``never``; nobody uses ``paused`` in the pause; only rank 0 uses ``elsewhere`` then."""
+    x = torch.randn(8, 48, generator=torch.Generator().manual_seed(10 * step + rank))
+    names = ["used"] + ["paused"] * (step not in pause) + ["elsewhere"] * (step not in pause or rank == 0)
+    sum((model[name](x).square().mean() for name in names), torch.zeros(())).backward()
+
+
+def kept_of(exchange: Exchange, name: str) -> list[Tensor]:
+    return [tensor.clone() for tensor in exchange.keeper.tensors_of(name)]
+
+
+def train(
+    rank: int, steps: int, pause: range, make: Callable[[nn.ModuleDict], tuple[Optimizer, Exchange]]
+) -> dict[str, Any]:
+    """How far the branches went in the pause and after it, and whether what is kept for them stayed as it was."""
+    model = branches()
+    optimizer, exchange = make(model)
+    start = {name: param.detach().clone() for name, param in model.named_parameters()}
+    told: dict[str, Any] = {"no gradient": []}
+    for step in range(steps):
+        if step == pause.start:
+            before = {name: param.detach().clone() for name, param in model.named_parameters()}
+            kept = kept_of(exchange, "paused.weight")
+        optimizer.zero_grad()
+        backward(model, step, rank, pause)
+        optimizer.step()
+        if step in pause:
+            told["no gradient"].append([name for name, param in model.named_parameters() if param.grad is None])
+        if step == pause.stop - 1:
+            now = dict(model.named_parameters())
+            told["moved in the pause"] = [name for name in before if not torch.equal(before[name], now[name])]
+            after = kept_of(exchange, "paused.weight")
+            told["waits"] = sum(float(tensor.abs().sum()) for tensor in kept)
+            told["kept"] = len(kept) == len(after) and all(map(torch.equal, kept, after))
+    now = dict(model.named_parameters())
+    told["moved at all"] = [name for name in start if not torch.equal(start[name], now[name])]
+    return told | {"digest": digest(model)}
+
+
+def plain_loop(rank: int, method: str, options: dict[str, Any]) -> dict[str, Any]:
+    def make(model: nn.ModuleDict) -> tuple[Optimizer, Exchange]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5)
+        state = compress_optimizer(optimizer, model, method, min_numel=0, bucket_mb=0.02, **options)
+        return optimizer, state.exchange
+
+    return train(rank, 7, range(3, 5), make)
+
+
+def one_bit(rank: int, pause: tuple[int, int], *, decoupled: bool) -> dict[str, Any]:
+    """Exact steps end after the fourth."""
+
+    def make(model: nn.ModuleDict) -> tuple[Optimizer, Exchange]:
+        optimizer = OneBitAdam(
+            model.named_parameters(), lr=0.01, weight_decay=0.5, freeze_step=4, decoupled=decoupled, min_numel=0
+        )
+        return optimizer, optimizer.exchange
+
+    return train(rank, 9, range(*pause), make)
+
+
+def zero_one(rank: int, pause: tuple[int, int]) -> dict[str, Any]:
+    """From the fifth step on every second step is local."""
+
+    def make(model: nn.ModuleDict) -> tuple[Optimizer, Exchange]:
+        optimizer = ZeroOneAdam(
+            model.named_parameters(), lr=0.01, weight_decay=0.5, var_freeze_step=3, var_update_scaler=1,
+            local_step_scaler=1, local_step_clipper=2, min_numel=0,
+        )  # fmt: skip
+        return optimizer, optimizer.exchange
+
+    return train(rank, 10, range(*pause), make)
