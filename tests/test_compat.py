@@ -22,6 +22,7 @@ from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
+from gradwire.settings import Settings
 
 READ = [
     ({}, Recipe(Identity())),
@@ -110,6 +111,16 @@ def test_refused(params, message):
 ])  # fmt: skip
 def test_a_method_with_another_name(theirs, ours):
     assert from_params({"compressor": theirs, "memory": "residual"}).compressor.name == ours
+
+
+def test_a_method_that_needs_a_residual_runs_without_one_with_a_word():
+    with pytest.warns(UserWarning, match=r"memory 'none' loses for good what TopK\(ratio=0.3.* does not send"):
+        recipe = from_params({"compressor": "topk", "memory": "none"})
+    assert recipe == Recipe(TopK(ratio=0.3), NoMemory(), force=True)
+    assert Settings().exchange(recipe, {}, None, "cpu").memory == NoMemory()
+    # What the call itself says is not forced by the dictionary.
+    with pytest.raises(ConfigError, match="say force=True"):
+        Settings(memory="none").exchange(recipe, {}, None, "cpu")
 
 
 def test_a_momentum_that_is_in_the_method_there_is_in_the_memory_here():

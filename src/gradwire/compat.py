@@ -49,11 +49,13 @@ class Recipe:
         compressor: the method.
         memory: None: what the compressor declares.
         strategy: None: chosen from declared properties and the number of workers.
+        force: take the memory although the method loses with it what it does not send.
     """
 
     compressor: Compressor
     memory: Memory | None = None
     strategy: Strategy | None = None
+    force: bool = False
 
 
 def from_params(params: Mapping[str, Any]) -> Recipe:
@@ -67,6 +69,8 @@ def from_params(params: Mapping[str, Any]) -> Recipe:
             ``bucket_size`` is our ``block``, ``compress_rank`` our ``rank``, ``momentum`` the memory's ``beta``,
             ``quantiles`` our ``buckets``;
             ``threshold``, ``beta``, ``gamma`` and every parameter of ours under its own name are themselves.
+            ``memory`` "none" is taken with a warning where the method needs error feedback; by itself
+            ``compress_ddp`` wants ``force=True`` for that.
             ``world_size`` is ignored with a warning: the process group knows it; so is the ``lr`` of ``efsignsgd``.
 
     Returns:
@@ -106,7 +110,12 @@ def from_params(params: Mapping[str, Any]) -> Recipe:
     if communicator is not None:
         strategy = registry.build("comm", _COMMUNICATORS.get(communicator, communicator))
         strategy.check(compressor)
-    return Recipe(compressor, memory, strategy)
+    lossy = memory is not None and memory.name == "none" and compressor.feedback == "required"
+    if lossy:
+        # Somebody's written experiment, and not a slip: it runs as it would there.
+        warnings.warn(f"memory 'none' loses for good what {compressor!r} does not send, as it does in GRACE: without "
+                      "'memory' the method gets the residual that it needs", UserWarning, stacklevel=2)  # fmt: skip
+    return Recipe(compressor, memory, strategy, lossy)
 
 
 def _pop_name(params: dict[str, Any], key: str) -> str | None:

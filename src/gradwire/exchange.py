@@ -25,9 +25,9 @@ from gradwire.comm._dense import DenseSession
 from gradwire.comm._part import Unit
 from gradwire.comm.base import Site, Strategy
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError, as_python, is_float32, is_int, require
+from gradwire.errors import as_python, is_float32, is_int, require
 from gradwire.keeper import Keeper
-from gradwire.memory.base import Memory, check_rounds, default_memory
+from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
 from gradwire.plan import Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
 from gradwire.policy import Policy
@@ -58,7 +58,7 @@ class Exchange:
         policy: per-parameter choices.
         seed: of all random streams, >= 0; the same on all ranks.
         device: of the gradients.
-        force: use error feedback where the method declares it unsafe.
+        force: use error feedback where the method declares it unsafe, or none where it declares it required.
         residual_dtype: of residuals whose memory is given by name or chosen, "float32" or "bfloat16" ("bf16").
 
     Raises:
@@ -108,32 +108,13 @@ class Exchange:
         """The memory of a compressor.
 
         Raises:
-            ConfigError: error feedback is part of the method and was refused, or would diverge and was asked for; or
-                the memory cannot serve the method.
+            ConfigError: error feedback is needed and was refused, or would diverge and was asked for; or the memory
+                cannot serve the method.
         """
         own = compressor.memory is not None and compressor.name != self.compressor.name
         asked = None if own else self.memory
         memory = asked or self._named_memory(default_memory(compressor))
-        check_rounds(memory, compressor)
-        if compressor.memory not in (None, memory.name) and not self.force:
-            raise ConfigError(
-                f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
-                f"{compressor.memory!r}: leave memory out, or say force=True"
-            )
-        if compressor.votes and type(memory).finish is not Memory.finish:
-            raise ConfigError(
-                f"memory {memory.name!r} keeps the mean that arrives, but {compressor!r} turns it into signs: use a "
-                "method, or a form of this one, that does not"
-            )
-        if compressor.feedback == "built-in" and memory.name == "none" and compressor.memory != "none":
-            raise ConfigError(
-                f"memory 'none' loses gradients: the residual is part of {compressor.name!r}; use memory='residual'"
-            )
-        if compressor.feedback == "unsafe" and memory.name not in ("none", compressor.memory) and not self.force:
-            raise ConfigError(
-                f"memory {memory.name!r} would grow without bound with {compressor!r}, whose noise is larger than its "
-                f"signal: with error feedback use {compressor.bounded}; or memory='none', or force=True"
-            )
+        check_memory(compressor, memory, force=self.force)
         return memory
 
     def _named_memory(self, name: str) -> Memory:

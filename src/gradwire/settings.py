@@ -42,7 +42,8 @@ class Settings(Configuration):
         schedule: compressor parameter to a function of the step, such as ``{"ratio": exponential(0.25, 0.01, 1000)}``.
         seed: of all random streams, >= 0.
         timeout: seconds that a collective may take before every rank raises, > 0.
-        force: use error feedback where the method declares it unsafe.
+        force: use error feedback where the method declares it unsafe, or ``memory="none"`` where it declares it
+            required and loses what it does not send.
     """
 
     memory: Memory | str | None = None
@@ -101,13 +102,14 @@ class Settings(Configuration):
             ConfigError: an unknown name or a value out of range.
         """
         self.check()
-        memory, strategy = self.memory, self.strategy
+        memory, strategy, force = self.memory, self.strategy, self.force
         if isinstance(compressor, Recipe):
+            force = force or (compressor.force and memory is None)
             memory, strategy = memory or compressor.memory, strategy or compressor.strategy
             compressor = compressor.compressor
         return Exchange(
             build_compressor(compressor, params), memory=memory, strategy=strategy, group=group,
-            policy=self.policy(), seed=self.seed, device=device, force=self.force, residual_dtype=self.residual_dtype,
+            policy=self.policy(), seed=self.seed, device=device, force=force, residual_dtype=self.residual_dtype,
         )  # fmt: skip
 
 

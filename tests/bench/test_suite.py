@@ -66,12 +66,12 @@ tasks = ["classification"]
 methods = ["topk:ratio=0.05", "topk, nothing kept"]
 [method."topk, nothing kept"]
 method = "topk:ratio=0.05"
-options = { memory = "none" }
+options = { memory = "none", force = true }
 """
     runs = {run.method: run for run in (job.settings for job in load(written(tmp_path, text)))}
     kept, nothing = runs["topk:ratio=0.05"], runs["topk, nothing kept"]
     assert kept.compressor == nothing.compressor == {"name": "topk", "ratio": 0.05} | nothing.compressor
-    assert (kept.options, nothing.options) == ({"min_numel": 256}, {"min_numel": 256, "memory": "none"})
+    assert (kept.options, nothing.options) == ({"min_numel": 256}, {"min_numel": 256, "memory": "none", "force": True})
     assert kept.id != nothing.id
 
 

@@ -7,6 +7,8 @@ import torch
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor
+from gradwire.compressors.efsignsgd import EFSignSGD
+from gradwire.compressors.none import Identity
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.simple import SimpleCompressor
@@ -46,6 +48,20 @@ def test_error_feedback_that_diverges_is_refused_unless_forced() -> None:
 def test_a_built_in_residual_cannot_be_refused() -> None:
     with pytest.raises(ConfigError, match="the residual is part of 'twobit'"):
         Exchange(TwoBit(), memory="none")
+
+
+REQUIRED = [name for name in registry.names("compressors")
+            if registry.build("compressors", name).feedback == "required"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_needed_error_feedback_is_refused_only_by_force(name: str) -> None:
+    compressor = registry.build("compressors", name)
+    with pytest.raises(ConfigError, match=r"memory 'none' (loses for good what|makes another method).*say force=True"):
+        Exchange(compressor, memory="none")
+    with pytest.raises(ConfigError, match=r"memory 'none' loses for good what.*say force=True"):
+        Exchange(Identity(), memory="none", policy=Policy(overrides={"*": EFSignSGD()}))
+    assert Exchange(compressor, memory="none", force=True).memory_for(compressor).name == "none"
 
 
 @pytest.mark.parametrize("name", registry.names("compressors"))
@@ -175,7 +191,7 @@ def test_misuse_of_run_is_named() -> None:
 
 
 def test_refusing_memory_refuses_it_to_owners_too() -> None:
-    exchange = Exchange(TopK(0.1), memory="none", strategy="two_phase", policy=Policy(min_numel=0))
+    exchange = Exchange(TopK(0.1), memory="none", force=True, strategy="two_phase", policy=Policy(min_numel=0))
     exchange.begin_step()
     exchange.run(torch.randn(4096), [("w", (64, 64))])
     assert not exchange.keeper.owned

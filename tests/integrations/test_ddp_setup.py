@@ -180,6 +180,7 @@ def _refused(rank: int) -> list[str]:
         (sparse, "twobit", {}), (doubles, "twobit", {}), (nn.Linear(4, 4), "twobitt", {}),
         (nn.Linear(4, 4), "twobit", {"treshold": 1}), (nn.Linear(4, 4), "topk", {"ratio": 1.5}),
         (nn.Linear(4, 4), "twobit", {"strategy": "allreduce"}), (nn.Linear(4, 4), "twobit", {"memory": "none"}),
+        (nn.Linear(4, 4), "topk", {"memory": "none"}),
         (nn.Linear(4, 4), "twobit", {"exclude": ["embed*"]}), (nn.Linear(4, 4), "twobit", {"strategy": "allgahter"}),
         (nn.Linear(4, 4), "twobit", {"schedule": {"ratio": float}}), (nn.Linear(4, 4), "twobit", {"timeout": -1}),
         (nn.Linear(4, 4), "twobit", {"timeout": 1e30}), (nn.Linear(4, 4), "twobit", {"memory": 3}),
@@ -201,6 +202,7 @@ def test_bad_input_is_named() -> None:
     expected = [
         "sparse", "float32, float16 or bfloat16", "did you mean 'twobit'", "did you mean 'threshold'",
         r"TopK.ratio must be in \(0, 1\], got 1.5", "cannot be summed", "the residual is part of 'twobit'",
+        "memory 'none' loses for good what TopK.* say force=True",
         r"'embed\*' matches no parameter", "did you mean 'allgather'", "no parameter 'ratio'", "timeout must be",
         "timeout must be", "memory must be", "overrides must be", "exclude must be", "force must be",
         "schedule must be",

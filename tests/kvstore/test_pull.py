@@ -134,7 +134,7 @@ def test_switched_off_the_value_comes_as_it_is():
         ({"type": "2bitt"}, "did you mean '2bit'"),
         ({"type": "2bit", "threshhold": 1}, "did you mean 'threshold'"),
         ({"type": "2bit", "memory": "none"}, "without 'memory'"),
-        ({"type": "2bit", "pull": {}}, "without 'memory' and 'pull'"),
+        ({"type": "2bit", "pull": {}}, "without 'memory', 'pull' and 'force'"),
         ({"type": "terngrad"}, "safe with error feedback"),
         ({"type": "gradiveq"}, "needs rounds"),
     ],

@@ -81,6 +81,9 @@ class Settings:
         # Runs that were recorded before there was one keep their ids.
         if self.data_digest is None:
             del known["data_digest"]
+        # So do those that kept nothing before that had to be forced: ``force`` permits it there, and changes no bit.
+        if known["options"].get("memory") == "none":
+            known["options"].pop("force", None)
         text = json.dumps(known, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -23,7 +23,7 @@
 
     [method."topk, nothing kept"]                # one method twice: here under a name of its own
     method = "topk:ratio=0.001"
-    options = { memory = "none" }
+    options = { memory = "none", force = true }
 
 Law: the order is the one in which a suite that is cut off says most: the first seed of everything before the second,
 the baseline before the methods, and runs of the same workers and link together, because they share one group.

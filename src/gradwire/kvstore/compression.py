@@ -11,7 +11,7 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, nearest, require
 from gradwire.kvstore.payloads import require_alone
-from gradwire.memory.base import Memory, default_memory
+from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.settings import build_compressor
 
 __all__ = ["OFF", "Compression", "parse"]
@@ -19,7 +19,7 @@ __all__ = ["OFF", "Compression", "parse"]
 MXNET = {"2bit": "twobit", "1bit": "onebit"}
 """MXNet's names of what it has."""
 
-OWN = ("type", "memory", "pull")
+OWN = ("type", "memory", "pull", "force")
 """Keys of the dictionary that are not parameters of the compressor."""
 
 PULL = "compression_params['pull']"
@@ -67,8 +67,9 @@ def parse(params: Any) -> Compression:
     Args:
         params: ``type``: "2bit" or "1bit" for MXNet's codes, "none" to switch off, or the name of a registered
             compressor; the compressor's own parameters beside it, numbers also as strings as MXNet takes them;
-            ``memory``: the name of another memory than the method's own; ``pull``: a dictionary like this one, without
-        ``memory``, of what the store answers.
+            ``memory``: the name of another memory than the method's own; ``force``: True, for one with which the method
+            loses what it does not send, or diverges; ``pull``: a dictionary like this one, without these two, of what
+            the store answers.
 
     Raises:
         ConfigError: something else, with what is allowed.
@@ -88,6 +89,9 @@ def parse(params: Any) -> Compression:
         return Compression(pull=pull)
     memory = params.get("memory") or default_memory(push)
     built: Memory = registry.build("memory", memory) if isinstance(memory, str) else memory
+    force = params.get("force", False)
+    require(isinstance(force, bool), "compression_params['force']", "True or False", force)
+    check_memory(push, built, force=force)
     return Compression(push, built, pull)
 
 
@@ -97,7 +101,7 @@ def _pull(params: Mapping[str, Any]) -> Compressor | None:
     told = params["pull"]
     require(isinstance(told, Mapping), PULL, "a dict", told)
     own = [name for name in OWN[1:] if name in told]
-    require(not own, PULL, "without 'memory' and 'pull': the store keeps what it did not deliver", dict(told))
+    require(not own, PULL, "without 'memory', 'pull' and 'force': the store keeps what it did not deliver", dict(told))
     pull = _compressor(told, PULL)
     _check_pull(pull)
     return pull

@@ -23,7 +23,7 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.types import Configuration, Key, Payload, State
 
-__all__ = ["Memory", "check_rounds", "default_memory"]
+__all__ = ["Memory", "check_memory", "check_rounds", "default_memory"]
 
 
 def default_memory(compressor: Compressor) -> str:
@@ -121,3 +121,40 @@ class Memory(Configuration, ABC):
     def to_config(self) -> dict[str, Any]:
         """The configuration as plain JSON values."""
         return registry.to_config(self)
+
+
+def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None:
+    """Refuse a memory with which the method is another one, loses what it does not send, or diverges.
+
+    Args:
+        force: the user knows; what can never work is refused in any case.
+
+    Raises:
+        ConfigError: with the remedy.
+    """
+    check_rounds(memory, compressor)
+    if compressor.memory not in (None, memory.name) and not force:
+        raise ConfigError(
+            f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
+            f"{compressor.memory!r}: leave memory out, or say force=True"
+        )
+    if compressor.votes and type(memory).finish is not Memory.finish:
+        raise ConfigError(
+            f"memory {memory.name!r} keeps the mean that arrives, but {compressor!r} turns it into signs: use a "
+            "method, or a form of this one, that does not"
+        )
+    refused = memory.name == "none" and compressor.memory != "none"
+    if compressor.feedback == "built-in" and refused:
+        raise ConfigError(
+            f"memory 'none' loses gradients: the residual is part of {compressor.name!r}; use memory='residual'"
+        )
+    if compressor.feedback == "required" and refused and not force:
+        raise ConfigError(
+            f"memory 'none' loses for good what {compressor!r} does not send, and the method needs error feedback: "
+            "leave memory out, or say force=True"
+        )
+    if compressor.feedback == "unsafe" and memory.name not in ("none", compressor.memory) and not force:
+        raise ConfigError(
+            f"memory {memory.name!r} would grow without bound with {compressor!r}, whose noise is larger than its "
+            f"signal: with error feedback use {compressor.bounded}; or memory='none', or force=True"
+        )
