@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
@@ -36,15 +37,16 @@ from gradwire.undo import Undo
 
 __all__ = ["Exchange", "Named", "default_strategy"]
 
+log = logging.getLogger("gradwire")
+
+PATIENCE = 3
+"""Steps in which loaded shards wait for their cut: DDP rebuilds its buckets after the first."""
+
 
 def plain(value: object) -> object:
     """What JSON can hold of a value that it does not know: a number of numpy's, or else what is printed."""
     python = as_python(value)
     return python if python is not value else repr(value)
-
-
-PATIENCE = 3
-"""Steps in which loaded shards wait for their cut: DDP rebuilds its buckets after the first."""
 
 
 class Exchange:
@@ -208,7 +210,14 @@ class Exchange:
         Plain dicts, numbers and tensors, below the rank's number; the tensors are those in use.
         """
         self.end_step()
-        return saved.state_of(self.channel.world, self.channel.rank, self.step, self.keeper.state_dict())
+        state = saved.state_of(self.channel.world, self.channel.rank, self.step, self.keeper.state_dict())
+        return {**state, "method": self.method()}
+
+    def method(self) -> str:
+        """What residuals arise from, as JSON: the main compressor and its memory."""
+        memory = self.memory_for(self.compressor)
+        config = {"compressor": self.compressor.to_config(), "memory": memory.to_config()}
+        return json.dumps(config, sort_keys=True, default=plain)
 
     @torch.no_grad()
     def load_state_dict(
@@ -245,6 +254,9 @@ class Exchange:
         self._plans, self.epoch = {}, self.epoch + 1
         self.keeper.load_state_dict(kept[0])
         self.step, self._patience = state["step"], PATIENCE
+        before, now = state.get("method"), self.method()
+        if before not in (None, now) and self.channel.rank == 0:
+            log.warning("the state was saved with %s; this run goes on with %s, which sends what waits", before, now)
 
     def buffers(self, which: str) -> set[str]:
         """The names that the memories of all compressors give, as an attribute."""

@@ -1,6 +1,7 @@
 """What an exchange saves, and how it is carried to another number of workers.
 
-    {"version": 1, "world": W, "step": s, "ranks": {"0": {"worker", "states", "sessions", "owned", "tensors"}, ...}}
+    {"version": 1, "world": W, "step": s, "ranks": {"0": {"worker", "states", "sessions", "owned", "tensors"}, ...},
+     "method": JSON of the compressor and its memory}
 
 Law: plain dicts with string keys, numbers and tensors, so that ``torch.load(weights_only=True)`` and
 ``torch.distributed.checkpoint`` both read it. A rank's own state has its own entry alone; what differs between ranks is

@@ -34,11 +34,11 @@ def accelerated(folder: str) -> dict[str, Any]:
 
     from gradwire.integrations.accelerate import compress
 
-    def loop(steps: range, load: str = "", compressed: bool = True) -> dict[str, Any]:
+    def loop(steps: range, load: str = "", late: bool = False) -> dict[str, Any]:
         accelerator = Accelerator(cpu=True)
         module = model_of()
         model, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.1))
-        state = compress(accelerator, model, "topk", **TOPK) if compressed or not load else None
+        state = None if late else compress(accelerator, model, "topk", **TOPK)
         if load:
             accelerator.load_state(load)
         state = state or compress(accelerator, model, "topk", **TOPK)
@@ -52,7 +52,12 @@ def accelerated(folder: str) -> dict[str, Any]:
         return {"digest": digest(module), "metrics": state.metrics()}
 
     rest, saved = range(STEPS // 2, STEPS), f"{folder}/accelerate"
-    return {"unbroken": loop(range(STEPS)), "resumed": loop(rest, saved), "without": loop(rest, saved, False),
+    unbroken, bare = loop(range(STEPS)), f"{folder}/accelerate without residuals"
+    if int(os.environ["RANK"]) == 0:
+        shutil.copytree(saved, bare, ignore=shutil.ignore_patterns("gradwire*"))
+    torch.distributed.barrier()
+    return {"unbroken": unbroken, "resumed": loop(rest, saved), "late": loop(rest, saved, late=True),
+            "without": loop(rest, bare, late=True),
             "files": sorted(file.name for file in Path(saved).glob("gradwire*"))}  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -254,3 +255,89 @@ def test_workers_or_memories_that_a_method_cannot_serve_are_refused_at_setup() -
         assert told[memory].endswith("use memory='residual'")
     assert "which is defined with memory 'none'" in told["residual of two"]
     assert told["fits"] == "nothing was raised"
+
+
+def _followed(rank: int) -> dict[str, str]:
+    """Only rank 1 follows a loss scale, or its learning rates."""
+
+    def rates(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    scaler = torch.amp.GradScaler("cpu") if rank else None
+    plain, other = model_of(), nn.Linear(2, 2)
+    optimizer = rates(plain)
+
+    def wrapped(**options: Any) -> object:
+        return compress_ddp(DistributedDataParallel(model_of()), "topk", **options)
+
+    def followed() -> object:
+        model = DistributedDataParallel(model_of())
+        return compress_ddp(model, "topk", lr_correction=rates(model) if rank else None)
+
+    def mixed() -> object:
+        model = DistributedDataParallel(model_of())
+        return compress_ddp(model, "topk", lr_correction=rates(other if rank else model))
+
+    return answers({
+        "ddp scaler": lambda: wrapped(scaler=scaler), "ddp rates": followed, "ddp other": mixed,
+        "loop scaler": lambda: compress_optimizer(optimizer, plain, "topk", scaler=scaler),
+        "loop rates": lambda: compress_optimizer(optimizer, plain, "topk", lr_correction=bool(rank)),
+        "loop neither": lambda: compress_optimizer(optimizer, plain, "topk", lr_correction="yes" if rank else True),
+    })  # fmt: skip
+
+
+def test_what_residuals_follow_must_be_the_same_on_all_ranks() -> None:
+    results = run_ranks(2, _followed)
+    assert results[0] == results[1]
+    apart = "GroupError: ranks were configured differently: {} is false on rank 0; true on rank 1"
+    told = results[0]
+    assert told["ddp scaler"] == told["loop scaler"] == apart.format("scaler")
+    assert told["ddp rates"] == told["loop rates"] == apart.format("lr_correction")
+    assert (
+        "rank 1 was configured wrongly: ConfigError: lr_correction must be the optimizer of this" in told["ddp other"]
+    )
+    assert "rank 1 was configured wrongly: ConfigError: lr_correction must be True or False" in told["loop neither"]
+
+
+def _groups(rank: int) -> dict[str, str]:
+    half, same = dist.new_group([0, 1]), dist.new_group([0, 1, 2])
+    model = DistributedDataParallel(model_of())
+    told = answers({"half": lambda: compress_ddp(model, "topk", process_group=half if rank < 2 else None)})
+    return told | answers({"same": lambda: compress_ddp(model, "topk", process_group=same)})
+
+
+def test_only_the_ranks_of_ddp_average_its_gradients() -> None:
+    for told in run_ranks(3, _groups):
+        assert "process_group must be of the DDP model's own ranks [0, 1, 2], or left out" in told["half"]
+        assert told["same"] == "nothing was raised"
+
+
+def _other_method(rank: int) -> dict[str, list[str]]:
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("gradwire").addHandler(handler)
+
+    def trained(ratio: float) -> GradwireState:
+        model = DistributedDataParallel(model_of())
+        state = compress_ddp(model, "topk", ratio=ratio)
+        x, y = batch(0, rank)
+        nn.functional.cross_entropy(model(x), y).backward()
+        return state
+
+    saved = trained(0.05).state_dict()
+    told = {}
+    for case, ratio in (("same", 0.05), ("other", 0.1), ("old", 0.1)):
+        state = trained(ratio)
+        state.load_state_dict({key: value for key, value in saved.items() if case != "old" or key != "method"})
+        told[case] = list(said)
+        said.clear()
+    return told
+
+
+def test_a_state_of_another_method_is_loaded_with_a_word() -> None:
+    first, second = run_ranks(2, _other_method)
+    assert (first["same"], first["old"]) == ([], [])
+    assert second == {"same": [], "other": [], "old": []}
+    (line,) = first["other"]
+    assert re.search(r'saved with .*"ratio": 0.05.*; this run goes on with .*"ratio": 0.1', line)

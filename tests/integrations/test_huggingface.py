@@ -34,6 +34,7 @@ def test_each_rank_saves_its_residuals_and_a_resumed_run_is_the_unbroken_one(
     for each in told:
         assert each[way]["files"] == ["gradwire-0.pt", "gradwire-1.pt"]
         assert each[way]["resumed"]["digest"] == each[way]["unbroken"]["digest"]
+        assert each[way].get("late", each[way]["resumed"])["digest"] == each[way]["unbroken"]["digest"]
         assert each[way]["without"]["digest"] != each[way]["unbroken"]["digest"], "a weak test: residuals do not matter"
 
 

@@ -61,7 +61,7 @@ class ArrayState(BucketState):
             return {name: without_data(name, spec) for name, spec in specs.items()}
 
         self.exchange, params = prepare_named(select, CPU, compressor, rest, group, Caller("gradwire"),
-                                              bucket_mb=bucket_mb)  # fmt: skip
+                                              bucket_mb=bucket_mb, **Units.told(scaler, None))  # fmt: skip
         self.buckets = [Bucket(members, CPU) for members in split(list(params.items())[::-1], bucket_mb)]
         self.units = Units(scaler, None, {})
         self.exchange.skips_steps = self.units.scaler is not None

@@ -8,7 +8,7 @@ divides a gradient after it was sent is followed in any case.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -57,8 +57,17 @@ class Units:
         return Units, (None, None, {})
 
     @staticmethod
-    def check(scaler: Any, lr_correction: Any) -> None:
+    def told(scaler: Any, lr_correction: object) -> dict[str, Any]:
+        """What all ranks must agree on: a rank that follows alone would keep its residual in a unit of its own."""
+        enabled = getattr(scaler, "is_enabled", lambda: scaler is not None)
+        return {"scaler": bool(enabled()), "lr_correction": lr_correction not in (None, False)}
+
+    @staticmethod
+    def check(scaler: Any, lr_correction: Any, params: Iterable[Tensor] | None = None) -> None:
         """Refuse what is not a scaler or not an optimizer.
+
+        Args:
+            params: of the model; None: the optimizer's are not compared with them.
 
         Raises:
             ConfigError
@@ -67,6 +76,10 @@ class Units:
         require(scales, "scaler", "a torch.amp.GradScaler or None", scaler)
         optimizer = lr_correction is None or isinstance(lr_correction, Optimizer)
         require(optimizer, "lr_correction", "a torch.optim.Optimizer or None", lr_correction)
+        if lr_correction is not None and params is not None:
+            known = {id(param) for param in params}
+            ours = any(id(param) in known for param in parameters_of(lr_correction))
+            require(ours, "lr_correction", "the optimizer of this model's parameters", "one of others")
 
     def read_ahead(self, model: nn.Module, device: torch.device) -> None:
         """On a GPU read the scale before each forward pass: in the middle of a backward pass reading would wait."""

@@ -2,24 +2,33 @@
 
 Law: Accelerate knows a closed list of hooks, builds their state itself and never saves it; so the hook is attached
 after ``prepare``, and the residuals travel with ``save_state`` and ``load_state``, one file for each model and rank,
-numbered as Accelerate numbers the models that it saves.
+numbered as Accelerate numbers the models that it saves. What was loaded before there was a state nobody would tell it;
+so from the import of this module on, ``load_state`` leaves a note of the folder, and the state goes on with its files.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError, require
 from gradwire.integrations._files import load_rank, save_rank
+from gradwire.integrations._optional import needs
 from gradwire.integrations._setup import uncompiled
 from gradwire.integrations.ddp import GradwireState, compress_ddp
 from gradwire.saved import OnResize
+
+with needs("huggingface"):
+    from accelerate import Accelerator
 
 __all__ = ["compress"]
 
@@ -31,7 +40,8 @@ def compress(
 ) -> GradwireState:
     """Exchange the gradients of a prepared model compressed; ``accelerator.save_state`` saves the residuals too.
 
-    All processes must call it, for each model that is to be compressed. The accelerator's gradient scaler is followed
+    Call it before ``accelerator.load_state`` or after: the residuals of the checkpoint are taken in either case. All
+    processes must call it, for each model that is to be compressed. The accelerator's gradient scaler is followed
     by itself.
 
     Args:
@@ -67,13 +77,77 @@ def compress(
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
+    loaded = _loaded.get(accelerator)
+    number = loaded.number_of(wrapped) if loaded is not None else None
+    _compressed.add(wrapped)
+    if loaded is not None and number is not None:
+        catch_up(state, loaded.folder, number, on_resize)
     return state
+
+
+class Loaded:
+    """A checkpoint that an accelerator has loaded.
+
+    Args:
+        models: into which it was loaded, as Accelerate lists them; those that had a state then have their residuals.
+    """
+
+    def __init__(self, models: Sequence[nn.Module], folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._models = {number: weakref.ref(model) for number, model in enumerate(models)
+                        if not any(is_of(model, each) for each in _compressed)}  # fmt: skip
+
+    def number_of(self, model: DistributedDataParallel) -> int | None:
+        """The number of a model; None if nothing was loaded into it."""
+        found = ((number, ref()) for number, ref in self._models.items())
+        return next((number for number, each in found if each is not None and is_of(each, model)), None)
+
+
+_loaded: weakref.WeakKeyDictionary[Any, Loaded] = weakref.WeakKeyDictionary()
+_compressed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
+def noting(load_state: Callable[..., None]) -> Callable[..., None]:
+    """As ``Accelerator.load_state``, with a note of what was loaded."""
+
+    @functools.wraps(load_state)
+    def load(self: Any, *arguments: Any, **options: Any) -> None:
+        notes: list[Loaded] = []
+        handle = self.register_load_state_pre_hook(lambda *told: notes.append(Loaded(*told)))
+        try:
+            load_state(self, *arguments, **options)
+        finally:
+            handle.remove()
+        for note in notes:
+            _loaded[self] = note
+
+    return load
+
+
+Accelerator.load_state = noting(Accelerator.load_state)
+
+
+def catch_up(state: GradwireState, folder: Path, number: int, on_resize: OnResize) -> None:
+    """Take the residuals of a checkpoint that was loaded before. All ranks must call it."""
+    channel = state.exchange.channel
+    there = any(folder.glob("gradwire*.pt"))
+    anywhere = torch.tensor([there], dtype=torch.uint8, device=state.exchange.device)
+    channel.all_reduce(anywhere, "max")
+    if bool(anywhere):
+        load_rank(state, folder, on_resize, model=number)
+    elif channel.rank == 0:
+        log.warning("the checkpoint in %s was saved without gradwire: residuals start from zero", folder)
+
+
+def is_of(listed: nn.Module, model: DistributedDataParallel) -> bool:
+    """Whether what Accelerate lists is this model."""
+    return listed is model.module or uncompiled(listed) is model
 
 
 def places(model: DistributedDataParallel, models: Sequence[nn.Module]) -> list[int]:
     """The number of the model among those that Accelerate saves; none, with a warning, if it does not save it."""
     # Accelerate lists what it was given; a model that was prepared a second time is listed as it came out.
-    found = [number for number, each in enumerate(models) if each is model.module or uncompiled(each) is model][:1]
+    found = [number for number, each in enumerate(models) if is_of(each, model)][:1]
     if not found:
         log.warning("residuals of a model are neither saved nor loaded, because Accelerate does not save the model: it "
                     "was prepared by another Accelerator, or free_memory() has let go of it")  # fmt: skip

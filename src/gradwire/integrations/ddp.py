@@ -66,11 +66,12 @@ class GradwireState(ExchangeState):
             module, group = model.module, model.process_group
 
         def check() -> None:
-            Units.check(scaler, lr_correction)
+            Units.check(scaler, lr_correction, module.parameters())
             if isinstance(model, DistributedDataParallel):
                 check_ddp(model, process_group)
 
-        self.exchange, params = prepare(module, compressor, options, group, CALLER, check=check, carrier=model)
+        self.exchange, params = prepare(module, compressor, options, group, CALLER, check=check, carrier=model,
+                                        **Units.told(scaler, lr_correction))  # fmt: skip
         self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})
         self.units.read_ahead(model, self.exchange.device)
         self.sizes = {name: param.numel() for name, param in params.items()}

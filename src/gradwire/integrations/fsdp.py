@@ -69,7 +69,7 @@ class FSDPState(ShardedState):
             if replicate is not False and (doubt := replicas_left_out(mesh, replicas)) is not None:
                 doubts.append(doubt)
 
-        told: dict[str, Any] = {"sharded": mesh.size()}
+        told: dict[str, Any] = {"sharded": mesh.size(), **Units.told(scaler, lr_correction)}
         if replicas is not None and mesh.ndim == 1:
             told[SHARD] = mesh.get_local_rank()
         where = replicas if replicas is not None and line_of(replicas) else mesh

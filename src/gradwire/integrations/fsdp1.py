@@ -51,7 +51,8 @@ class FSDP1State(ShardedState):
             check_dtypes(flats)
             return flats
 
-        self.exchange, _ = prepare_named(select, device, compressor, options, group, CALLER, carrier=model, fsdp=1)
+        self.exchange, _ = prepare_named(select, device, compressor, options, group, CALLER, carrier=model, fsdp=1,
+                                         **Units.told(scaler, None))  # fmt: skip
         self.check_scatter()
         warn_of_others(self.exchange.channel.rank, group)
         self.units = Units(scaler, None, {})

@@ -35,11 +35,12 @@ class OptimizerState(BucketState):
 
         def check() -> None:
             check_arguments(optimizer, model, bucket_mb, scaler)
+            require(isinstance(lr_correction, bool), "lr_correction", "True or False", lr_correction)
             ours.update(id(param) for param in parameters_of(optimizer))
 
         model = uncompiled(model)
         self.exchange, params = prepare(model, compressor, options, group, CALLER, ours, check, carrier=optimizer,
-                                        bucket_mb=bucket_mb)  # fmt: skip
+                                        bucket_mb=bucket_mb, **Units.told(scaler, lr_correction))  # fmt: skip
         device = self.exchange.device
         self.buckets = [Bucket(members, device) for members in split(list(params.items())[::-1], bucket_mb)]
         names = {id(param): name for name, param in params.items()}
