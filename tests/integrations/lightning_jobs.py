@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +54,8 @@ def trainer_of(callbacks: list[Any], steps: int = STEPS, **options: Any) -> Any:
     from lightning.pytorch import Trainer
 
     options = {"strategy": "ddp", "devices": dist.get_world_size(), **options}
-    return Trainer(accelerator="cpu", max_steps=steps, callbacks=callbacks, logger=False, enable_progress_bar=False,
+    options = {"logger": False, **options}
+    return Trainer(accelerator="cpu", max_steps=steps, callbacks=callbacks, enable_progress_bar=False,
                    enable_model_summary=False, **options)  # fmt: skip
 
 
@@ -123,7 +125,7 @@ def everything(rank: int, folder: str) -> dict[str, Any]:
     told["in two fits"] = fit(folder, "two", steps=4)
     told["ways"] = {way: in_a_way(folder, way) for way in WAYS}
     told["broken off"], told["tried out"] = broken_off(folder), tried_out(folder)
-    told["refused"] = refused()
+    told["refused"], told["logged"] = refused(), logged(folder)
     return told
 
 
@@ -174,6 +176,27 @@ def tried_out(folder: str) -> dict[str, Any]:
     return told
 
 
+def other_package(ours: Any) -> None:
+    """What pytorch_lightning's Trainer says of the callback when a fit begins."""
+    from pytorch_lightning import Trainer
+
+    trainer = Trainer(accelerator="cpu", strategy="ddp", devices=dist.get_world_size(), logger=False,
+                      enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)  # fmt: skip
+    ours.setup(trainer, module_of(), "fit")
+
+
+def logged(folder: str) -> dict[str, Any]:
+    """Rows of Lightning's own logger, with two batches for a step."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    ours, logger = ours_of(), CSVLogger(folder, name="logged", version=0)
+    trainer = trainer_of([ours], logger=logger, log_every_n_steps=2, accumulate_grad_batches=2)
+    trainer.fit(module_of())
+    file = Path(logger.log_dir, "metrics.csv")
+    with file.open() if trainer.is_global_zero else open(os.devnull) as lines:
+        return {"rows": list(csv.DictReader(lines))}
+
+
 def refused() -> dict[str, str]:
     from lightning.pytorch.strategies import DDPStrategy
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -186,4 +209,6 @@ def refused() -> dict[str, str]:
         "own hook": lambda: trainer_of([GradwireCallback()], strategy=own).fit(module_of()),
         "typo": lambda: trainer_of([GradwireCallback("topk", ration=0.1)]).fit(module_of()),
         "no fit": lambda: GradwireCallback().metrics(),
+        "two": lambda: trainer_of([GradwireCallback(), GradwireCallback("topk")]).fit(module_of()),
+        "other package": lambda: other_package(GradwireCallback()),
     })  # fmt: skip

@@ -76,10 +76,19 @@ def test_dashboards_take_the_callback(told: list[dict[str, Any]]) -> None:
         assert min(ratios) > 5
 
 
+def test_lightnings_own_logger_gets_the_figures(told: list[dict[str, Any]]) -> None:
+    rows = [row for row in told[0]["logged"]["rows"] if row.get("gradwire/ratio")]
+    assert [int(row["step"]) for row in rows] == [2, 4, 6, 8]
+    assert all(float(row["gradwire/ratio"]) > 5 for row in rows)
+    assert all(float(row["gradwire/bytes_sent_per_step"]) > 0 for row in rows)
+
+
 REFUSED = {
     "single device": r"ConfigError: strategy must be DDP, such as strategy='ddp', got 'SingleDeviceStrategy'",
     "own hook": r"ConfigError: ddp_comm_hook must be None with GradwireCallback.*fp16_compress_hook",
     "typo": r"ConfigError: .*'ration'.*did you mean 'ratio'",
+    "two": r"ConfigError: callbacks must be with one GradwireCallback, .*got '2 of them'",
+    "other package": r"ConfigError: Trainer must be of lightning.pytorch, .*import Trainer from there, got '",
     "no fit": r"ConfigError: GradwireCallback has no state before trainer.fit has begun",
 }
 

@@ -8,11 +8,13 @@ on CUDA. A checkpoint is one file, written by rank 0, so it holds the residuals 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError, require
+from gradwire.integrations._figures import Measured, MetricsWriter
 from gradwire.integrations._gather import gathered
 from gradwire.integrations._optional import needs
 from gradwire.integrations.ddp import GradwireState, compress_ddp
@@ -36,13 +38,16 @@ class GradwireCallback(Callback):
     plugin's scaler is followed by itself. A second ``fit`` goes on with the residuals of the first, in strategies whose
     processes outlive it.
 
+    Lightning's loggers get the figures of ``TensorBoardWriter`` below ``gradwire/``, every ``log_every_n_steps``.
+
     Args:
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
         on_resize: for a checkpoint of another number of ranks, as in ``load_state_dict``.
         options: as for ``compress_ddp``.
 
     Raises:
-        ConfigError: when ``fit`` begins: a wrong option, or a strategy under which the hook would not run.
+        ConfigError: when ``fit`` begins: a wrong option, a strategy under which the hook would not run, or a second
+            callback of this kind.
         GroupError: when ``fit`` begins: ranks were given different options.
     """
 
@@ -53,6 +58,8 @@ class GradwireCallback(Callback):
         self.state: GradwireState | None = None
         self._waiting: dict[str, Any] | None = None
         self._resumes = False
+        self._writer: LoggerWriter | None = None
+        self._logged = 0
 
     def metrics(self) -> dict[str, Any]:
         """What went over the wire since this ``fit`` began, as the dashboards' writers ask for it.
@@ -68,6 +75,9 @@ class GradwireCallback(Callback):
         """Refuse a strategy that would not run the hook, before anything is set up."""
         if stage == "fit":
             check_strategy(trainer)
+            ours = [each for each in trainer.callbacks if isinstance(each, GradwireCallback)]
+            require(len(ours) == 1, "callbacks", "with one GradwireCallback, whose overrides= gives parameters methods "
+                    "of their own", f"{len(ours)} of them")  # fmt: skip
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The model is wrapped: attach the hook, and go on with the checkpoint, or with what the last fit left."""
@@ -83,6 +93,15 @@ class GradwireCallback(Callback):
         if self._waiting is not None:
             self.state.load_state_dict(self._waiting, on_resize=self.on_resize)
         self._waiting, self._resumes = None, False
+        writes = trainer.is_global_zero and trainer.loggers and trainer.log_every_n_steps > 0
+        self._writer = LoggerWriter(self.state, trainer) if writes else None
+        self._logged = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Every so many steps write what went over the wire to Lightning's loggers."""
+        if self._writer is not None and trainer.global_step != self._logged:
+            self._logged = trainer.global_step
+            self._writer.step()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Add the states of all ranks to the file that rank 0 writes."""
@@ -98,6 +117,19 @@ class GradwireCallback(Callback):
             log.warning("the checkpoint was saved without GradwireCallback: residuals start from zero")
 
 
+class LoggerWriter(MetricsWriter):
+    """Writes rows to the loggers of a trainer, as often as it writes its own."""
+
+    def __init__(self, state: Measured, trainer: Trainer) -> None:
+        super().__init__(state, trainer.log_every_n_steps)
+        self.trainer = trainer
+
+    def write(self, row: Mapping[str, float], step: int) -> None:
+        named = {f"gradwire/{name}": value for name, value in row.items()}
+        for logger in self.trainer.loggers:
+            logger.log_metrics(named, self.trainer.global_step)
+
+
 def check_strategy(trainer: Trainer) -> None:
     """Refuse what would train without compressing a bit.
 
@@ -105,6 +137,9 @@ def check_strategy(trainer: Trainer) -> None:
         ConfigError: a strategy that is not DDP, or one with a hook of its own.
     """
     strategy = trainer.strategy
+    package = type(trainer).__module__.partition(".")[0]
+    allowed = "of lightning.pytorch, which is another package than pytorch_lightning: import Trainer from there"
+    require(package != "pytorch_lightning", "Trainer", allowed, f"one of {package}")
     require(isinstance(strategy, DDPStrategy), "strategy", "DDP, such as strategy='ddp'", type(strategy).__name__)
     hook = strategy._ddp_comm_hook
     require(hook is None, "ddp_comm_hook", "None with GradwireCallback, which attaches its own", hook)
