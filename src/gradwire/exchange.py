@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire import registry, saved
-from gradwire.comm._agree import agree
+from gradwire.comm._agree import Opening, agree
 from gradwire.comm._channel import Channel
 from gradwire.comm._dense import DenseSession
 from gradwire.comm._part import Unit
@@ -78,6 +78,9 @@ class Exchange:
         self.device = torch.device(device)
         self.counters = Metrics()
         self.channel, self._undo = Channel(group, self.counters), Undo()
+        self._opening, self._opened = Opening(self.channel, self.device), True
+        self._description: tuple[tuple[object, ...], str] = ((), "")
+        self.dropped: int | None = None  # Gradients that were computed and not exchanged, where somebody counts them.
         self.skips_steps = False
         self.keeper = Keeper(self.channel.world, self.device, seed)
         self.residual_dtype = residual_dtype
@@ -147,9 +150,43 @@ class Exchange:
         """Count a step; call it once before the first bucket."""
         self.end_step()
         self.step += 1
+        self._opened = False
         self._patience -= 1
         if self._patience == 0:
             self.keeper.give_up_waiting()
+
+    def open(self, check: Callable[[], None] = lambda: None) -> None:
+        """Start to compare with the other ranks where this step stands, if that has not been done in this step.
+
+        ``run`` and ``average`` do this by themselves; called earlier, it is over earlier. The ranks compare the number
+        of the step, that of the iteration where ``dropped`` is counted, how often states were loaded and methods
+        changed, and the configuration with the values of this step's schedule.
+
+        Args:
+            check: what may be wrong on this rank alone; if it raises, all ranks that come to this step hear of it.
+        """
+
+        def describe() -> str:
+            check()
+            return self._describe_step()
+
+        if not self._opened:
+            self._opened = True
+            self._opening.begin(self.step, describe)
+
+    def _describe_step(self) -> str:
+        main = self.policy.at(self.step - 1, self.compressor)
+        known = (main, self.memory, self.strategy, self.epoch)
+        if self._description[0] != known:
+            settings = {
+                "compressor": main.to_config(), "memory": self.memory_for(main).to_config(),
+                "strategy": self.strategy_for(main).to_config(), "generation": self.epoch,
+                "policy": {"min_numel": self.policy.min_numel, "exclude": list(self.policy.exclude),
+                           "start_after": self.policy.start_after},
+            }  # fmt: skip
+            self._description = known, json.dumps(settings, sort_keys=True, default=repr)
+        iteration = f'"iteration": {self.step + self.dropped}, ' if self.dropped is not None else ""
+        return f'{{"step": {self.step}, {iteration}{self._description[1][1:]}'
 
     @torch.no_grad()
     def end_step(self) -> None:
@@ -178,6 +215,7 @@ class Exchange:
             ConfigError: ``flat`` is not of this form, or no step was begun.
         """
         self._check(flat, params)
+        self.open()
         plan = self.plan(params)
         self.remember([name for name, _ in params])
         self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.numel() * itemsize // self.channel.world
@@ -199,6 +237,7 @@ class Exchange:
         Returns:
             bool of one element: whether the mean has a value that is not finite.
         """
+        self.open()
         self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.nbytes // self.channel.world
         bad = DenseSession([(0, flat.numel())], self.channel, self.device).begin(flat)()
         self._bad.append(bad)
@@ -247,9 +286,12 @@ class Exchange:
             here = (self.channel.rank, self.channel.world)
             kept.append(saved.of_rank(whole, *here, on_resize, self.buffers("squared")))
             saved.check_names(whole, self.buffers("buffers"), sizes)
-            return json.dumps({"on_resize": on_resize, "state": {key: state[key] for key in ("world", "step")}})
+            told = {key: state[key] for key in ("world", "step")}
+            if "buckets" in state:
+                told["buckets"] = json.loads(state["buckets"])
+            return json.dumps({"on_resize": on_resize, "state": told})
 
-        agree(self.channel, describe, self.device)
+        agree(self.channel, "load_state_dict", describe, self.device)
         self.end_step()
         self._plans, self.epoch = {}, self.epoch + 1
         self.keeper.load_state_dict(kept[0])

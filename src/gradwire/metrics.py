@@ -22,10 +22,13 @@ class Metrics:
     ``seconds`` are wall-clock times of the phases on the thread that runs them; they overlap with the backward pass,
     so they do not add up to the step. On CUDA they are the time to launch the work. ``clock`` is what they are read
     from.
+
+    ``compared_bytes`` are sent besides ``bytes_sent``, by which ranks tell each other where they stand.
     """
 
     bytes_sent: int = 0
     bytes_received: int = 0
+    compared_bytes: int = 0
     dense_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("encode", "communicate", "decode"), 0.0))
     clock: Callable[[], float] = field(default=time.perf_counter, repr=False, compare=False)
@@ -46,6 +49,6 @@ class Metrics:
     def as_dict(self) -> dict[str, Any]:
         return {
             "bytes_sent": self.bytes_sent, "bytes_received": self.bytes_received,
-            "dense_bytes": self.dense_bytes, "ratio": self.ratio,
+            "compared_bytes": self.compared_bytes, "dense_bytes": self.dense_bytes, "ratio": self.ratio,
             "seconds": dict(self.seconds),
         }  # fmt: skip

@@ -24,7 +24,7 @@ from gradwire.types import Configuration
 LONGEST = 1e6
 """Seconds that ``timeout`` may be at most."""
 
-__all__ = ["LONGEST", "Settings", "build_compressor", "compressor"]
+__all__ = ["LONGEST", "Settings", "build_compressor", "compressor", "valid_timeout"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,8 @@ class Settings(Configuration):
         start_after: this many first steps are dense.
         schedule: compressor parameter to a function of the step, such as ``{"ratio": exponential(0.25, 0.01, 1000)}``.
         seed: of all random streams, >= 0.
-        timeout: seconds that a collective may take before every rank raises, > 0.
+        timeout: seconds that a collective may take before every rank raises, > 0: longer than a rank may be busy with
+            something else, such as an evaluation. None: that of the process group, in torch 30 minutes on Gloo.
         force: use error feedback where the method declares it unsafe, or ``memory="none"`` where it declares it
             required and loses what it does not send.
     """
@@ -55,7 +56,7 @@ class Settings(Configuration):
     start_after: int = 0
     schedule: Mapping[str, Schedule] = field(default_factory=dict)
     seed: int = 0
-    timeout: float = 300.0
+    timeout: float | None = None
     force: bool = False
 
     @classmethod
@@ -73,8 +74,7 @@ class Settings(Configuration):
         Raises:
             ConfigError: naming the option.
         """
-        seconds = is_float32(self.timeout) and 0 < self.timeout <= LONGEST
-        require(seconds, "timeout", f"seconds in (0, {LONGEST:g}]", self.timeout)
+        require(valid_timeout(self.timeout), "timeout", f"seconds in (0, {LONGEST:g}] or None", self.timeout)
         require(isinstance(self.memory, Memory | str | None), "memory", "a memory or its name", self.memory)
         require(isinstance(self.strategy, Strategy | str | None), "strategy", "a strategy or its name", self.strategy)
         known = self.residual_dtype in (*DTYPES, *SHORT)
@@ -111,6 +111,11 @@ class Settings(Configuration):
             build_compressor(compressor, params), memory=memory, strategy=strategy, group=group,
             policy=self.policy(), seed=self.seed, device=device, force=force, residual_dtype=self.residual_dtype,
         )  # fmt: skip
+
+
+def valid_timeout(value: object) -> bool:
+    """Whether ``value`` is a number of seconds that a collective may be given, or None."""
+    return value is None or (is_float32(value) and 0 < value <= LONGEST)  # type: ignore[operator]
 
 
 def compressor(name: str, **params: Any) -> Compressor:

@@ -2,6 +2,7 @@
 
 import torch
 
+from gradwire.comm._agree import DIGEST
 from gradwire.compressors.twobit import TwoBit
 from gradwire.testing.processes import run_ranks
 from tests.comm.jobs import SHAPES, gradient, numel, run_exchange
@@ -22,4 +23,4 @@ def test_traffic_is_two_payloads_for_three_ranks() -> None:
     n = numel(SHAPES)
     payload = 4 * -(-n // 16)
     for result in run_ranks(3, run_exchange, "twobit", {}, {"strategy": "allgather"}, {"min_numel": 0}, 1):
-        assert result["sent"] == 2 * (8 + payload + -payload % 8)
+        assert result["sent"] == 2 * (8 + payload + -payload % 8 + DIGEST)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gradwire import registry
+from gradwire.comm._agree import DIGEST
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.exchange import default_strategy
@@ -67,8 +68,10 @@ def test_ranks_agree_and_nothing_is_lost(strategy: str, compressor: str, world: 
 @pytest.mark.parametrize(("strategy", "compressor"), carried())
 def test_the_byte_metric_is_what_the_collectives_were_handed(strategy: str, compressor: str) -> None:
     for result in results_of(strategy, 3, STEPS)[compressor]:
-        assert result["metrics"]["bytes_sent"] == result["sent"] > 0
-        assert result["metrics"]["bytes_received"] == result["received"] > 0
+        metrics, compared = result["metrics"], STEPS * 2 * DIGEST
+        assert metrics["compared_bytes"] == compared
+        assert metrics["bytes_sent"] == result["sent"] - compared > 0
+        assert metrics["bytes_received"] == result["received"] - compared > 0
 
 
 @pytest.mark.parametrize(("strategy", "compressor"), carried())

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 def _agree(rank: int, texts: list[str]) -> str:
     try:
-        agree(Channel(dist.group.WORLD, Metrics()), lambda: texts[rank], CPU)
+        agree(Channel(dist.group.WORLD, Metrics()), "call", lambda: texts[rank], CPU)
     except GroupError as error:
         return str(error)
     return ""
@@ -52,7 +52,7 @@ def _fail(rank: int, failing: list[int]) -> str:
         return "{}"
 
     try:
-        agree(Channel(dist.group.WORLD, Metrics()), describe, CPU)
+        agree(Channel(dist.group.WORLD, Metrics()), "call", describe, CPU)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

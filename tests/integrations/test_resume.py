@@ -49,7 +49,7 @@ def test_a_copy_is_of_the_step_it_was_asked_for_and_buckets_may_change(tmp_path)
 
 
 def test_an_error_in_the_saved_buckets_is_an_error_of_backward() -> None:
-    assert re.search("lost a peer or met the deadline", run_ranks(2, fails)[0][""])
+    assert re.search("lost rank 1: the process died, or gave up", run_ranks(2, fails)[0][""])
 
 
 def test_the_scale_of_what_waits_must_be_known_where_it_is_followed() -> None:

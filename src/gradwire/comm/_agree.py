@@ -1,4 +1,12 @@
-"""Compare what the ranks were told before the first gradient moves."""
+"""Compare what the ranks were told before the first gradient moves, and where they stand before every step.
+
+Law: every conversation of a channel begins with the same exchange, whatever it is about: a digest of 32 bytes from each
+rank to each. It covers the call that the rank is in and all on which sizes depend; so ranks that are in different
+calls, or would send different sizes, find out from messages of one size, and all of them from the same rows. Only then
+the descriptions themselves move. On Gloo nothing else is posted before the rows have been compared. On NCCL a step must
+not wait for its host, so the rows are compared on the device and looked at in a later step: there, ranks that differ in
+size may hang until NCCL's watchdog ends them, or receive wrong values in that one step.
+"""
 
 from __future__ import annotations
 
@@ -8,43 +16,151 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradwire.comm._channel import Channel
+from gradwire.comm._notes import named, roll_call
 from gradwire.errors import GroupError
 
-__all__ = ["agree"]
+__all__ = ["Opening", "agree"]
+
+DIGEST = hashlib.sha256().digest_size
+
+STEP = "step"
+"""The call that is no call of the user's: the exchange of gradients."""
+
+REMEDIES = {
+    "call": "every rank must make the same calls in the same order",
+    "compressor": "a schedule must give the same values on all ranks",
+    "generation": "load_state_dict and change must be called on all ranks, between the same two steps",
+    "iteration": "a rank left out an exchange that others made; all ranks must skip the same steps",
+    "step": "a rank left out an exchange that others made; all ranks must skip the same steps",
+}
+"""What to do about the first thing in which the ranks of a step differ."""
 
 
-def agree(channel: Channel, describe: Callable[[], str], device: torch.device) -> None:
-    """Raise the same error on every rank unless all ranks give the same description.
+def agree(channel: Channel, call: str, describe: Callable[[], str], device: torch.device) -> None:
+    """Raise the same error on every rank unless all ranks are in the same call and give the same description.
 
     A rank whose own description fails still takes part, so that the others hear of it instead of waiting for it.
-    Two all-gathers of 32 and 16 bytes; the descriptions themselves move only where they differ.
+    One exchange of 32 bytes; the descriptions themselves move only where they differ.
 
     Args:
-        describe: gives the JSON text that must be equal everywhere; whatever it raises is told to all ranks.
+        call: what the user called, the same on all ranks; two different calls are an error that ends the channel.
+        describe: gives the JSON text of an object that must be equal everywhere; whatever it raises is told to all
+            ranks.
 
     Raises:
         GroupError: the ranks differ; the message names the first difference and the ranks on each side.
         Exception: whatever ``describe`` raised, if it raised the same on every rank.
     """
-    failure: Exception | None = None
-    try:
-        text = describe()
-    except Exception as error:
-        failure, text = error, json.dumps({"error": f"{type(error).__name__}: {error}"})
-    digests = _gather(channel, hashlib.sha256(text.encode()).digest(), device)
-    if len(set(digests)) > 1:
-        raise GroupError(_difference(_texts(channel, text, device))) from failure
-    if failure is not None:
-        raise failure
+    channel.doing = call
+    comparison = _Comparison(channel, call, describe, device)
+    if channel.group is None:
+        comparison.end()
+        return
+    # A rank that never comes may be waiting for this one in a call that is not ours.
+    with roll_call(call, channel.group.group_name, channel.members):
+        comparison.end()
+
+
+class Opening:
+    """Compares the ranks at the beginning of every step.
+
+    Args:
+        channel: whose next message waits until the ranks have been compared.
+        device: on which the rows travel.
+    """
+
+    def __init__(self, channel: Channel, device: torch.device) -> None:
+        self.channel, self.device = channel, device
+        self._unread: list[tuple[str, Tensor, Tensor, torch.cuda.Event]] = []
+
+    def begin(self, number: int, describe: Callable[[], str]) -> None:
+        """Start to compare; the channel ends it before its next message.
+
+        Args:
+            number: of the step, for messages.
+            describe: as for ``agree``.
+
+        Raises:
+            GroupError: on NCCL, the ranks differed in an earlier step.
+        """
+        if self.channel.world == 1:
+            return
+        self.channel.settle()
+        self.channel.doing = f"step {number}"
+        if self.channel.is_nccl:
+            self._look_back()
+        started = _Comparison(self.channel, STEP, describe, self.device)
+        if self.channel.is_nccl:
+            self._look_later(started)
+        else:
+            self.channel.open(started.end)
+
+    def _look_later(self, started: _Comparison) -> None:
+        started.wait()
+        flag = torch.empty((), dtype=torch.bool, pin_memory=True)
+        flag.copy_((started.rows != started.rows[0]).any(), non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._unread.append((self.channel.doing, started.rows, flag, event))
+
+    def _look_back(self) -> None:
+        while self._unread and self._unread[0][3].query():  # type: ignore[no-untyped-call]
+            doing, rows, flag, _ = self._unread.pop(0)
+            if bool(flag):
+                sides = _sides("what they compared", [bytes(row.tolist()).hex()[:8] for row in rows])
+                self.channel.failed = GroupError(
+                    f"ranks came apart in {doing}: {sides}; all ranks must skip the same steps, and call "
+                    "load_state_dict and change between the same two"
+                )
+                raise self.channel.failed
+
+
+class _Comparison:
+    """One exchange of digests, under way."""
+
+    def __init__(self, channel: Channel, call: str, describe: Callable[[], str], device: torch.device) -> None:
+        self.channel, self.call, self.device = channel, call, device
+        self.failure: Exception | None = None
+        try:
+            self.text = describe()
+        except Exception as error:
+            self.failure, self.text = error, json.dumps({"error": f"{type(error).__name__}: {error}"})
+        self.digest = hashlib.sha256(f"{call} {self.text}".encode()).digest()
+        self.rows, self.wait = _begin(channel, self.digest, device)
+
+    def end(self) -> None:
+        """Wait for the digests of the others, and raise if one differs."""
+        self.wait()
+        if any(digest != self.digest for digest in _read(self.rows)):
+            text = json.dumps({**json.loads(self.text), "call": self.call})
+            texts = _texts(self.channel, text, self.device)
+            error = GroupError(_difference(texts))
+            if self.call == STEP or any(each["call"] != self.call for each in texts):
+                self.channel.failed = error
+            raise error from self.failure
+        if self.failure is not None:
+            raise self.failure
+
+
+def _begin(channel: Channel, data: bytes, device: torch.device) -> tuple[Tensor, Callable[[], None]]:
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    rows = own.to(device).repeat(channel.world, 1)
+    return rows, channel.begin_rows(rows)
+
+
+def _read(rows: Tensor) -> list[bytes]:
+    data = rows.cpu().numpy().tobytes()
+    size = rows.shape[1]
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def _gather(channel: Channel, data: bytes, device: torch.device) -> list[bytes]:
-    rows = torch.zeros(channel.world, len(data), dtype=torch.uint8, device=device)
-    rows[channel.rank].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    channel.all_gather(rows)
-    return [bytes(row.tolist()) for row in rows]
+    rows, wait = _begin(channel, data, device)
+    wait()
+    return _read(rows)
 
 
 def _texts(channel: Channel, text: str, device: torch.device) -> list[Any]:
@@ -60,19 +176,27 @@ _ABSENT = object()
 
 def _difference(texts: list[Any]) -> str:
     """The first place where two descriptions part, with the ranks that hold each value."""
+    calls = [text["call"] for text in texts]
+    if len(set(calls)) > 1:
+        return f"ranks came apart: {_sides('call', calls)}; {REMEDIES['call']}"
     for rank, text in enumerate(texts):
         if "error" in text:
             return f"rank {rank} was configured wrongly: {text['error']}"
     path, values = _first(texts, "")
+    remedy = REMEDIES.get(path.partition(".")[0], REMEDIES["call"])
     if all(isinstance(value, list) for value in values):
         path, values = f"the length of {path}", [len(value) for value in values]
+    if calls[0] == STEP:
+        return f"ranks came apart: {_sides(path, values)}; {remedy}"
+    return f"ranks were configured differently: {_sides(path, values)}"
+
+
+def _sides(path: str, values: list[Any]) -> str:
     sides: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
-        sides.setdefault("not there" if value is _ABSENT else repr(value), []).append(rank)
-    told = "; ".join(
-        f"{value} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" for value, ranks in sides.items()
-    )
-    return f"ranks were configured differently: {path} is {told}"
+        told = "not there" if value is _ABSENT else value if path == "call" else repr(value)
+        sides.setdefault(told, []).append(rank)
+    return f"{path} is {'; '.join(f'{value} on {named(ranks)}' for value, ranks in sides.items())}"
 
 
 def _first(values: list[Any], path: str) -> tuple[str, list[Any]]:

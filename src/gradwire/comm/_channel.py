@@ -4,20 +4,27 @@ Laws, each found by measuring Gloo:
     everything crosses as bytes or as a float the collective can sum; sizes agree on all ranks by construction;
     receives are posted before sends, or a full-duplex link runs at half its rate;
     ``reduce_scatter`` is never called: it is an all-reduce inside and moves twice the bytes;
-    one thread issues all calls of one channel, on a process group that nobody else uses.
+    one thread issues all calls of one channel, on a process group that nobody else uses;
+    a message of another size than its receiver expects ends the process (SIGABRT), and no handler sees it. So every
+    conversation, a step or an agreement, begins with rows of one size (``comm/_agree.py``), and nothing else is
+    posted before these have been compared.
 On NCCL ``wait`` orders streams and does not block the CPU; on Gloo it blocks the thread, until the group's timeout.
+After a failure the ranks no longer agree on what comes next, so every later call fails at once with the first error.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NoReturn
 
 import torch.distributed as dist
 from torch import Tensor
 
+from gradwire.comm._notes import Loss, explain
 from gradwire.errors import ConfigError, GroupError
 from gradwire.metrics import Metrics
 
@@ -53,7 +60,11 @@ class Channel:
         self.rank = dist.get_rank(group) if group is not None else 0
         self.world = dist.get_world_size(group) if group is not None else 1
         self.is_nccl = group is not None and dist.get_backend(group) == "nccl"
-        self._global = dist.get_process_group_ranks(group) if group is not None else [0]
+        self.members = dist.get_process_group_ranks(group) if group is not None else [0]
+        self.doing = "its first exchange"
+        self.failed: GroupError | None = None
+        self._opening: Callable[[], None] | None = None
+        self._deferred: list[Callable[[], None]] = []
         self.traffic, self._closed = traffic_of(group), False
         self.release: Callable[[], object] = lambda: None
 
@@ -67,16 +78,34 @@ class Channel:
         self.begin_all_reduce(tensor, how)()
 
     def begin_all_reduce(self, tensor: Tensor, how: str = "sum") -> Callable[[], None]:
-        """Start an all-reduce; the result is there when the returned function has been called."""
+        """Start an all-reduce; the result is there when the returned function has been called.
+
+        While the ranks are still being compared it waits for its turn, and starts with the next message or when it is
+        waited for.
+        """
         if self.world == 1 or tensor.numel() == 0:
             return lambda: None
         self._begin()
         moved = 2 * (self.world - 1) * tensor.nbytes // self.world
         self._count(moved, moved)
-        with self.metrics.timed("communicate"):
-            op = dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM
-            work = dist.all_reduce(tensor, op=op, group=self.group, async_op=True)
-        return partial(self._finish, [work])
+        op = dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM
+        works: list[tuple[int | None, dist.Work | None]] = []
+
+        def post() -> None:
+            with self._communicating():
+                works.append((None, dist.all_reduce(tensor, op=op, group=self.group, async_op=True)))
+
+        if self._opening is None:
+            self._refuse_after_failure()
+            post()
+        else:
+            self._deferred.append(post)
+
+        def finish() -> None:
+            self.settle()
+            self._finish(works)
+
+        return finish
 
     def all_gather(self, rows: Tensor) -> None:
         """Row ``rank`` of ``rows`` goes to every rank. Traffic: (W-1) rows; it grows with the number of workers."""
@@ -89,9 +118,8 @@ class Channel:
         if not peers:
             return
         self._begin()
-        with self.metrics.timed("communicate"):
-            works = self._post(sends, receives, peers)
-        self._finish(works)
+        self.settle()
+        self._finish(self._post(sends, receives, peers))
         self._count(sum(sends[j].nbytes for j in peers), sum(receives[j].nbytes for j in peers))
 
     def broadcast(self, rows: Tensor) -> None:
@@ -99,34 +127,106 @@ class Channel:
         if self.world == 1 or rows.numel() == 0:
             return
         self._begin()
-        with self.metrics.timed("communicate"):
+        self.settle()
+        with self._communicating():
             works = [
-                dist.broadcast(rows[j], self._global[j], group=self.group, async_op=True) for j in range(self.world)
+                (None, dist.broadcast(rows[j], self.members[j], group=self.group, async_op=True))
+                for j in range(self.world)
             ]
         self._finish(works)
         moved = (self.world - 1) * rows[0].nbytes
         self._count(moved, moved)
 
-    def _post(self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int]) -> list[dist.Work]:
+    def begin_rows(self, rows: Tensor) -> Callable[[], None]:
+        """Start the exchange of rows with which a conversation begins: row ``rank`` goes to every rank.
+
+        Args:
+            rows: uint8 of shape (W, n), with the same n in every conversation.
+
+        Returns:
+            A function that waits until all rows are there.
+        """
+        self._begin()
+        self.settle()
+        peers = [j for j in range(self.world) if j != self.rank]
+        self.metrics.compared_bytes += len(peers) * rows[0].nbytes
+        if self.is_nccl:
+            with self._communicating():
+                works: list[tuple[int | None, dist.Work | None]] = [
+                    (None, dist.all_gather_into_tensor(rows, rows[self.rank].clone(), self.group, async_op=True))
+                ]
+        else:
+            works = self._post([rows[self.rank]] * self.world, list(rows.unbind(0)), peers)
+        return partial(self._finish, works)
+
+    def open(self, compare: Callable[[], None]) -> None:
+        """Let ``compare``, which waits for the rows of a conversation, be called before its first message is posted."""
+        self._opening = compare
+
+    def settle(self) -> None:
+        """Compare the ranks, if that is still to be done, and post what has waited for it.
+
+        Raises:
+            GroupError: the ranks differ, or an earlier exchange failed.
+        """
+        self._refuse_after_failure()
+        compare, self._opening = self._opening, None
+        deferred, self._deferred = self._deferred, []
+        if compare is not None:
+            compare()
+        for post in deferred:
+            post()
+
+    def _refuse_after_failure(self) -> None:
+        if self.failed is not None:
+            raise GroupError(f"an earlier exchange failed: {self.failed}")
+
+    def _post(
+        self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int]
+    ) -> list[tuple[int | None, dist.Work | None]]:
+        """Start to receive from all peers, then to send to them: each of the works with its peer."""
         incoming = [(j, receives[j]) for j in peers if receives[j].numel()]
         outgoing = [(j, sends[j]) for j in peers if sends[j].numel()]
         if self.is_nccl:
-            ops = [dist.P2POp(dist.irecv, tensor, self._global[j], self.group) for j, tensor in incoming]
-            ops += [dist.P2POp(dist.isend, tensor, self._global[j], self.group) for j, tensor in outgoing]
-            return dist.batch_isend_irecv(ops) if ops else []
-        works = [dist.irecv(tensor, self._global[j], group=self.group) for j, tensor in incoming]
-        works += [dist.isend(tensor, self._global[j], group=self.group) for j, tensor in outgoing]
-        return [work for work in works if work is not None]
+            ops = [dist.P2POp(dist.irecv, tensor, self.members[j], self.group) for j, tensor in incoming]
+            ops += [dist.P2POp(dist.isend, tensor, self.members[j], self.group) for j, tensor in outgoing]
+            with self._communicating():
+                return [(None, work) for work in dist.batch_isend_irecv(ops)] if ops else []
+        works: list[tuple[int | None, dist.Work | None]] = []
+        for start, tensors in ((dist.irecv, incoming), (dist.isend, outgoing)):
+            for j, tensor in tensors:
+                with self._communicating(j):
+                    works.append((j, start(tensor, self.members[j], group=self.group)))
+        return works
 
-    def _finish(self, works: Sequence[dist.Work | None]) -> None:
+    def _finish(self, works: Sequence[tuple[int | None, dist.Work | None]]) -> None:
+        for number, (peer, work) in enumerate(works):
+            if work is not None:
+                with self._communicating(peer, works[number + 1 :]):
+                    work.wait()
+        self.traffic.ended += 1
+
+    @contextmanager
+    def _communicating(
+        self, peer: int | None = None, rest: Sequence[tuple[int | None, dist.Work | None]] = ()
+    ) -> Iterator[None]:
+        """Time what is done with the network, and say of which peer it was if it fails."""
         try:
             with self.metrics.timed("communicate"):
-                for work in works:
-                    if work is not None:
-                        work.wait()
+                yield
         except RuntimeError as error:
-            raise GroupError(f"rank {self.rank} of {self.world} lost a peer or met the deadline: {error}") from error
-        self.traffic.ended += 1
+            self._fail(error, peer, rest)
+
+    def _fail(
+        self, error: RuntimeError, peer: int | None, rest: Sequence[tuple[int | None, dist.Work | None]]
+    ) -> NoReturn:
+        silent = "imed out" in str(error) or "timeout" in str(error)
+        peers = {peer} if peer is not None else set()
+        # Gloo has closed all connections after a timeout, so waiting for the rest ends at once, with those that came.
+        peers |= {j for j, work in rest if silent and j is not None and not came(work)}
+        loss = Loss(self.rank, self.world, self.doing, sorted(peers), silent)
+        self.failed = GroupError(explain(self.group, loss, error))
+        raise self.failed from error
 
     def _begin(self) -> None:
         if self._closed:
@@ -136,3 +236,11 @@ class Channel:
     def _count(self, sent: int, received: int) -> None:
         self.metrics.bytes_sent += sent
         self.metrics.bytes_received += received
+
+
+def came(work: dist.Work | None) -> bool:
+    """Whether a message of a group that failed had arrived before."""
+    try:
+        return work is None or bool(work.wait())
+    except RuntimeError:
+        return False

@@ -84,6 +84,7 @@ class BucketState(ExchangeState):
     ) -> None:
         """One step: fill each bucket, average it while the next is filled, and say when it is done, in order."""
         self.exchange.begin_step()
+        self.exchange.open()
         self.units.follow(self.exchange, *self.units.read())
         own = [grads(bucket) for bucket in self.buckets]
         there = [[grad is not None for grad in each] for each in own]

@@ -52,8 +52,8 @@ def load_rank(
         return "{}"
 
     # Who saves and loads at once must not read what another rank is still writing.
-    agree(exchange.channel, lambda: "{}", exchange.device)
-    agree(exchange.channel, describe, exchange.device)
+    agree(exchange.channel, "load_rank", lambda: "{}", exchange.device)
+    agree(exchange.channel, "read", describe, exchange.device)
     state.load_state_dict(kept[0], on_resize)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.comm._agree import agree
 from gradwire.comm._channel import Channel
 from gradwire.integrations._state import ExchangeState
 from gradwire.metrics import Metrics
@@ -23,6 +24,7 @@ def gathered(state: ExchangeState) -> dict[str, Any] | None:
     """
     exchange = state.exchange
     channel = Channel(exchange.channel.group, Metrics())  # A checkpoint is no traffic of the gradients.
+    agree(channel, "gathered", lambda: "{}", exchange.device)
     file = io.BytesIO()
     torch.save(state.state_dict(), file)
     own = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8).to(exchange.device)

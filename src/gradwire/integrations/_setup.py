@@ -11,15 +11,17 @@ from typing import Any, NamedTuple, NoReturn, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.constants import default_pg_timeout
 
 from gradwire.comm._agree import agree
 from gradwire.comm._channel import Channel
+from gradwire.comm._notes import named, roll_call, timeout_of
 from gradwire.comm._pool import Lease, lease
 from gradwire.errors import ConfigError, GroupError, require
 from gradwire.exchange import Exchange, Named
 from gradwire.integrations._ownership import Caller, Ranks, own, refuse_owned
 from gradwire.metrics import Metrics
-from gradwire.settings import LONGEST, Settings
+from gradwire.settings import Settings, valid_timeout
 
 __all__ = [
     "Prepared",
@@ -159,7 +161,7 @@ def prepare_named(
         return exchange.describe(shapes_of(params), **told)
 
     try:
-        agree(Channel(private, Metrics()), describe, device)
+        agree(Channel(private, Metrics()), "set-up", describe, device)
     except BaseException:
         lent.give_back()
         raise
@@ -232,12 +234,18 @@ def private_group(group: dist.ProcessGroup | None, timeout: object, device: torc
     Its backend follows the gradients' device, because a default group may hold one for each device. A timeout that
     is not valid is refused later, when all ranks can hear of it.
     """
-    seconds = timeout if isinstance(timeout, int | float) and 0 < timeout <= LONGEST else Settings.timeout
     members = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
     if dist.get_rank() not in members:
         raise ConfigError(f"this process must be a member of the group, got the group of ranks {members}")
     backend = BACKENDS.get(device.type) or dist.get_backend(group)
-    return lease(members, backend, seconds, partial(new_group, group, members, backend, seconds, device))
+    given = cast("float | None", timeout) if valid_timeout(timeout) else None
+    seconds = float(given or timeout_of(group, device) or default_pg_timeout.total_seconds())
+    with roll_call("set-up", "-".join(map(str, members)), members) as missing:
+        try:
+            return lease(members, backend, seconds, partial(new_group, group, members, backend, seconds, device))
+        except GroupError as error:
+            absent = named(missing())
+            raise GroupError(f"{absent} did not set up gradwire: {error}" if absent else str(error)) from error
 
 
 def new_group(

@@ -48,6 +48,7 @@ class ShardedState(ExchangeState):
         if index in self._seen or not self._seen:
             self._seen.clear()
             self.exchange.begin_step()
+            self.exchange.open()
             self.units.follow(self.exchange, *self.units.read())
         self._seen.add(index)
 

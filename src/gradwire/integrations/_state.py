@@ -255,7 +255,7 @@ def change(
         made.append(after)
         return after.describe([])
 
-    agree(exchange.channel, describe, exchange.device)
+    agree(exchange.channel, "change", describe, exchange.device)
     exchange.forget_plans()
     exchange.choose(made[0].compressor, made[0].memory, made[0].strategy)
     exchange.keeper.narrow(exchange.buffers("buffers"))

@@ -22,6 +22,7 @@ __all__ = ["exchange_used", "run_without"]
 @torch.no_grad()
 def exchange_used(exchange: Exchange, flat: Tensor, params: Sequence[Named], itemsize: int = 4) -> None:
     """As ``Exchange.run``, but what no rank used sends nothing."""
+    exchange.open()
     views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params])
     used = torch.stack([view.any() for view in views]).to(torch.uint8)
     exchange.channel.all_reduce(used, "max")

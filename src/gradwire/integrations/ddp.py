@@ -70,8 +70,10 @@ class GradwireState(ExchangeState):
             if isinstance(model, DistributedDataParallel):
                 check_ddp(model, process_group)
 
+        # Each of them adds a message, or moves the ends of buckets.
+        told = {name: getattr(model, name, None) for name in ("find_unused_parameters", "bucket_bytes_cap")}
         self.exchange, params = prepare(module, compressor, options, group, CALLER, check=check, carrier=model,
-                                        **Units.told(scaler, lr_correction))  # fmt: skip
+                                        ddp=told, **Units.told(scaler, lr_correction))  # fmt: skip
         self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})
         self.units.read_ahead(model, self.exchange.device)
         self.sizes = {name: param.numel() for name, param in params.items()}
@@ -163,6 +165,7 @@ class GradwireState(ExchangeState):
 
     def _begin_step(self, reading: Reading) -> None:
         self.exchange.begin_step()
+        self.exchange.open()
         self.units.follow(self.exchange, *reading)
 
     def _job(self, buffer: Tensor, params: Sequence[Named]) -> Tensor:

@@ -154,7 +154,7 @@ def agreed_by_shards(make: Callable[[], Exchange], mesh: DeviceMesh, device: tor
     except Exception as error:
         failure = error
     try:
-        agree(Channel(mesh.get_group(), Metrics()), describe, device)
+        agree(Channel(mesh.get_group(), Metrics()), "set-up", describe, device)
     except Exception:
         for exchange in made:
             release(exchange)

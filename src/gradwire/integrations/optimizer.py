@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,6 +18,7 @@ from gradwire.integrations._buckets import Bucket, BucketState, split
 from gradwire.integrations._ownership import Caller, owners_of
 from gradwire.integrations._setup import frozen_in, kind_of, prepare, share_start, uncompiled
 from gradwire.integrations._state import Units, parameters_of
+from gradwire.saved import OnResize
 
 __all__ = ["OptimizerState", "compress_optimizer"]
 
@@ -50,6 +53,8 @@ class OptimizerState(BucketState):
         self.exchange.skips_steps = self.units.scaler is not None
         self._known = {id(param): param for param in params.values()}
         self._done = self._closed = False
+        self._seen: dict[int, tuple[int, int]] = {}
+        self.exchange.dropped = 0
         for param in params.values():
             # Weakly, because the state may hold the optimizer, and parameters outlive both.
             param.register_post_accumulate_grad_hook(partial(fresh, weakref.ref(self)))  # type: ignore[no-untyped-call]
@@ -68,28 +73,36 @@ class OptimizerState(BucketState):
         """
         self.average(lambda bucket: [param.grad for param in bucket.params], scatter)
         self._done = True
+        self._seen.clear()
+
+    def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
+        """As for every state; gradients that were computed before do not count."""
+        super().load_state_dict(state, on_resize)
+        self._seen.clear()
+        self.exchange.dropped = 0
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The optimizer's pre-step hook: exchange, unless it was done by hand since the last backward.
 
         Raises:
-            ConfigError: a closure, whose gradients nobody would exchange, a parameter that was frozen or unfrozen, or a
-                state that was closed.
-            GroupError: a rank did not answer in time.
+            ConfigError: a closure, whose gradients nobody would exchange, a parameter that was frozen or unfrozen, a
+                ``GradScaler`` that the state does not know, or a state that was closed.
+            GroupError: a rank did not answer in time, is in another iteration, or raised one of these errors.
         """
         if self._closed:
             taken_over = any(owners_of(param) for param in self._known.values())
             require(taken_over, "state of the optimizer", "open when it steps, or ranks would train apart: call "
                     "compress_optimizer again, or go on with a new optimizer", "one that was closed")  # fmt: skip
             return
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        require(closure is None, "closure", "None: it would compute gradients after the exchange", closure)
-        allowed = "over the parameters that were trainable at set-up"
-        new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._known]
-        require(not new, "optimizer", allowed, f"{len(new)} more")
-        # What waits in the residual of a frozen parameter would still train it.
-        frozen = [param for param in self._known.values() if not param.requires_grad]
-        require(not frozen, "optimizer", allowed, f"{len(frozen)} frozen since: make a new state without them")
+        # Not told to the others: whoever's scaler skips this step would not be there to hear of it.
+        scaler, known = scaler_at_work(), self.units.scaler
+        allowed = "that whose step() is called, as scaler= of compress_optimizer: a rank skips it that overflows alone"
+        together = scaler in (None, known) or (known is None and self._done)
+        require(together, "scaler", allowed, known)
+        try:
+            self._check(optimizer, args, kwargs)
+        except ConfigError as error:
+            self._refuse(error)
         if not self._done:
             # A rank whose scaler skips the step would never come here, and the others wait for it.
             require(self.units.scaler is None, "exchange_gradients", "called before scaler.unscale_ and scaler.step",
@@ -97,11 +110,64 @@ class OptimizerState(BucketState):
             self.exchange_gradients()
         self._done = False
 
+    def _check(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        require(closure is None, "closure", "None: it would compute gradients after the exchange",
+                getattr(closure, "__qualname__", closure))  # fmt: skip
+        allowed = "over the parameters that were trainable at set-up"
+        new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._known]
+        require(not new, "optimizer", allowed, f"{len(new)} more")
+        # What waits in the residual of a frozen parameter would still train it.
+        frozen = [param for param in self._known.values() if not param.requires_grad]
+        require(not frozen, "optimizer", allowed, f"{len(frozen)} frozen since: make a new state without them")
 
-def fresh(state: weakref.ref[OptimizerState], _: Tensor) -> None:
-    """A gradient was computed: whatever was exchanged before does not count for it."""
+    def _refuse(self, error: ConfigError) -> None:
+        """Raise what is wrong on this rank, on the others too where they wait for it in an exchange."""
+        if self._done or self.units.scaler is not None:
+            raise error
+
+        def check() -> None:
+            raise error
+
+        self.exchange.begin_step()
+        self.exchange.open(check)
+        self.exchange.channel.settle()
+        raise error
+
+    def computed(self, param: Tensor) -> None:
+        """A gradient was computed: whatever was exchanged before does not count for it.
+
+        Accumulation adds to the tensor once. If it is another tensor by now, or was written to in between, what had
+        been accumulated since the last exchange was dropped. That is how a rank is known that leaves out an exchange
+        and goes on to the next iteration; backward passes cannot be counted, because micro-batches may be uneven.
+        """
+        self._done = False
+        grad = param.grad
+        if torch.compiler.is_compiling() or type(grad) is not Tensor:
+            return
+        now, before = (grad.data_ptr(), grad._version), self._seen.get(id(param))
+        # A backward pass with create_graph=True makes a new tensor.
+        if before is not None and now != (before[0], before[1] + 1) and not torch.is_grad_enabled():
+            self.exchange.dropped = (self.exchange.dropped or 0) + 1
+            self._seen.clear()
+        self._seen[id(param)] = now
+
+
+def fresh(state: weakref.ref[OptimizerState], param: Tensor) -> None:
+    """A gradient was computed, and the state hears of it if there is still one."""
     if (known := state()) is not None:
-        known._done = False
+        known.computed(param)
+
+
+def scaler_at_work() -> torch.amp.GradScaler | None:
+    """The enabled ``GradScaler`` in whose ``step`` this thread is, if it is in one."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is torch.amp.GradScaler.step.__code__:
+            scaler: torch.amp.GradScaler = frame.f_locals["self"]
+            return scaler if scaler.is_enabled() else None
+        frame = frame.f_back
+    return None
 
 
 def check_arguments(optimizer: Any, model: Any, bucket_mb: object, scaler: Any) -> None:

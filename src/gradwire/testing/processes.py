@@ -32,7 +32,12 @@ class RankFailedError(AssertionError):
 
 
 def run_ranks(
-    world: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0, backend: str = "gloo"
+    world: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float = 60.0,
+    backend: str = "gloo",
+    end: bool = False,
 ) -> list[Any]:
     """Call ``function(rank, *args)`` on ``world`` ranks of one group; returns their results in rank order.
 
@@ -42,6 +47,7 @@ def run_ranks(
         args: sent to every rank.
         timeout: seconds until all ranks must have finished; it also bounds each collective.
         backend: ``gloo``, or ``nccl`` with a GPU for each rank.
+        end: whether every process must also end by itself, with exit code 0.
 
     Raises:
         RankFailedError: with the traceback of every rank that failed.
@@ -61,7 +67,10 @@ def run_ranks(
             process.start()
             send.close()
         try:
-            return _collect([receive for receive, _ in pipes], time.monotonic() + timeout)
+            results = _collect([receive for receive, _ in pipes], time.monotonic() + timeout)
+            if end:
+                _check_ends(processes)
+            return results
         finally:
             for process in processes:
                 process.join(1.0)
@@ -87,6 +96,14 @@ def _rank(
         send.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _check_ends(processes: list[BaseProcess]) -> None:
+    for process in processes:
+        process.join(20.0)
+    ends = {rank: f"exit code {process.exitcode}" for rank, process in enumerate(processes) if process.exitcode != 0}
+    if ends:
+        raise RankFailedError(ends)
 
 
 def _collect(pipes: list[Connection], deadline: float) -> list[Any]:

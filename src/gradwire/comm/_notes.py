@@ -1,0 +1,187 @@
+"""What ranks leave for each other in the store of the default group: who has come, and who waited for whom.
+
+Law: a connection that fails tells a rank that a peer is lost, not why; only the peer knows that. So a rank whose
+exchange fails writes down for whom it waited, and reads what the lost ones have written. While all is well nothing is
+read, and one key is written at set-up. Whatever is asked here has a deadline of its own, and no answer is no error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["Loss", "explain", "named", "roll_call", "timeout_of"]
+
+log = logging.getLogger("gradwire")
+
+T = TypeVar("T")
+
+PATIENCE = 10.0
+"""Seconds that set-up waits for the other ranks before it says whom it waits for; then again, ever less often."""
+
+DEADLINE = 3.0
+"""Seconds that the store may take to say what the others have written."""
+
+_calls: dict[str, Iterator[int]] = {}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """An exchange that failed.
+
+    Args:
+        rank: of this process in the group.
+        world: ranks of the group.
+        doing: what was exchanged.
+        peers: ranks that did not answer, where that is known.
+        silent: they are connected and said nothing until the timeout; else the connection is gone.
+    """
+
+    rank: int
+    world: int
+    doing: str
+    peers: list[int]
+    silent: bool
+
+
+def timeout_of(group: dist.ProcessGroup | None, device: torch.device | None = None) -> float | None:
+    """Seconds that a collective of the group may take; None where torch does not say.
+
+    Args:
+        group: None is the default group.
+        device: of the tensors, where the group has a backend for each kind; None: any.
+    """
+    asked = group if group is not None else dist.group.WORLD
+    if asked is None:
+        return None
+    for kind in ([device] if device is not None else []) + [torch.device("cpu"), torch.device("cuda")]:
+        try:
+            limit = cast(Any, asked)._get_backend(kind).options._timeout
+        except (RuntimeError, AttributeError):
+            continue
+        return float(limit.total_seconds())
+    return None
+
+
+def explain(group: dist.ProcessGroup | None, loss: Loss, error: Exception) -> str:
+    """What to tell the user of an exchange that failed: the peers, the seconds and the option, as far as is known."""
+    seconds = timeout_of(group)
+    notes = within(DEADLINE, lambda store: _swap(store, f"gradwire/lost/{group.group_name}", loss)) if group else None
+    where = f"rank {loss.rank} of {loss.world} in {loss.doing}"
+    patience = f"timeout={seconds:g} s" if seconds is not None else "its timeout"
+    unheard = [j for j in range(loss.world) if j != loss.rank and j not in (notes or {})]
+    peers = loss.peers or (unheard if notes is not None or loss.world == 2 else [])
+    if loss.silent:
+        whom = named(peers) or "the other ranks"
+        told = (
+            f"{where} waited {patience} for {whom} and got no answer: busy for longer, stopped, or in another call. If "
+            "that is no mistake, give a longer timeout= (seconds)"
+        )
+    else:
+        gave_up = [j for j, note in (notes or {}).items() if note["silent"] and loss.rank in note["peers"]]
+        if gave_up:
+            told = (
+                f"{where} came too late: {named(gave_up)} waited {patience} for this rank and gave up. If that is no "
+                "mistake, give a longer timeout= (seconds) on all ranks"
+            )
+        else:
+            whom = named(peers) or "a peer"
+            told = f"{where} lost {whom}: the process died, or gave up after {patience} or an error of its own"
+    return f"{told} ({str(error).partition('. This is typically')[0]})"
+
+
+def named(ranks: Sequence[int]) -> str:
+    """The ranks in words; empty where there are none."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}" if ranks else ""
+
+
+@contextmanager
+def roll_call(call: str, place: str, members: Sequence[int]) -> Iterator[Callable[[], list[int]]]:
+    """Say whom this rank waits for, while inside ranks wait for each other to make the same call.
+
+    Args:
+        call: what they all must call, equally often.
+        place: of which group.
+        members: its ranks in the default group.
+
+    Yields:
+        A function that gives the ranks that have not come, as far as the store says so in time.
+    """
+    prefix = f"gradwire/came/{place}/{call}"
+    number = next(_calls.setdefault(prefix, itertools.count()))
+    keys = {rank: f"{prefix}/{number}/{rank}" for rank in members}
+    if dist.get_rank() in keys:
+        write(keys[dist.get_rank()])
+    over = threading.Event()
+
+    def missing() -> list[int]:
+        return within(DEADLINE, lambda store: [j for j in members if not store.check([keys[j]])], apart=True) or []
+
+    def watch() -> None:
+        waited = patience = PATIENCE
+        while not over.wait(patience):
+            if absent := missing():
+                log.warning("%s has waited %g s for %s: every rank must make the call", call, waited, named(absent))
+            waited, patience = waited + 2 * patience, 2 * patience
+
+    thread = threading.Thread(target=watch, name="gradwire set-up", daemon=True)
+    thread.start()
+    try:
+        yield missing
+    finally:
+        over.set()
+        thread.join(DEADLINE)
+
+
+def default_store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def write(key: str) -> None:
+    """Write down that this rank has come; where there is no store any more, nobody will read it."""
+    try:
+        default_store().set(key, "")
+    except (RuntimeError, ValueError) as error:
+        log.debug("the store did not take %s: %s", key, error)
+
+
+def within(seconds: float, ask: Callable[[Any], T], apart: bool = False) -> T | None:
+    """What ``ask`` gets from the store, or None if that fails or takes longer.
+
+    Args:
+        apart: over a connection of its own, because another thread waits on that of the store.
+    """
+    answers: list[T] = []
+
+    def work() -> None:
+        try:
+            answers.append(ask(default_store().clone() if apart else default_store()))
+        except (RuntimeError, ValueError) as error:
+            log.debug("the store did not answer: %s", error)
+
+    thread = threading.Thread(target=work, name="gradwire store", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else None
+
+
+def _swap(store: Any, prefix: str, loss: Loss) -> dict[int, dict[str, Any]]:
+    """Write down this loss and read those of the others; the lost ones may be writing theirs just now."""
+    store.set(f"{prefix}/{loss.rank}", json.dumps(dataclasses.asdict(loss)))
+    others = [j for j in range(loss.world) if j != loss.rank]
+    asked = [] if loss.silent and loss.peers else loss.peers or others
+    until = time.monotonic() + DEADLINE / 3
+    while time.monotonic() < until and not all(store.check([f"{prefix}/{j}"]) for j in asked):
+        time.sleep(0.05)
+    return {j: json.loads(store.get(f"{prefix}/{j}")) for j in others if store.check([f"{prefix}/{j}"])}
