@@ -14,6 +14,8 @@ from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
+from gradwire.exchange import Exchange
+from gradwire.policy import Policy
 from tests.comm.methods import Alternating, NonZero, SharedScale
 
 STEP = {step.name: step for step in STEPS}
@@ -40,6 +42,28 @@ def test_fewest_bytes_of_several_rounds_and_of_sparse_payloads():
     wire = sparse.layout((64, 64)).nbytes
     assert fewest("decode", sparse) == 128 * sparse.count(N) + wire
     assert fewest("decode8", TopK(ratio=1.0)) == 8 * N + 8 * TopK(ratio=1.0).layout((64, 64)).nbytes
+
+
+OWN = [name for name in registry.names("compressors") if registry.find("compressors", name).memory is not None]
+
+
+@pytest.mark.parametrize("op", ["encode_feedback", "encode_feedback_undo"])
+@pytest.mark.parametrize("name", OWN)
+def test_a_method_with_a_memory_of_its_own_is_timed_as_an_exchange_encodes_it(name, op):
+    code = registry.build("compressors", name)
+    assert check(STEP[op], code, 1000) == 1000
+    work, exchange = STEP[op].workload(code, N), Exchange(code, policy=Policy(min_numel=0))
+    grad, kept = work.grad.clone(), {name: tensor.clone() for name, tensor in work.kept.items()}
+    STEP[op].run(work)
+    payload = code.layout(work.shape).views(torch.zeros_like(work.rows[0]))
+    state, status = code.init_state(work.shape, work.key), torch.zeros(1, dtype=torch.int32)
+    exchange.memory_for(code).encode(code, grad, kept, payload, state, work.key, status)
+    assert all(torch.equal(work.kept[name], tensor) for name, tensor in kept.items())
+    assert torch.equal(work.grad, grad)
+    changed = {"dgc": 2, "variance": 2}.get(name, 1)
+    assert STEP[op].fewest_bytes(work) == (4 + 12 * changed) * N + round(work.sent)
+    work.restore()
+    assert work.changed() == 0
 
 
 def test_rows_cover_every_operation_and_their_figures_fit_together():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from gradwire import registry
 from gradwire.bench.steps import Step
 from gradwire.compressors.base import Compressor
 
@@ -64,4 +65,5 @@ def available_bytes() -> float:
 
 def _needed_bytes(step: Step, compressor: Compressor, n: int) -> int:
     """Two workloads, one beside the other, and the noise that both are made of."""
-    return 2 * (12 * n + step.ranks * compressor.layout((n,)).nbytes) + 4 * n
+    kept = 4 * len(registry.build("memory", compressor.memory).buffers) if compressor.memory is not None else 0
+    return 2 * ((12 + kept) * n + step.ranks * compressor.layout((n,)).nbytes) + 4 * n

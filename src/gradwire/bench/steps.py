@@ -1,10 +1,12 @@
 """The operations that are timed: each as it runs, as the contract says it in full, and the fewest bytes it must move.
 
 The contract's wording of a fused operation is the default of ``Compressor``: encode, then decode with a minus sign.
-A compressor that overrides it must give the same bits.
+A compressor that overrides it must give the same bits. A method that is defined with a memory of its own encodes
+through that memory in an exchange, so with feedback the memory's ``encode`` is timed, which can always be taken back.
 
 Fewest bytes, for n float32 elements and w bytes of payload: the gradient is read once (4n), a residual is read and
-written (8n), an accumulator likewise, a payload crosses once. In a method of several rounds a round must be complete
+written (8n), as is whatever else a memory keeps and changes, with 4n for what takes it back; an accumulator likewise, a
+payload crosses once. In a method of several rounds a round must be complete
 before the next can begin, so each one reads the gradient again, and the residual is finished in a pass of its own.
 A payload that names its elements ("indices"), or whose size depends on them, touches, when decoded, at most one cache
 line for each. Of a payload of variable size w is what is in use, so these figures hold once it was written.
@@ -74,30 +76,49 @@ def _encode_bytes(work: Workload) -> int:
 
 
 def _feedback(work: Workload) -> None:
+    if work.memory is not None:
+        _remember(work)
+        return
     work.compressor.encode_feedback(work.grad, work.residual, work.payload, work.state, work.key)
 
 
+def _remember(work: Workload) -> None:
+    assert work.memory is not None
+    work.memory.encode(work.compressor, work.grad, work.kept, work.payload, work.state, work.key, work.status)
+
+
 def _plain_feedback(work: Workload) -> None:
+    if work.memory is not None:
+        _remember(work)
+        return
     Compressor.encode_feedback(work.compressor, work.grad, work.residual, work.payload, work.state, work.key)
 
 
 def _feedback_bytes(work: Workload) -> int:
+    if work.memory is not None:
+        return (4 + 12 * work.changed()) * work.n + round(work.sent)
     rounds = work.compressor.rounds_needed
     later = 0 if rounds == 1 else 4 * (rounds - 1) + 8
     return (12 + later) * work.n + round(work.sent)
 
 
 def _undo(work: Workload) -> None:
+    if work.memory is not None:
+        _remember(work)
+        return
     work.compressor.encode_feedback(work.grad, work.residual, work.payload, work.state, work.key, work.status)
 
 
 def _plain_undo(work: Workload) -> None:
+    if work.memory is not None:
+        _remember(work)
+        return
     code, status = work.compressor, work.status
     Compressor.encode_feedback(code, work.grad, work.residual, work.payload, work.state, work.key, status)
 
 
 def _undo_bytes(work: Workload) -> int:
-    return _feedback_bytes(work) + 4 * work.n
+    return _feedback_bytes(work) + (4 * work.n if work.memory is None else 0)
 
 
 def _decode(work: Workload) -> None:

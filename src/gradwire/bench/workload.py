@@ -9,7 +9,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from gradwire import registry
 from gradwire.compressors.base import Compressor
+from gradwire.memory.base import Memory
 from gradwire.types import Key, Layout, Payload, align
 from gradwire.wire import sent_nbytes
 
@@ -41,6 +43,13 @@ class Workload:
         self.residual = _gradient(n, 1).mul(0.5)
         self.out = _gradient(n, 2).clone()
         self.status = torch.zeros(1, dtype=torch.int32)
+        own = compressor.memory
+        self.memory: Memory | None = registry.build("memory", own) if own not in (None, "none", "residual") else None
+        """The one that the method is defined with, where it is another than a plain residual."""
+        self.kept = {name: torch.empty(self.shape) for name in self.memory.buffers} if self.memory is not None else {}
+        if "residual" in self.kept:
+            self.kept["residual"] = self.residual
+        self._restore_kept()
         self.state = compressor.init_state(self.shape, self.key)
         rows = _room(self.layout, ranks, poison) if rows is None else rows
         self.rows = rows[:, : self.layout.nbytes]
@@ -80,11 +89,30 @@ class Workload:
         """Give the gradient and the residual their values back."""
         self.grad.copy_(_gradient(self.n, 0))
         torch.mul(_gradient(self.n, 1), 0.5, out=self.residual)
+        self._restore_kept()
+
+    def changed(self) -> int:
+        """How many of the memory's tensors an operation changed that do not only serve to take it back."""
+        lasting = [name for name in self.kept if self.memory is not None and name not in self.memory.transient]
+        return sum(not torch.equal(self.kept[name], self._kept_at_first(name)) for name in lasting)
+
+    def _restore_kept(self) -> None:
+        for name, tensor in self.kept.items():
+            tensor.copy_(self._kept_at_first(name))
+
+    def _kept_at_first(self, name: str) -> Tensor:
+        """Half a gradient of its own; the square of one where squares are kept, nothing where only work is done."""
+        assert self.memory is not None
+        if name in self.memory.transient:
+            return torch.zeros(self.shape)
+        noise = _gradient(self.n, 1 + list(self.kept).index(name)) * 0.5
+        return noise.square() if name in self.memory.squared else noise
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Everything an operation may write that has a meaning, by name."""
         yield from (("grad", self.grad), ("residual", self.residual), ("out", self.out), ("status", self.status))
         yield from ((f"state {name}", value) for name, value in self.state.items())
+        yield from ((f"kept {name}", value) for name, value in self.kept.items())
         layout = self.layout if self.compressor.fixed_size else self.layout.cut(int(self.payload[0]))
         for field, values in zip(layout.fields, self.payloads, strict=True):
             yield f"payload {field.name}", values[:, : field.count]
