@@ -289,7 +289,7 @@ def _followed(rank: int) -> dict[str, str]:
 def test_what_residuals_follow_must_be_the_same_on_all_ranks() -> None:
     results = run_ranks(2, _followed)
     assert results[0] == results[1]
-    apart = "GroupError: ranks were configured differently: {} is false on rank 0; true on rank 1"
+    apart = "GroupError: ranks were configured differently: {} is False on rank 0; True on rank 1"
     told = results[0]
     assert told["ddp scaler"] == told["loop scaler"] == apart.format("scaler")
     assert told["ddp rates"] == told["loop rates"] == apart.format("lr_correction")
