@@ -54,7 +54,7 @@ def test_an_optimizer_is_torchs(name):
 
 
 def test_every_name_is_tried_here():
-    assert set(optimizer_names()) == {*CASES, "test"}
+    assert set(optimizer_names()) == {*CASES, "signum", "test"}
 
 
 def test_rescaling_and_clipping_come_before_the_step():

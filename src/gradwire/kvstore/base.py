@@ -253,6 +253,14 @@ class KVStore(ABC):
         """Wait until every worker is here and everything pushed before has been applied."""
         return
 
+    def _barrier(self) -> None:
+        """MXNet's name of ``barrier``."""
+        self.barrier()
+
+    def _set_updater(self, updater: UpdaterFunction) -> None:
+        """MXNet's name of ``set_updater``."""
+        self.set_updater(updater)
+
     def get_num_dead_node(self, node_id: int = 0, timeout: float = 60.0) -> int:
         """How many workers and servers did not answer for ``timeout`` seconds."""
         return 0

@@ -24,6 +24,7 @@ from gradwire.kvstore.merge import Merger
 from gradwire.kvstore.optimizers import Updater
 from gradwire.kvstore.payloads import received, sizes
 from gradwire.kvstore.replica import Replica, follows, whole
+from gradwire.kvstore.rows import merged_rows
 from gradwire.kvstore.waits import Topic
 
 __all__ = ["AHEAD", "Contribution", "Entry", "expected_nbytes", "raw"]
@@ -241,12 +242,14 @@ class Entry:
         else:
             if self.lent:
                 self.value = lease(self.value.shape, self.value.dtype).copy_(self.value)
-            self._update_by(updater, merged)
+            sparse = bool(ordered) and all(push.rows is not None for push in ordered)
+            rows = merged_rows([push.rows for push in ordered if push.rows is not None]) if sparse else None
+            self._update_by(updater, merged, rows)
         self.lent = False
         self.version += 1
 
-    def _update_by(self, updater: Updater, merged: Tensor) -> None:
-        updater(self.key, merged, self.value)
+    def _update_by(self, updater: Updater, merged: Tensor, rows: Tensor | None) -> None:
+        updater(self.key, merged, self.value, rows)
 
     def lend(self) -> Tensor:
         """The value's memory: it stays as it is until the last view of it is gone, whatever is pushed meanwhile."""

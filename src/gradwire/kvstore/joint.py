@@ -113,7 +113,7 @@ class JointEntry(Entry):
     def count(self) -> int:
         return len(self.joint.members)
 
-    def _update_by(self, updater: Updater, merged: Tensor) -> None:
+    def _update_by(self, updater: Updater, merged: Tensor, rows: Tensor | None) -> None:
         for member, grad, value in zip(
             self.joint.members, self.joint.pieces(merged), self.joint.pieces(self.value), strict=True
         ):

@@ -16,7 +16,7 @@ from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.merge import Merger, add_dense
 from gradwire.kvstore.optimizers import OptimizerConfig, Updater
 from gradwire.kvstore.replica import Replica, follows
-from gradwire.kvstore.rows import as_row_sparse, row_sparse
+from gradwire.kvstore.rows import as_row_sparse, merged_rows, row_sparse
 from gradwire.kvstore.sender import Sender
 from gradwire.kvstore.states import load_states, save_states
 from gradwire.memory.base import check_rounds
@@ -82,6 +82,10 @@ class LocalStore(KVStore):
             entry.replica = entry.replica or Replica(key, entry.value)
         if self._updater is None:
             entry.value.copy_(merged)
+        elif isinstance(self._updater, Updater):
+            sparse = all(grad.is_sparse for grad in grads)
+            rows = merged_rows([grad.indices()[0].to(merged.device) for grad in grads]) if sparse else None
+            self._updater(key, merged, entry.value, rows)
         else:
             self._updater(key, merged, entry.value)
         if entry.replica is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["as_row_sparse", "row_sparse"]
+__all__ = ["as_row_sparse", "merged_rows", "row_sparse"]
 
 
 def row_sparse(rows: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
@@ -32,3 +32,13 @@ def as_row_sparse(value: Tensor) -> Tensor:
     """
     rows = value.reshape(len(value), -1).ne(0).any(1).nonzero()[:, 0] if value.numel() else torch.empty(0).long()
     return row_sparse(rows.to(value.device), value[rows], value.shape)
+
+
+def merged_rows(rows: Sequence[Tensor]) -> Tensor:
+    """Those that any of several tensors has, each once, growing: int64.
+
+    >>> merged_rows([torch.tensor([3, 5]), torch.tensor([0, 3])])
+    tensor([0, 3, 5])
+    """
+    unique: Tensor = torch.unique(torch.cat(list(rows)))
+    return unique

@@ -72,18 +72,21 @@ class Trainer:
         require(self._store is not None or not self._on_store, "update_on_kvstore", "False without a kvstore", True)
         self._updater = Updater(self._config)
         self._started = False
+        self._steps = 0
 
     @property
     def learning_rate(self) -> float:
-        """Of the optimizer.
+        """Of the optimizer; with an ``lr_scheduler`` that of the last step.
 
         Raises:
             ConfigError: it was never told one and uses its default.
         """
-        value = self._config.numbers.get("learning_rate", self._config.numbers.get("lr"))
+        if self._config.scheduler is not None:
+            return self._config.scheduler(max(1, self._steps))
+        value = self._config.learning_rate
         if value is None:
             raise ConfigError(f"optimizer {self._config.name!r} was given no learning_rate")
-        return float(value)
+        return value
 
     @property
     def keeps_weights(self) -> bool:
@@ -91,7 +94,13 @@ class Trainer:
         return self._started and self._on_store
 
     def set_learning_rate(self, lr: float) -> None:
-        """Use another learning rate from the next step on; the optimizer's state stays."""
+        """Use another learning rate from the next step on; the optimizer's state stays.
+
+        Raises:
+            ConfigError: an ``lr_scheduler`` says what the rate is.
+        """
+        if self._config.scheduler is not None:
+            raise ConfigError("set_learning_rate() has no effect beside lr_scheduler: leave one of them out")
         self._use(self._config.replace(learning_rate=lr))
 
     def start(self) -> None:
@@ -119,6 +128,7 @@ class Trainer:
         require(is_int(batch_size, 1), "batch_size", "an integer >= 1", batch_size)
         self.start()
         self._rescale_by(batch_size)
+        self._steps += 1
         if not self._on_store:
             self._allreduce(ignore_stale_grad)
             self._update(ignore_stale_grad)
@@ -148,6 +158,7 @@ class Trainer:
         require(is_int(batch_size, 1), "batch_size", "an integer >= 1", batch_size)
         self.start()
         self._rescale_by(batch_size)
+        self._steps += 1
         self._update(ignore_stale_grad)
 
     def save_states(self, fname: str) -> None:
