@@ -9,6 +9,7 @@ step of a bucket nothing of gradient size is allocated.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import logging
@@ -108,6 +109,13 @@ class Exchange:
             strategy.check(each)
             each.check_world(self.channel.world)
             strategy.check_memory(self.memory_for(each))
+        self.compressor = self._as_kept(compressor)
+        overrides = {pattern: self._as_kept(each) for pattern, each in self.policy.overrides.items()}
+        self.policy = dataclasses.replace(self.policy, overrides=overrides)
+
+    def _as_kept(self, compressor: Compressor) -> Compressor:
+        """The form of a compressor whose residual is as narrow as its memory keeps it."""
+        return compressor if self.memory_for(compressor).kept_dtype == torch.float32 else compressor.in_16_bits()
 
     def memory_for(self, compressor: Compressor) -> Memory:
         """The memory of a compressor.

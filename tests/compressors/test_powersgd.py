@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.errors import ConfigError
+from gradwire.memory.residual import Residual
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.ranks import mean_rounds
 from gradwire.testing.strategies import matrices
@@ -179,6 +180,40 @@ def test_local_error_keeps_what_the_own_factor_leaves():
         residual = x.clone()
         code.add_own(payload, residual, -1.0)
         torch.testing.assert_close(residual, x - p.mT @ p @ x, rtol=1e-4, atol=1e-5)
+
+
+def after_many_steps(code: PowerSGD, ranks: int, steps: int) -> float:
+    """The relative error of what came out, where each rank's gradient stays and its residual has 16 bits."""
+    memory, shape, never = Residual(dtype="bfloat16"), (24, 16), torch.zeros(1, dtype=torch.bool)
+    grads = [matrix(*shape, seed=rank) for rank in range(ranks)]
+    kept = [{"residual": torch.zeros(shape, dtype=torch.bfloat16)} for _ in grads]
+    states = [code.init_state(shape, Key()) for _ in grads]
+    payloads = [code.layout(shape).views(torch.zeros(code.layout(shape).nbytes, dtype=torch.uint8)) for _ in grads]
+    total = torch.zeros(shape, dtype=torch.float64)
+    for step in range(steps):
+        xs = [grad.clone() for grad in grads]
+        for x, mine in zip(xs, kept, strict=True):
+            memory.compensate(x, mine)
+        rounds = [code.rounds([x], [payload], [state], [Key(step=step)])
+                  for x, payload, state in zip(xs, payloads, states, strict=True)]  # fmt: skip
+        for fields in zip(*rounds, strict=True):
+            mean = torch.stack([payload[fields[0]] for payload in payloads]).mean(0)
+            for payload in payloads:
+                payload[fields[0]].copy_(mean)
+        for x, payload, mine in zip(xs, payloads, kept, strict=True):
+            code.add_own(payload, x, -1.0)
+            memory.update(x, mine, never)
+        out = torch.zeros(shape)
+        code.add_decoded(payloads[0], out)
+        total += out
+    mean = torch.stack(grads).mean(0)
+    return float((total / steps - mean).norm() / mean.norm())
+
+
+def test_in_16_bits_the_residual_does_not_drown_what_ranks_have_in_common():
+    code = PowerSGD(rank=2)
+    assert after_many_steps(code.in_16_bits(), 5, 1500) < 0.01
+    assert after_many_steps(code, 5, 1500) > 0.1
 
 
 def test_local_and_global_error_send_the_same():

@@ -8,6 +8,7 @@ import torch
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.efsignsgd import EFSignSGD
+from gradwire.compressors.gradiveq import GradiVeQ
 from gradwire.compressors.none import Identity
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
@@ -221,6 +222,18 @@ def test_the_width_of_a_residual_is_checked_and_told_to_the_ranks() -> None:
         Settings(residual_dtype=name).check()
         assert '"dtype": "bfloat16"' in Exchange(TopK(), residual_dtype=name).describe([])
     assert Residual(dtype="bf16") == Residual(dtype="bfloat16")
+
+
+def test_a_residual_of_16_bits_does_not_collect_how_ranks_differ() -> None:
+    told = {"residual_dtype": "bfloat16", "policy": Policy(overrides={"a.*": PowerSGD(rank=4)})}
+    exchange = Exchange(PowerSGD(rank=2), **told)
+    assert exchange.compressor == PowerSGD(rank=2, error="local")
+    assert exchange.policy.overrides == {"a.*": PowerSGD(rank=4, error="local")}
+    assert Exchange(PowerSGD(rank=2)).compressor == PowerSGD(rank=2)
+    with pytest.raises(ConfigError, match="the residual of 'gradiveq' must be float32, got bfloat16"):
+        Exchange(GradiVeQ(), residual_dtype="bfloat16")
+    with pytest.raises(ConfigError, match="the residual of 'gradiveq' must be float32, got bfloat16"):
+        Exchange(TopK(), memory=Residual(dtype="bfloat16"), policy=Policy(overrides={"a": GradiVeQ()}))
 
 
 def test_old_gradients_are_applied_with_the_rate_they_were_meant_for() -> None:

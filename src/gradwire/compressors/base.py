@@ -248,6 +248,14 @@ class Compressor(Configuration, ABC):
         for rank in range(payloads[0].shape[0]):
             self.add_decoded(tuple(field[rank] for field in payloads), out, scale)
 
+    def in_16_bits(self) -> Compressor:
+        """The form of this method whose residual may be kept in 16 bits; the same payloads cross the network.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return self
+
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Refuse bytes from outside that ``add_decoded`` could not survive.
 
@@ -341,6 +349,18 @@ class MultiRound(Compressor):
         By default that is the mean itself, and a residual also keeps how this rank differs from the others.
         """
         self.add_decoded(payload, out, scale)
+
+    def in_16_bits(self) -> Compressor:
+        """Refuse where ``add_own`` is the mean: what is kept grows by how a rank differs from the others.
+
+        The mean over the ranks is a small difference of these, and a sum that is rounded to 8 bits loses it.
+        """
+        if type(self).add_own is MultiRound.add_own:
+            raise ConfigError(
+                f"the residual of {self.name!r} must be float32, got bfloat16: it also collects how the ranks' "
+                "gradients differ, without bound; leave residual_dtype out, or use powersgd"
+            )
+        return self
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         """A group of one: every average is the value itself."""

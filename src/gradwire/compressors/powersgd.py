@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -52,7 +52,8 @@ class PowerSGD(MultiRound):
         min_compression: at least 1; tensors that would not shrink by more than this travel dense.
         iterations: of the power iteration in one step, at least 1. More: a better projection for as many times the
             bytes and passes; the warm start gives nearly as much for nothing.
-        error: "global" or "local": what is kept, see above. "local" takes room for one more Q, and no traffic.
+        error: "global" or "local": what is kept, see above. "local" takes room for one more Q, and no traffic. With a
+            residual of 16 bits it is always "local": a large global one would lose what the ranks have in common.
 
     Raises:
         ConfigError: a parameter is outside its range.
@@ -142,6 +143,9 @@ class PowerSGD(MultiRound):
 
     def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self._add(payload[0], payload[-1], out, scale)
+
+    def in_16_bits(self) -> PowerSGD:
+        return replace(self, error="local")
 
     def _add(self, p: Tensor, q: Tensor, out: Tensor, scale: float) -> None:
         m, length, r = matrix_of(out.shape, self.rank)

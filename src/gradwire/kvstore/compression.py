@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, nearest, require
@@ -92,6 +94,8 @@ def parse(params: Any) -> Compression:
     force = params.get("force", False)
     require(isinstance(force, bool), "compression_params['force']", "True or False", force)
     check_memory(push, built, force=force)
+    if built.kept_dtype != torch.float32:
+        push = push.in_16_bits()
     return Compression(push, built, pull)
 
 
