@@ -233,10 +233,11 @@ def refused(mesh: DeviceMesh) -> dict[str, str]:
     outer = fully_shard(model_of(), mesh=mesh)
     with torch.device("meta"):
         empty = model_of()
-    fully_shard(empty, mesh=mesh)
+    replicas = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("replicate", "shard"))
+    fully_shard(empty, mesh=replicas["shard"])
     return answers({
         "columns": lambda: compress_fsdp(columns, "qsgd"), "inner": lambda: compress_fsdp(outer[0], "qsgd"),
-        "meta": lambda: compress_fsdp(empty, "qsgd", replicate=mesh),
+        "meta": lambda: compress_fsdp(empty, "qsgd", replicate=replicas["replicate"]),
     })  # fmt: skip
 
 

@@ -61,6 +61,9 @@ def own(
     Args:
         carrier: what makes it run, such as the DDP model or the optimizer; None: the exchange itself is enough.
     """
+    if caller.under == "fsdp":
+        # Sharded parameters are known as such, and to_empty cannot swap one that has a weak reference.
+        return
     refs = {id(param): weakref.ref(param) for param in params.values()}
     _owners[exchange] = Owner(caller, ranks, refs, None if carrier is None else weakref.ref(carrier))
 

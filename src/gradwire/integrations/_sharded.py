@@ -74,12 +74,6 @@ class ShardedState(ExchangeState):
         state = super().state_dict()
         return of_shard(state, self.shard, self.shards) if self.shards else state
 
-    def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """As for every state; what was cut anew is not in the unit of other ranks any more."""
-        super().load_state_dict(state, on_resize)
-        if (state["world"], state.get("shards", 0)) != (self.exchange.channel.world, self.shards):
-            self.units.divisors.clear()
-
     def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
         """Of a state of other shards, what concerns this rank's."""
         if self.shards:
