@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["ConfigError", "GradwireError", "GroupError", "WireError", "as_python", "is_float32", "is_int", "is_number",
-           "nearest", "require"]  # fmt: skip
+__all__ = ["ConfigError", "GradwireError", "GroupError", "Told", "WireError", "as_python", "is_float32", "is_int",
+           "is_number", "nearest", "require"]  # fmt: skip
 
 
 class GradwireError(Exception):
@@ -46,6 +46,20 @@ def require(ok: bool, name: str, allowed: str, given: object) -> None:
         raise ConfigError(f"{name} must be {allowed}, got {given!r}{_instead(given)}")
 
 
+class Told(str):
+    """What ``require`` was given, in words: printed as it stands, where a string would be quoted.
+
+    >>> require(False, "states", "at least one", Told("none"))
+    Traceback (most recent call last):
+    gradwire.errors.ConfigError: states must be at least one, got none
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def _instead(given: object) -> str:
     """What to write in place of a class of gradwire's, or of one made from it."""
     ours = isinstance(given, type) and any(base.__module__.split(".")[0] == "gradwire" for base in given.__mro__)
@@ -57,7 +71,11 @@ def nearest(name: object, known: Iterable[str]) -> str:
     names = sorted(known)
     if not names:
         return "there is none"
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    # Among names that are nearly as close, one that begins like it is meant: 'ratio' by 'rate', and not 'strategy'.
+    score = {each: difflib.SequenceMatcher(None, each, str(name)).ratio() for each in close}
+    close = [each for each in close if score[each] > max(score.values()) - 0.05]
+    close.sort(key=lambda each: each[:1] != str(name)[:1])
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}Known: {', '.join(names)}"
 

@@ -27,7 +27,7 @@ from gradwire.comm._dense import DenseSession
 from gradwire.comm._part import Unit
 from gradwire.comm.base import Site, Strategy
 from gradwire.compressors.base import Compressor
-from gradwire.errors import as_python, is_float32, is_int, require
+from gradwire.errors import Told, as_python, is_float32, is_int, require
 from gradwire.keeper import Keeper
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
@@ -75,6 +75,7 @@ class Exchange:
     ) -> None:  # fmt: skip
         require(is_int(seed, 0), "seed", "an integer >= 0", seed)
         seed = int(seed)
+        require(isinstance(policy, Policy | None), "policy", "a Policy or None", policy)
         self.policy, self.seed, self.force = policy or Policy(), seed, force
         self.device = torch.device(device)
         self.counters = Metrics()
@@ -99,6 +100,8 @@ class Exchange:
         Raises:
             ConfigError: a combination that cannot work, with the remedy.
         """
+        made = "a compressor, which gradwire.compressor makes from a name"
+        require(isinstance(compressor, Compressor), "compressor", made, compressor)
         require(isinstance(memory, Memory | str | None), "memory", "a memory or its name", memory)
         require(isinstance(strategy, Strategy | str | None), "strategy", "a strategy or its name", strategy)
         self.compressor = compressor
@@ -289,6 +292,7 @@ class Exchange:
         kept: list[Mapping[str, Any]] = []
 
         def describe() -> str:
+            saved.check_form(state)
             whole = state if fit is None else fit(state)
             saved.check(whole, self.channel.world, on_resize)
             here = (self.channel.rank, self.channel.world)
@@ -357,11 +361,11 @@ class Exchange:
         return {**counted, "residual_norm": self.keeper.norm()}
 
     def _check(self, flat: Tensor, params: Sequence[Named]) -> None:
-        require(self.step > 0, "run", "called after begin_step", "no step")
+        require(self.step > 0, "run", "called after begin_step", Told("a call before it"))
         numel = sum(torch.Size(shape).numel() for _, shape in params)
         fits = flat.dtype == torch.float32 and flat.is_contiguous() and flat.shape == (numel,)
         form = f"contiguous float32 of shape ({numel},), as params say"
-        require(fits, "flat", form, f"{flat.dtype} of shape {tuple(flat.shape)}")
+        require(fits, "flat", form, Told(f"{flat.dtype} of shape {tuple(flat.shape)}"))
 
     def plan(self, params: Sequence[Named]) -> Plan:
         """What is made once for a bucket of these parameters, for the compressor of this step; all ranks call alike."""

@@ -20,10 +20,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gradwire.errors import ConfigError, nearest, require
+from gradwire.errors import ConfigError, Told, nearest, require
 
-__all__ = ["VERSION", "OnResize", "check", "check_names", "checked_rank", "counted", "folded", "merge_states",
-           "of_rank", "resized", "state_of"]  # fmt: skip
+__all__ = ["VERSION", "OnResize", "check", "check_form", "check_names", "checked_rank", "counted", "folded",
+           "merge_states", "of_rank", "resized", "state_of"]  # fmt: skip
 
 VERSION = 1
 
@@ -55,15 +55,17 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         ['0', '1']
     """
     merged: dict[str, Any] = {}
+    require(isinstance(states, Iterable), "states", "a list of what state_dict() gave on each rank", states)
     for state in states:
+        check_form(state)
         merged = merged or dict(state)
         for key in ("version", "world", "step", "shards"):
             expected = merged.get(key)
-            require(state.get(key) == expected, f"{key} of the states", f"the same, {expected}", state.get(key))
+            require(state.get(key) == expected, f"{key} of the states", f"{expected} in all of them", state.get(key))
         for key, depth in (("ranks", 1), ("parts", 3)):
             if key in state:
                 merged[key] = united(merged[key], state[key], depth)
-    require(bool(merged), "states", "at least one", "none")
+    require(bool(merged), "states", "at least one", Told("none"))
     return merged
 
 
@@ -71,6 +73,18 @@ def united(one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> dict
     """The entries of both; those that both have are united in turn, down to ``depth``."""
     both = one.keys() & other.keys() if depth > 1 else ()
     return {**one, **other, **{key: united(one[key], other[key], depth - 1) for key in both}}
+
+
+def check_form(state: object) -> None:
+    """Refuse what no ``state_dict`` gave.
+
+    Raises:
+        ConfigError: saying what it has.
+    """
+    allowed = "what state_dict() gave, with version, world, step and ranks"
+    require(isinstance(state, Mapping), "state", allowed, state)
+    found = set(map(str, state)) if isinstance(state, Mapping) else set()
+    require({"version", "world", "step", "ranks"} <= found, "state", allowed, sorted(found))
 
 
 def check(state: Mapping[str, Any], world: int, on_resize: str) -> None:
@@ -81,8 +95,7 @@ def check(state: Mapping[str, Any], world: int, on_resize: str) -> None:
     """
     choices = ("error", "reshard", "reset")
     require(on_resize in choices, "on_resize", "'error', 'reshard' or 'reset'", on_resize)
-    whole = {"version", "world", "step", "ranks"} <= set(state)
-    require(whole, "state", "what state_dict() gave, with version, world, step and ranks", sorted(map(str, state)))
+    check_form(state)
     require(state["version"] == VERSION, "version of the state", str(VERSION), state["version"])
     if state["world"] != world and on_resize == "error":
         raise ConfigError(

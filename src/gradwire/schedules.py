@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from gradwire.errors import is_float32, is_int, require
+from gradwire.errors import is_float32, is_int, is_number, require
 from gradwire.policy import Schedule
 
 __all__ = ["dgc_warmup", "exponential", "linear", "stages"]
@@ -25,9 +25,9 @@ def dgc_warmup(final: float = 0.001, steps_per_epoch: int = 1, epochs: int = 4) 
     Source:
         Y. Lin et al., "Deep Gradient Compression", ICLR 2018.
     """
-    require(is_float32(final) and 0 < final <= 1, "final", "in (0, 1]", final)
-    require(is_int(steps_per_epoch, 1), "steps_per_epoch", "an integer >= 1", steps_per_epoch)
-    require(is_int(epochs, 0), "epochs", "an integer >= 0", epochs)
+    require(is_float32(final) and 0 < final <= 1, "dgc_warmup.final", "in (0, 1]", final)
+    require(is_int(steps_per_epoch, 1), "dgc_warmup.steps_per_epoch", "an integer >= 1", steps_per_epoch)
+    require(is_int(epochs, 0), "dgc_warmup.epochs", "an integer >= 0", epochs)
     return lambda step: final ** (min(step // steps_per_epoch + 1, epochs + 1) / (epochs + 1))
 
 
@@ -37,7 +37,9 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     >>> [linear(1.0, 0.0, 4)(step) for step in (0, 1, 4, 9)]
     [1.0, 0.75, 0.0, 0.0]
     """
-    require(is_int(steps, 1), "steps", "an integer >= 1", steps)
+    require(is_number(start), "linear.start", "a finite number", start)
+    require(is_number(end), "linear.end", "a finite number", end)
+    require(is_int(steps, 1), "linear.steps", "an integer >= 1", steps)
     return lambda step: start + (end - start) * min(step / steps, 1.0)
 
 
@@ -52,10 +54,10 @@ def exponential(start: float, end: float, steps: int, stages: int = 5) -> Schedu
     Source:
         Y. Lin et al., "Deep Gradient Compression", ICLR 2018, for the warm-up of a sparsity.
     """
-    require(is_float32(start) and start > 0, "start", "a finite number > 0", start)
-    require(is_float32(end) and end > 0, "end", "a finite number > 0", end)
-    require(is_int(steps, 1), "steps", "an integer >= 1", steps)
-    require(is_int(stages, 1), "stages", "an integer >= 1", stages)
+    require(is_float32(start) and start > 0, "exponential.start", "a finite number > 0", start)
+    require(is_float32(end) and end > 0, "exponential.end", "a finite number > 0", end)
+    require(is_int(steps, 1), "exponential.steps", "an integer >= 1", steps)
+    require(is_int(stages, 1), "exponential.stages", "an integer >= 1", stages)
     return lambda step: start * math.exp(math.log(end / start) * min(step * stages // steps, stages) / stages)
 
 
@@ -65,7 +67,7 @@ def stages(values: Mapping[int, float]) -> Schedule:
     >>> [stages({0: 0.1, 10: 0.01})(step) for step in (0, 9, 10)]
     [0.1, 0.1, 0.01]
     """
-    complete = 0 in values and all(is_int(step, 0) for step in values)
-    require(complete, "values", "a mapping from steps >= 0 to values, with one for step 0", values)
+    complete = isinstance(values, Mapping) and 0 in values and all(is_int(step, 0) for step in values)
+    require(complete, "stages.values", "a mapping from steps >= 0 to values, with one for step 0", values)
     ordered = sorted(values.items(), reverse=True)
     return lambda step: next(value for begin, value in ordered if step >= begin)

@@ -169,11 +169,13 @@ def refusals(rank: int) -> list[str]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
     state = compress_optimizer(optimizer, model, "topk", scaler=scaler)
+    other = model_of()
+    unscaled = compress_optimizer(torch.optim.SGD(other.parameters(), lr=0.1), other, "topk")
     x, y = batch(0, rank)
     scaler.scale(nn.functional.cross_entropy(model(x), y)).backward()
     for call in (
         lambda: scaler.step(optimizer),
-        lambda: compress_optimizer(optimizer, model, "topk").load_state_dict(saved(state, scaler)),
+        lambda: unscaled.load_state_dict(saved(state, scaler)),
         lambda: compress_optimizer(optimizer, model, "topk", scaler=1024.0),
         lambda: compress_ddp(DistributedDataParallel(model_of()), "topk", lr_correction=0.1),
     ):

@@ -69,7 +69,7 @@ def test_autocast_and_clipping(dtype: str, told: Any) -> None:
 
 def test_what_would_part_the_ranks_or_mix_units_is_refused(told: Any) -> None:
     patterns = [
-        r"exchange_gradients must be called before scaler.unscale_ and scaler.step, got 'no call'",
+        r"exchange_gradients must be called before scaler.unscale_ and scaler.step, got no call",
         r"scaler must be given, as when the state was saved at scale 65536.0, got None",
         r"scaler must be a torch.amp.GradScaler or None, got 1024.0",
         r"lr_correction must be a torch.optim.Optimizer or None, got 0.1",

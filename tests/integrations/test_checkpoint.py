@@ -117,7 +117,7 @@ def test_estimates_stay_the_estimates_of_one_mean() -> None:
 
 def test_states_of_different_steps_are_not_one() -> None:
     one = {"version": 1, "world": 2, "step": 3, "ranks": {"0": {}}}
-    with pytest.raises(ConfigError, match="step of the states must be the same, 3, got 4"):
+    with pytest.raises(ConfigError, match="step of the states must be 3 in all of them, got 4"):
         merge_states([one, {**one, "step": 4}])
     with pytest.raises(ConfigError, match="states must be at least one"):
         merge_states([])

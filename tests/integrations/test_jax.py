@@ -63,7 +63,7 @@ REFUSED = {
     "name": r"ConfigError: gradient of w must be Spec.* got None",
     "dtype": r"ConfigError: dtype of w must be float32, float16 or bfloat16, got 'int32'",
     "typo": r"ConfigError: 'topk' has no parameter 'ration': did you mean 'ratio'",
-    "empty": r"ConfigError: parameters must be at least one, got 'none'",
+    "empty": r"ConfigError: parameters must be at least one, got none",
     "bucket": r"ConfigError: bucket_mb must be a number > 0, got 0",
 }
 

@@ -107,8 +107,8 @@ def _misused(rank: int) -> list[str]:
 def test_what_would_let_ranks_part_is_refused() -> None:
     closure, unfrozen, frozen = run_ranks(2, _misused)[0]
     assert closure.startswith("closure must be None")
-    assert unfrozen.startswith("optimizer must be over the parameters that were trainable at set-up, got '2 more'")
-    assert frozen.endswith("got '2 frozen since: make a new state without them'")
+    assert unfrozen.startswith("optimizer must be over the parameters that were trainable at set-up, got 2 more")
+    assert frozen.endswith("got 2 frozen since: make a new state without them")
 
 
 def _wrong_on_one_rank(rank: int, kind: str) -> str:

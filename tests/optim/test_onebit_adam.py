@@ -157,7 +157,7 @@ def test_groups_and_frozen_parameters() -> None:
         ({"betas": (0.9, 1.0)}, "OneBitAdam.betas must be two numbers in [0, 1), got (0.9, 1.0)"),
         ({"eps": 0.0}, "OneBitAdam.eps must be in (0, 1), got 0.0"),
         ({"weight_decay": -1.0}, "OneBitAdam.weight_decay must be a finite number >= 0, got -1.0"),
-        ({"start_after": 5}, "start_after must be left to freeze_step, got 5"),
+        ({"start_after": 5}, "start_after must be left out, because freeze_step says how many steps are dense, got 5"),
         ({"compressor": "powersgd", "ratio": None}, "'powersgd' has no parameter 'ratio'"),
         ({"exclude": ["head.*"]}, "pattern 'head.*' matches no parameter"),
     ],

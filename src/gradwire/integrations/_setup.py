@@ -17,7 +17,7 @@ from gradwire.comm._agree import agree
 from gradwire.comm._channel import Channel
 from gradwire.comm._notes import named, roll_call, timeout_of
 from gradwire.comm._pool import Lease, lease
-from gradwire.errors import ConfigError, GroupError, require
+from gradwire.errors import ConfigError, GroupError, Told, require
 from gradwire.exchange import Exchange, Named
 from gradwire.integrations._ownership import Caller, Ranks, own, refuse_owned
 from gradwire.metrics import Metrics
@@ -55,7 +55,8 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
                 f"sparse of {name or 'the module'} must be False: sparse gradients cannot be exchanged, got sparse=True"
             )
     params = {name: param for name, param in module.named_parameters() if param.requires_grad}
-    require(bool(params), "model", "a module with trainable parameters", type(module).__name__)
+    require(bool(params), "model", "a module with trainable parameters",
+            Told(f"{type(module).__name__} without any"))  # fmt: skip
     check_dtypes(params)
     return params
 
@@ -103,7 +104,7 @@ def prepare(
     def select() -> dict[str, nn.Parameter]:
         check()
         params = {name: param for name, param in trainable(model).items() if only is None or id(param) in only}
-        require(bool(params), "optimizer", "over parameters that are trainable", "none that is")
+        require(bool(params), "optimizer", "over parameters that are trainable", Told("one over none"))
         return params
 
     return prepare_named(select, place, compressor, options, group, caller, carrier, **told)

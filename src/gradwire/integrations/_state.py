@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from gradwire.comm._agree import agree
 from gradwire.comm.base import Strategy
-from gradwire.errors import ConfigError, require
+from gradwire.errors import ConfigError, Told, require
 from gradwire.exchange import Exchange
 from gradwire.memory.base import Memory
 from gradwire.saved import OnResize
@@ -46,7 +46,7 @@ class Units:
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.optimizer, self.names = lr_correction, names
         ours = lr_correction is None or any(id(param) in names for param in parameters_of(lr_correction))
-        require(ours, "lr_correction", "the optimizer of this model's parameters", "one of others")
+        require(ours, "lr_correction", "the optimizer of this model's parameters", Told("one of other parameters"))
         self.scale: float | None = None
         self.rates: dict[str, float] = {}
         self.divisors: dict[str, float] = {}

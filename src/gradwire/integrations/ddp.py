@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradwire.comm._part import nonfinite
-from gradwire.errors import ConfigError, require
+from gradwire.errors import ConfigError, Told, require
 from gradwire.exchange import Named
 from gradwire.integrations._copies import CopiedState, forget_copied, note_copies
 from gradwire.integrations._ownership import Caller, averaged_by_ddp, is_sharded, release
@@ -196,7 +196,7 @@ def gradwire_hook(
     """The plain form: ``model.register_comm_hook(GradwireState(model, "twobit"), gradwire_hook)``."""
     if isinstance(bucket, tuple):
         # The Python reducer's call for one parameter, whose own hook sees to it.
-        require(state.traced, "model", "the DDP model itself under optimize_ddp='python_reducer'", "its module")
+        require(state.traced, "model", "the DDP model itself under optimize_ddp='python_reducer'", Told("its module"))
         return None  # type: ignore[return-value]
     return state.start(bucket)
 
@@ -218,7 +218,7 @@ def check_ddp(model: DistributedDataParallel, group: dist.ProcessGroup | None) -
     ranks = dist.get_process_group_ranks(model.process_group)
     given = ranks if group is None else dist.get_process_group_ranks(group)
     require(set(given) == set(ranks), "process_group", f"of the DDP model's own ranks {ranks}, or left out",
-            f"one of ranks {given}")  # fmt: skip
+            Told(f"one of ranks {given}"))  # fmt: skip
 
 
 def not_wrapped(model: object) -> ConfigError:

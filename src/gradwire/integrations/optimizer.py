@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.errors import ConfigError, is_float32, require
+from gradwire.errors import ConfigError, Told, is_float32, require
 from gradwire.integrations._buckets import Bucket, BucketState, split
 from gradwire.integrations._ownership import Caller, owners_of
 from gradwire.integrations._setup import frozen_in, kind_of, prepare, share_start, uncompiled
@@ -92,7 +92,7 @@ class OptimizerState(BucketState):
         if self._closed:
             taken_over = any(owners_of(param) for param in self._known.values())
             require(taken_over, "state of the optimizer", "open when it steps, or ranks would train apart: call "
-                    "compress_optimizer again, or go on with a new optimizer", "one that was closed")  # fmt: skip
+                    "compress_optimizer again, or go on with a new optimizer", Told("one that was closed"))  # fmt: skip
             return
         # Not told to the others: whoever's scaler skips this step would not be there to hear of it.
         scaler, known = scaler_at_work(), self.units.scaler
@@ -106,7 +106,7 @@ class OptimizerState(BucketState):
         if not self._done:
             # A rank whose scaler skips the step would never come here, and the others wait for it.
             require(self.units.scaler is None, "exchange_gradients", "called before scaler.unscale_ and scaler.step",
-                    "no call")  # fmt: skip
+                    Told("no call"))  # fmt: skip
             self.exchange_gradients()
         self._done = False
 
@@ -116,10 +116,10 @@ class OptimizerState(BucketState):
                 getattr(closure, "__qualname__", closure))  # fmt: skip
         allowed = "over the parameters that were trainable at set-up"
         new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._known]
-        require(not new, "optimizer", allowed, f"{len(new)} more")
+        require(not new, "optimizer", allowed, Told(f"{len(new)} more"))
         # What waits in the residual of a frozen parameter would still train it.
         frozen = [param for param in self._known.values() if not param.requires_grad]
-        require(not frozen, "optimizer", allowed, f"{len(frozen)} frozen since: make a new state without them")
+        require(not frozen, "optimizer", allowed, Told(f"{len(frozen)} frozen since: make a new state without them"))
 
     def _refuse(self, error: ConfigError) -> None:
         """Raise what is wrong on this rank, on the others too where they wait for it in an exchange."""
@@ -189,7 +189,7 @@ def check_arguments(optimizer: Any, model: Any, bucket_mb: object, scaler: Any) 
     Units.check(scaler, None)
     ours = {id(param) for param in model.parameters()}
     others = sum(id(param) not in ours for param in parameters_of(optimizer))
-    require(others == 0, "optimizer", "over the model's own parameters", f"{others} others")
+    require(others == 0, "optimizer", "over the model's own parameters", Told(f"one that has {others} others"))
 
 
 def scatter(bucket: Bucket) -> None:

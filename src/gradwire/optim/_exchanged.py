@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.errors import is_number, require
+from gradwire.errors import Told, is_number, require
 from gradwire.exchange import Named
 from gradwire.integrations._ownership import Caller
 from gradwire.integrations._setup import check_dtypes, prepare_alone, prepare_named, share_start
@@ -100,7 +100,9 @@ class Exchanged(Optimizer):
         Raises:
             ConfigError
         """
-        require(not hasattr(self, "exchange"), "param_groups", "complete when the optimizer is made", "another group")
+        require(
+            not hasattr(self, "exchange"), "param_groups", "complete when the optimizer is made", Told("another group")
+        )
         super().add_param_group(param_group)
 
     def loss_scale(self) -> Tensor | None:
@@ -120,7 +122,7 @@ def named(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
         for name, param in zip(names_of(i, group), group["params"], strict=True)
         if param.requires_grad
     ]
-    require(bool(pairs), "params", "at least one trainable parameter", "none")
+    require(bool(pairs), "params", "at least one trainable parameter", Told("none"))
     found = dict(pairs)
     require(len(found) == len(pairs), "params", "parameters of different names", [name for name, _ in pairs])
     return found

@@ -78,7 +78,12 @@ class OneBitAdam(AdamLike):
             check_adam("OneBitAdam", lr, betas, eps, weight_decay)
             require(isinstance(decoupled, bool), "OneBitAdam.decoupled", "True or False", decoupled)
             require(is_int(freeze_step, 1), "OneBitAdam.freeze_step", "an integer >= 1", freeze_step)
-            require("start_after" not in options, "start_after", "left to freeze_step", options.get("start_after"))
+            require(
+                "start_after" not in options,
+                "start_after",
+                "left out, because freeze_step says how many steps are dense",
+                options.get("start_after"),
+            )
 
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         settings = {"strategy": "two_phase", **options}

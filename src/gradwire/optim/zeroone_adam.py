@@ -87,7 +87,12 @@ class ZeroOneAdam(AdamLike):
             check_adam("ZeroOneAdam", lr, betas, eps, weight_decay)
             for name, value in schedule.items():
                 require(is_int(value, 1), f"ZeroOneAdam.{name}", "an integer >= 1", value)
-            require("start_after" not in options, "start_after", "left out: v starts exact", options.get("start_after"))
+            require(
+                "start_after" not in options,
+                "start_after",
+                "left out, because the variance is exact from the first step on",
+                options.get("start_after"),
+            )
 
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         settings, told = {"strategy": "two_phase", **options}, {**schedule, "defaults": defaults}
