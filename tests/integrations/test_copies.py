@@ -7,6 +7,7 @@ import io
 import logging
 import pickle
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -81,6 +82,24 @@ def test_a_copy_trains_uncompressed_and_says_so_once(way: str) -> None:
     assert one.pop("steps") == (3, 6, 6)
     assert one.pop("digest")
     assert one == dict.fromkeys(one, True)
+
+
+def _followed(rank: int, way: str) -> tuple[int, list[Any], float]:
+    """A scale that is read before each forward pass, as on a GPU, and an optimizer whose rates are followed."""
+    model = DistributedDataParallel(model_of())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    state = compress_ddp(model, "topk", scaler=scaler, lr_correction=optimizer)
+    state.units.read_ahead(model, torch.device("cuda"))
+    made = WAYS[way](model)
+    hooks = [hook.__self__ for hook in made._forward_pre_hooks.values() if isinstance(hook, MethodType)]
+    made(batch(0, rank)[0])
+    return len(hooks), [(units.scaler, units.optimizer) for units in hooks], state.units.now()[0] or 0.0
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "saved"])
+def test_a_copy_has_no_copy_of_the_optimizer_and_the_scaler(way: str) -> None:
+    assert run_ranks(1, _followed, way) == [(1, [(None, None)], 8.0)]
 
 
 def _copied_state(rank: int) -> str:
