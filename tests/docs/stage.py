@@ -54,7 +54,7 @@ def names(page: str) -> dict[str, Any]:
     """What a page need not say again."""
     world = dist.get_world_size()
     return {
-        "__name__": "__main__", "torch": torch, "dist": dist, "gradwire": gradwire, "network": Network(),
+        "__name__": "__main__", "torch": torch, "dist": dist, "gradwire": gradwire,
         "DistributedDataParallel": DistributedDataParallel, "device": "cpu", "nodes": world, "gpus": 1,
         "state": taken(wrapped()),
     } | fresh(page)  # fmt: skip
@@ -74,7 +74,8 @@ def taken(model: nn.Module) -> gradwire.GradwireState:
 def fresh(page: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model = MODELS.get(page, wrapped)()
-    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    # A module that one block gave a state takes no other.
+    return {"model": model, "network": Network(), "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
 
 
 def trains(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
