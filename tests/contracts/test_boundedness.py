@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import re
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.atomo import Atomo
@@ -20,11 +24,19 @@ from gradwire.compressors.terngrad import TernGrad
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.exchange import Exchange
-from gradwire.memory.base import default_memory
+from gradwire.memory.base import Memory
+from gradwire.memory.ef21 import EF21
+from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
 from gradwire.types import Key
+from tests.contracts.thread_ranks import COMPRESSORS as THREADED
+from tests.contracts.thread_ranks import MATRIX, PLACES, WORLDS, N, exchange_in_threads, goes
 
-N, STEPS, BOUND = 4096, 100, 40.0
+STEPS, BOUND = 100, 40.0
+SHAPE = (64, 64)
+RUN = 48
+"""Steps of several ranks; divisible by 4."""
+RATIOS = (0.1, 0.05, 0.02)
 COMPRESSORS: list[Compressor] = [registry.build("compressors", name) for name in registry.names("compressors")]
 BOUNDED = [each for each in COMPRESSORS if each.feedback != "unsafe"]
 UNSAFE = [each for each in COMPRESSORS if each.feedback == "unsafe"]
@@ -32,7 +44,7 @@ UNSAFE = [each for each in COMPRESSORS if each.feedback == "unsafe"]
 
 def residual_rms(compressor: Compressor, steps: int = STEPS, size: float = 1.0) -> float:
     """Of one worker's residual after ``steps`` gradients of independent normal elements."""
-    generator, shape = torch.Generator().manual_seed(11), (64, N // 64)
+    generator, shape = torch.Generator().manual_seed(11), SHAPE
     residual, status = torch.zeros(shape), torch.zeros(1, dtype=torch.int32)
     layout, state = compressor.layout(shape), compressor.init_state(shape, Key())
     payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
@@ -48,12 +60,94 @@ def unit(compressor: Compressor) -> float:
     return float(next((given[name] for name in ("threshold", "v") if isinstance(given.get(name), float)), 1.0))
 
 
-@pytest.mark.parametrize("compressor", BOUNDED, ids=lambda each: each.name)
-def test_the_residual_stays_bounded(compressor: Compressor) -> None:
-    if default_memory(compressor) not in ("none", "residual"):
-        pytest.skip(f"is defined with memory {compressor.memory!r}, which has its own tests")
-    size = unit(compressor)
-    assert residual_rms(compressor, size=size) < BOUND * size
+def quickened(compressor: Compressor) -> Compressor:
+    """The same with the largest share of the elements that pays, where it has a ratio, so that 48 steps are many."""
+    names = {each.name for each in dataclasses.fields(compressor)}  # type: ignore[arg-type]
+    if "inner" in names:
+        compressor = dataclasses.replace(compressor, inner=quickened(compressor.inner))  # type: ignore[attr-defined, type-var]
+    ratios = RATIOS if "ratio" in names else ()
+    quick = [dataclasses.replace(compressor, ratio=ratio) for ratio in ratios]  # type: ignore[type-var]
+    return next((each for each in quick if each.pays_for(MATRIX)), compressor)
+
+
+def on_ranks(memory: Memory) -> Iterator[tuple[Compressor, str, int]]:
+    """The methods that go with a memory unforced, each with the strategies that carry it, on 2 to 7 ranks in turn."""
+    world = itertools.cycle(WORLDS)
+    for strategy in registry.names("comm"):
+        for compressor in THREADED:
+            if strategy != "broadcast" and not compressor.votes and goes(compressor, memory, strategy):
+                yield quickened(compressor), strategy, next(world)
+
+
+class Run:
+    """Ranks whose gradients are constants, with noise of a share of their size, for ``RUN`` steps."""
+
+    def __init__(self, compressor: Compressor, memory: Memory, strategy: str, world: int, noise: float) -> None:
+        self.size, self.noise = 0.4 * unit(compressor), noise
+        self.world = world
+        late = [*range(RUN // 4, RUN // 2), *range(3 * RUN // 4, RUN)]
+        self.ranks = exchange_in_threads(
+            compressor, world, RUN, self.gradient, watched=late, memory=memory, strategy=strategy
+        )
+        units = self.ranks[0].units()
+        self.compressed = torch.cat([torch.arange(N)[PLACES[unit.name]] for unit in units])
+
+    def gradient(self, step: int, rank: int) -> Tensor:
+        constant = torch.rand(N, generator=torch.Generator().manual_seed(rank)) * 2 - 1
+        noise = torch.randn(N, generator=torch.Generator().manual_seed(7919 * (step + 1) + rank))
+        return self.size * (constant + self.noise * noise)
+
+    def mean_gradient(self, steps: Iterable[int]) -> Tensor:
+        grads = [self.gradient(step, rank).double() for step in steps for rank in range(self.world)]
+        return torch.stack(grads).mean(0)[self.compressed]
+
+    def waiting(self, step: int) -> float:
+        """The Euclidean norm of what the ranks and the owners of shards keep back of the mean."""
+        total = torch.zeros(N, dtype=torch.float64)
+        for rank in self.ranks:
+            at = rank.steps[step]
+            total += at.owned
+            for name, residual in at.after["residual"].items():
+                total[PLACES[name]] += residual / self.world
+        return float(total.norm())
+
+
+@pytest.mark.parametrize(("compressor", "strategy", "world"), on_ranks(Residual()), ids=str)
+def test_on_several_ranks_what_waits_stops_growing_and_the_gradient_arrives(
+    compressor: Compressor, strategy: str, world: int
+) -> None:
+    run = Run(compressor, Residual(), strategy, world, noise=0.2)
+    early, late = (max(run.waiting(step) for step in range(end - RUN // 4, end)) for end in (RUN // 2, RUN))
+    gradient = run.mean_gradient(range(RUN // 2, RUN))
+    assert late < 1.5 * early + 0.1 * float(gradient.norm())
+    arrived = (run.ranks[0].total - run.ranks[0].steps[RUN // 2 - 1].total)[run.compressed] / (RUN // 2)
+    assert (arrived - gradient).norm() < 0.5 * gradient.norm() + early / (RUN // 2)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "strategy", "world"), [each for each in on_ranks(EF21()) if each[0].contraction], ids=str
+)
+def test_on_several_ranks_estimates_reach_a_gradient_that_does_not_change(
+    compressor: Compressor, strategy: str, world: int
+) -> None:
+    run = Run(compressor, EF21(), strategy, world, noise=0.0)
+    gradient = run.mean_gradient([0])
+    assert (run.ranks[0].steps[RUN - 1].out[run.compressed] - gradient).norm() < 0.25 * gradient.norm()
+
+
+@pytest.mark.parametrize(
+    ("compressor", "strategy", "world"), [each for each in on_ranks(NoMemory()) if each[0].unbiased], ids=str
+)
+def test_on_several_ranks_an_unbiased_method_without_a_memory_is_right_on_average(
+    compressor: Compressor, strategy: str, world: int
+) -> None:
+    """The sum of all errors along the mean gradient, against its standard error as the steps show it."""
+    run = Run(compressor, NoMemory(), strategy, world, noise=0.0)
+    gradient = run.mean_gradient([0])
+    outs = torch.stack([at.out[run.compressed].double() for at in run.ranks[0].steps.values()])
+    along = (outs - gradient) @ (gradient / gradient.norm())
+    allowed = 5 * along.std() / len(along) ** 0.5 + 2.0**-20 * gradient.norm()
+    assert along.mean().abs() < allowed
 
 
 @pytest.mark.parametrize("compressor", [RandomK(ratio=0.01, scaled=True), QSGD(bits=2, block=4096, norm="l2")], ids=str)

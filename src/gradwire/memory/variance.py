@@ -107,6 +107,8 @@ class VarianceMemory(Memory):
         kept["variance"].copy_(kept["undo"])
 
     def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
+        # A code of a fixed number of entries fills up with zeros, which say nothing of r there.
+        places, values = places[values != 0], values[values != 0]
         variance = kept["undo"].view(-1)[places]
         if self.squares == "gradient":
             variance.add_((values - grad.view(-1)[places]).square_())
