@@ -29,10 +29,11 @@ class SIDCo(Compressor):
     all of |x| miss the tail, so M stages refine it: stage 1 fits for the share 1/4, each further stage fits
     |x| - eta on what exceeds the stage before, for 1/4 again and the last for ratio 4^(M-1).
 
-    No sort: reading x, then a quarter of it, then a sixteenth. The number sent varies: within 0.5 and 1.3 of the target
-    on usual gradients. Every ``period`` steps M moves by one if the mean of achieved / target is off by more than 1.2:
-    up if too few were sent, down if too many, and the other way when the last move made it worse (the paper's rule has
-    no way back, which on tails heavier than the fit ends far too low).
+    No sort: reading x, then a quarter of it, then a sixteenth. The number sent varies: of normal, Laplace, cubed normal
+    and Student-t elements a step of "exp" sends 0.3 to 1.8 of the target, up to 3.2 of it at 0.1 % of cubed ones; of
+    uniform ones, which have no tail, 0 to 3.0. Every ``period`` steps M moves by one if the mean of achieved / target
+    is off by more than 1.2: up if too few were sent, down if too many, and the other way when the last move made it
+    worse (the paper's rule has no way back, which on tails heavier than the fit ends far too low).
 
     Zeros are not fitted. Where the fit exceeds the largest element, that is sent: a constant tensor is sent whole. From
     2/3 of all elements on x itself travels, in float32. That is also what becomes of a NaN or an infinity.
