@@ -2,8 +2,9 @@
 
     gradwire launch -n 2 -s 1 -- python examples/kvstore_digits.py --gc-type 2bit --gc-threshold 0.5
 
-Each worker has its share of the images. Losses are sums over a batch, as MXNet's convention is, so a threshold of 0.5
-suits; the trainer divides by the number of samples of all workers.
+Each worker has its share of the images. One that was killed may be started again: it goes on where the others are.
+Losses are sums over a batch, as MXNet's convention is, so a threshold of 0.5 suits; the trainer divides by the number
+of samples of all workers.
 """
 
 import argparse
@@ -40,14 +41,16 @@ def main() -> None:
     trainer = kvstore.Trainer(
         model.parameters(), "sgd", {"learning_rate": 0.03, "momentum": 0.9}, kvstore=kv, compression_params=compression
     )
-    for epoch in range(args.num_epochs):
+    trainer.start()
+    # All workers make as many steps; one that was started again begins with the first that is not made.
+    steps = len(x[train]) // kv.num_workers // BATCH
+    for step in range(trainer.steps, args.num_epochs * steps):
+        epoch, at = divmod(step, steps)
         generator = torch.Generator().manual_seed(1000 * epoch + kv.rank)
-        order = mine[torch.randperm(len(mine), generator=generator)]
-        # All workers make as many steps.
-        for batch in order[: len(x[train]) // kv.num_workers // BATCH * BATCH].split(BATCH):
-            model.zero_grad()
-            nn.functional.cross_entropy(model(x[batch]), y[batch], reduction="sum").backward()
-            trainer.step(BATCH * kv.num_workers)
+        batch = mine[torch.randperm(len(mine), generator=generator)][at * BATCH : (at + 1) * BATCH]
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]), y[batch], reduction="sum").backward()
+        trainer.step(BATCH * kv.num_workers)
     if kv.rank == 0:
         accuracy = (model(x[test]).argmax(1) == y[test]).float().mean()
         methods = f"{args.gc_type} pushed, {args.gc_pull} pulled"

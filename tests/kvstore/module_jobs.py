@@ -1,5 +1,7 @@
 """What workers do in the tests of the Module over servers."""
 
+import os
+import signal
 from pathlib import Path
 
 import torch
@@ -36,4 +38,20 @@ def epochs(rank, folder, begin, end):
     )  # fmt: skip
     if rank == 0:
         module.save_checkpoint(prefix, end, save_optimizer_states=True)
+    return list(module.get_params()[0].values())
+
+
+def killed_once(rank, folder):
+    """Three epochs; worker 1 is killed in the second of them, the first time that it comes there. The parameters."""
+    died, module = Path(folder) / "died", Module(network(seed=3 + rank))
+
+    def die(param):
+        if rank == 1 and (param.epoch, param.nbatch) == (1, 2) and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    module.fit(
+        share(rank, 2), num_epoch=3, kvstore="dist_sync", optimizer="adam", optimizer_params=ADAM,
+        batch_end_callback=die,
+    )  # fmt: skip
     return list(module.get_params()[0].values())

@@ -249,6 +249,14 @@ class KVStore(ABC):
     def load_optimizer_states(self, fname: str) -> None:
         """Read what ``save_optimizer_states`` wrote."""
 
+    def version(self, key: StoreKey) -> int:
+        """Steps of a key that had been made before this worker came, and that it has pushed since: where to go on.
+
+        Args:
+            key: that was given a value by ``init``; a store of this process counts none, as it ends with it.
+        """
+        return 0
+
     def barrier(self) -> None:
         """Wait until every worker is here and everything pushed before has been applied."""
         return

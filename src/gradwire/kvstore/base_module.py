@@ -38,6 +38,8 @@ class BaseModule(ABC):
 
     def __init__(self, symbol: nn.Module, device: torch.device, logger: logging.Logger | None) -> None:
         self._symbol, self._device = symbol.to(device), device
+        self._skip = 0
+        """Batches that were trained before this worker was started again."""
         self.logger = logger or logging.getLogger()
 
     @property
@@ -57,7 +59,7 @@ class BaseModule(ABC):
         arg_params: Mapping[str, Tensor] | None = None, aux_params: Mapping[str, Tensor] | None = None,
         allow_missing: bool = False, begin_epoch: int = 0, num_epoch: int, validation_metric: Measure | None = None,
     ) -> None:  # fmt: skip
-        """Train.
+        """Train. A worker that was started again leaves out the batches that were trained before it came.
 
         Args:
             train_data: batches, each (data, label); iterated over once in each epoch. A worker has its own share.
@@ -90,7 +92,8 @@ class BaseModule(ABC):
         validation = metric if validation_metric is None else create_metric(validation_metric)
         for epoch in range(begin_epoch, num_epoch):
             started = time.monotonic()
-            self._train(train_data, metric, epoch, as_list(batch_end_callback))
+            if not self._train(train_data, metric, epoch, as_list(batch_end_callback)):
+                continue
             self._log(epoch, "Train-", metric.get_global_name_value())
             self.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.monotonic() - started)
             self._sync_buffers()
@@ -200,10 +203,15 @@ class BaseModule(ABC):
     @abstractmethod
     def _sync_buffers(self) -> None: ...
 
-    def _train(self, data: Iterable[Any], metric: EvalMetric, epoch: int, callbacks: Sequence[BatchEnd]) -> None:
+    def _train(self, data: Iterable[Any], metric: EvalMetric, epoch: int, callbacks: Sequence[BatchEnd]) -> bool:
+        """An epoch; whether a batch of it was left to be trained."""
         metric.reset()
-        number = -1
+        number, trained = -1, False
         for number, batch in enumerate(data):
+            if self._skip:
+                self._skip -= 1
+                continue
+            trained = True
             self.forward_backward(batch)
             self.update()
             self.update_metric(metric, batch[1])
@@ -213,6 +221,7 @@ class BaseModule(ABC):
                 f"train_data must give a batch in every epoch, got none in epoch {epoch}: a generator ends for good, a "
                 "list or a DataLoader begins again"
             )
+        return trained
 
     def _tell(self, callbacks: Sequence[BatchEnd], epoch: int, number: int, metric: EvalMetric, batch: Any) -> None:
         for callback in callbacks:

@@ -102,7 +102,6 @@ class DistStore(DistLanes):
         return len(self._links.dead()) + len(self._links.silent(timeout))
 
     def version(self, key: StoreKey) -> int:
-        """Steps of a key that this worker has pushed, or that were made before it came: where to go on."""
         return self._shared(key).step
 
     def finish(self) -> None:

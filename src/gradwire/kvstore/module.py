@@ -103,7 +103,9 @@ class Module(BaseModule):
         self._updates = 0
         # Before the first gradients: they must be those of worker 0's weights.
         self._trainer.start()
-        if self._states is not None:
+        self._updates = self._skip = self._trainer.steps
+        # A worker that was started again finds states that are newer than the file's.
+        if self._states is not None and not self._skip:
             self.load_optimizer_states(str(self._states))
 
     def forward_backward(self, data_batch: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from gradwire.errors import ConfigError, is_int, require
+from gradwire.errors import ConfigError, GroupError, is_int, require
 from gradwire.kvstore._create import create
 from gradwire.kvstore.base import KVStore
 from gradwire.kvstore.merge import add_dense
@@ -73,6 +73,8 @@ class Trainer:
         self._updater = Updater(self._config)
         self._started = False
         self._steps = 0
+        self._ahead: set[int] = set()
+        """Keys of which one step more had been made than of the others when this worker came."""
 
     @property
     def learning_rate(self) -> float:
@@ -87,6 +89,18 @@ class Trainer:
         if value is None:
             raise ConfigError(f"optimizer {self._config.name!r} was given no learning_rate")
         return value
+
+    @property
+    def steps(self) -> int:
+        """Steps that have been made: by this worker, and, where it took the place of one that had ended, before it.
+
+        A loop that begins here goes on where the other workers are::
+
+            trainer.start()
+            for step in range(trainer.steps, total):
+                ...
+        """
+        return self._steps
 
     @property
     def keeps_weights(self) -> bool:
@@ -104,7 +118,13 @@ class Trainer:
         self._use(self._config.replace(learning_rate=lr))
 
     def start(self) -> None:
-        """Give the store the weights; all workers go on from those of worker 0. The first step does it, too."""
+        """Give the store the weights; all workers go on from those of worker 0. The first step does it, too.
+
+        A worker that was started again gets the weights that there are now, and ``steps`` says how many were made.
+
+        Raises:
+            GroupError: steps have been made, and the weights and states are in the other workers, not in the store.
+        """
         if self._started:
             return
         self._started = True
@@ -113,7 +133,26 @@ class Trainer:
         if self._on_store:
             self._store.set_optimizer(self._config)
         for key, copies in enumerate(self._params):
-            self._store.broadcast(key, copies[0].data, [each.data for each in copies])
+            self._store.init(key, copies[0].data)
+            if not self._on_store and self._store.version(key):
+                raise GroupError(
+                    f"step {self._store.version(key)} was made before this worker was started again, and with "
+                    "update_on_kvstore=False the weights are in the other workers: start all of them again from a "
+                    "checkpoint, or let the store keep the weights (update_on_kvstore=True)"
+                )
+            self._store.pull(key, [each.data for each in copies], ignore_sparse=False)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Where steps have been made before: find how many, and which keys have one step more."""
+        assert self._store is not None
+        trained = [key for key, copies in enumerate(self._params) if copies[0].requires_grad]
+        versions = {key: self._store.version(key) for key in trained}
+        least, most = min(versions.values(), default=0), max(versions.values(), default=0)
+        # One that was killed in a push had pushed some keys and not others. More than one step between them comes from
+        # ignore_stale_grad, and the key that was in every step counts.
+        self._steps = least if most - least <= 1 else most
+        self._ahead = {key for key, version in versions.items() if version == self._steps + 1}
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Sum the gradients over all workers, divide by ``batch_size`` and update.
@@ -136,7 +175,13 @@ class Trainer:
         assert self._store is not None
         pairs = self._with_gradient(ignore_stale_grad)
         keys, values = [key for key, _ in pairs], [[each.data for each in copies] for _, copies in pairs]
-        self._store.pushpull(keys, [gradients(copies) for _, copies in pairs], out=values)
+        if not self._ahead:
+            self._store.pushpull(keys, [gradients(copies) for _, copies in pairs], out=values)
+            return
+        behind = [(key, gradients(copies)) for key, copies in pairs if key not in self._ahead]
+        self._ahead = set()
+        self._store.push([key for key, _ in behind], [grads for _, grads in behind])
+        self._store.pull(keys, values, ignore_sparse=False)
 
     def allreduce_grads(self) -> None:
         """Replace every gradient by its sum over the workers, for who changes it before ``update``.
