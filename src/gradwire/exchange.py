@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,11 +27,12 @@ from gradwire.comm._dense import DenseSession
 from gradwire.comm._part import Unit
 from gradwire.comm.base import Site, Strategy
 from gradwire.compressors.base import Compressor
+from gradwire.compressors.none import Identity
 from gradwire.errors import Told, as_python, is_float32, is_int, require
 from gradwire.keeper import Keeper
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
-from gradwire.plan import Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
+from gradwire.plan import Moving, Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
 from gradwire.policy import Policy
 from gradwire.types import Key
 from gradwire.undo import Undo
@@ -231,11 +232,15 @@ class Exchange:
         self.remember([name for name, _ in params])
         self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.numel() * itemsize // self.channel.world
         key = Key(seed=self.seed, step=self.step, rank=self.channel.rank)
-        if self.step <= self.policy.start_after:
-            self._bad.append(DenseSession([(0, plan.numel)], self.channel, self.device).begin(flat)())
-            return
-        dense = functools.cache(plan.dense.begin(flat))
-        self._bad += [session.run(flat, key, dense) for session in plan.sessions]
+        warm = self.step <= self.policy.start_after
+        moving = [each for each in plan.moving if warm or each.always]
+        for each in moving:
+            each.memory.compensate(each.of(flat), each.kept)
+        uncompressed = DenseSession([(0, plan.numel)], self.channel, self.device) if warm else plan.dense
+        dense = functools.cache(uncompressed.begin(flat))
+        self._bad += [session.run(flat, key, dense) for session in plan.sessions if not warm]
+        for each in moving:
+            each.memory.update(each.of(flat), each.kept, dense())
         self._bad.append(dense())
 
     @torch.no_grad()
@@ -406,4 +411,17 @@ class Exchange:
         sessions = [self.strategy_for(group[0].compressor).plan(group, site) for group in groups.values()]
         advised = [self.keeper.states[unit.name] for unit in units if unit.compressor.advice]
         session = DenseSession(dense, self.channel, self.device, advised)
-        return Plan(tuple(params), main, units, session, sessions, numel)
+        return Plan(tuple(params), main, units, session, sessions, numel, list(self._moving(params, main, units)))
+
+    def _moving(self, params: Sequence[Named], main: Compressor, units: Sequence[Unit]) -> Iterator[Moving]:
+        """The parameters whose memories have work to do where they travel dense: in the warm-up, or always."""
+        compressed, lo = {name for unit in units for name, _ in unit.members}, 0
+        for name, shape in params:
+            memory, numel = self.memory_for(self.policy.meant(name, main)).dense, torch.Size(shape).numel()
+            if memory is not None and name in compressed:
+                kept = {buffer: self.keeper.worker[buffer][name] for buffer in memory.buffers}
+                yield Moving(memory, kept, lo, numel, always=False)
+            elif memory is not None:
+                unit = Unit(((name, numel),), (numel,), lo, Identity(), memory)
+                yield Moving(memory, self.keeper.keep(unit), lo, numel, always=True)
+            lo += numel

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from gradwire.comm._dense import DenseSession
 from gradwire.comm._part import Unit
@@ -15,7 +16,17 @@ from gradwire.errors import ConfigError
 from gradwire.memory.base import Memory
 from gradwire.policy import Policy
 
-__all__ = ["Named", "Plan", "carries", "default_strategy", "grouped", "same_choices", "try_extend", "try_retune"]
+__all__ = [
+    "Moving",
+    "Named",
+    "Plan",
+    "carries",
+    "default_strategy",
+    "grouped",
+    "same_choices",
+    "try_extend",
+    "try_retune",
+]
 
 Named = tuple[str, tuple[int, ...]]
 """A parameter's name and shape."""
@@ -24,6 +35,27 @@ Named = tuple[str, tuple[int, ...]]
 ALLGATHER_UP_TO = 4
 """Workers up to which ``allgather`` is chosen: it moves W-1 payloads a rank, ``two_phase`` 2 (W-1)/W, but the second
 compression costs quality and time; from 5 workers on the traffic decides."""
+
+
+@dataclass
+class Moving:
+    """A parameter whose memory has work to do where it travels dense.
+
+    Args:
+        memory: that does it.
+        kept: its tensors, flat.
+        lo: offset of the first element in the bucket.
+        always: it travels dense in every step of this plan, not only in the warm-up.
+    """
+
+    memory: Memory
+    kept: Mapping[str, Tensor]
+    lo: int
+    numel: int
+    always: bool
+
+    def of(self, flat: Tensor) -> Tensor:
+        return flat[self.lo : self.lo + self.numel]
 
 
 @dataclass
@@ -36,6 +68,7 @@ class Plan:
     dense: DenseSession
     sessions: list[Session]
     numel: int
+    moving: list[Moving]
 
 
 def carries(strategy: Strategy, compressor: Compressor) -> bool:

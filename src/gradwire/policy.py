@@ -90,6 +90,12 @@ class Policy(Configuration):
             return None
         return main
 
+    def meant(self, name: str, main: Compressor) -> Compressor:
+        """The compressor whose method a parameter belongs to, though it may travel dense."""
+        matching = (compressor for pattern, compressor in self.overrides.items() if fnmatchcase(name, pattern))
+        found = next(matching, main)
+        return main if found.name == "none" else found
+
     def would_grow(self, name: str, shape: Sequence[int], main: Compressor) -> bool:
         """Whether a parameter travels dense because its payload would not be smaller, and for no other reason."""
         for pattern, compressor in self.overrides.items():

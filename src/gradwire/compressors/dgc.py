@@ -18,8 +18,9 @@ class DGC(ExactTopK):
     The selection is exact where the paper takes a threshold from a sample of 1 %, so k elements are sent, no more and
     no fewer, of any tensor: one of zeros and one with fewer elements than 1 / ratio included.
 
-    The optimizer must be SGD without momentum: the memory has it. Weight decay that is to take part in the momentum
-    must be added to the gradient before the exchange. Start with a higher ratio (``schedules.dgc_warmup``).
+    The optimizer must be SGD without momentum: the memory has it, also where a parameter travels dense. Weight decay
+    that is to take part in the momentum must be added to the gradient before the exchange. Start with a higher ratio
+    (``schedules.dgc_warmup``).
 
     Args:
         ratio: in (0, 1]. Lower: fewer bytes, and what is left out waits longer in the velocity.

@@ -161,7 +161,8 @@ class ReduceScatter:
         exchange = self.state.exchange
         code = exchange.policy.choose(each.name, each.shape, main) if main is not None else None
         if code is None or code.name == "none":
-            return Identity(), NoMemory()
+            meant = exchange.policy.meant(each.name, main or exchange.compressor)
+            return Identity(), exchange.memory_for(meant).dense or NoMemory()
         return code, exchange.memory_for(code)
 
 

@@ -71,6 +71,14 @@ class Memory(Configuration, ABC):
         """Of the tensors kept."""
         return torch.float32
 
+    @property
+    def dense(self) -> Memory | None:
+        """What does this memory's work on parameters that travel uncompressed; None: there is nothing to do for them.
+
+        Its ``buffers`` are among this memory's, so that a parameter may begin dense and go on compressed.
+        """
+        return None
+
     @abstractmethod
     def encode(
         self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,

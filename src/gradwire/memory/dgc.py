@@ -1,4 +1,9 @@
-"""Momentum before compression, and both momentum and velocity forgotten where something was sent."""
+"""Momentum before compression, and both momentum and velocity forgotten where something was sent.
+
+Law: the optimizer has no momentum of its own, so what travels dense (small parameters, excluded ones, everything during
+a dense warm-up) gets the same momentum here. A mean of u_i = momentum u_i + g_i over the ranks is the momentum of the
+mean gradient, so each rank keeps its own u_i and goes on with it where a parameter is compressed from some step on.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from gradwire.errors import ConfigError, is_float32, require
 from gradwire.memory.base import Memory
 from gradwire.types import Key, Payload, State
 
-__all__ = ["DGCMemory"]
+__all__ = ["DGCMemory", "DenseMomentum"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,8 @@ class DGCMemory(Memory):
 
     Without the mask on u, momentum would push on in the direction of what was sent long ago. ``nesterov``:
     u = momentum (u + g), v = v + u + g. The velocity is kept under the name "residual": it is what was not sent.
+
+    What travels dense gets u, or with ``nesterov`` u + g: there is no velocity, and nothing is forgotten.
 
     Args:
         momentum: in [0, 1). The optimizer must have none of its own.
@@ -60,13 +67,19 @@ class DGCMemory(Memory):
         ok = self.clip is None or (is_float32(self.clip) and self.clip > 0)
         require(ok, "DGCMemory.clip", "None or a finite number > 0", self.clip)
 
+    @property
+    def dense(self) -> DenseMomentum:
+        return DenseMomentum(self.momentum, self.nesterov, self.clip)
+
     def encode(
         self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
         key: Key, status: Tensor, scale: float = 1.0,
     ) -> None:  # fmt: skip
         velocity, momentum, sent = kept["residual"], kept["momentum"], kept["sent"]
         kept["undo"].copy_(momentum)
-        self._accumulate(grad, velocity, momentum)
+        # The new velocity is left in the gradient, and the old one where it is.
+        self.dense.accelerate(grad, momentum)
+        grad.add_(velocity)
         ops.swap(grad.view(-1), velocity.view(-1))
         ops.nonfinite(velocity.view(-1), status)
         if scale == 1.0:
@@ -76,20 +89,6 @@ class DGCMemory(Memory):
         compressor.add_decoded(payload, sent.zero_(), 1.0 / scale)
         velocity.sub_(sent)
         momentum.masked_fill_(sent != 0, 0.0)
-
-    def _accumulate(self, grad: Tensor, velocity: Tensor, momentum: Tensor) -> None:
-        """Leave the new velocity in ``grad``, and the old one where it is."""
-        if self.clip is not None:
-            # In float64: the squares of a gradient that is still finite overflow in float32.
-            norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
-            grad.mul_((self.clip / norm).clamp(max=1.0))
-        if self.nesterov:
-            momentum.add_(grad).mul_(self.momentum)
-            grad.add_(momentum)
-        else:
-            grad.add_(momentum, alpha=self.momentum)
-            momentum.copy_(grad)
-        grad.add_(velocity)
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         kept["residual"].copy_(grad)
@@ -115,3 +114,57 @@ class DGCMemory(Memory):
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         self.compensate(unsent, kept)
+
+
+@dataclass(frozen=True)
+class DenseMomentum(Memory):
+    """The momentum of ``DGCMemory`` for what travels dense: u = momentum u + g is sent in place of g.
+
+    Args:
+        momentum: as of ``DGCMemory``, and so are the others.
+        nesterov: u = momentum (u + g), and u + g is sent.
+        clip: largest norm of the gradient of each tensor on each rank, before it is accumulated.
+    """
+
+    momentum: float
+    nesterov: bool
+    clip: float | None
+
+    name = "dgc dense"
+    buffers = ("momentum", "undo")
+    transient = ("undo",)
+
+    def accelerate(self, grad: Tensor, momentum: Tensor) -> None:
+        """Take a gradient into the momentum, and leave what a velocity grows by in its place."""
+        if self.clip is not None:
+            # In float64: the squares of a gradient that is still finite overflow in float32.
+            norm = torch.linalg.vector_norm(grad, dtype=torch.float64)
+            grad.mul_((self.clip / norm).clamp(max=1.0))
+        if self.nesterov:
+            momentum.add_(grad).mul_(self.momentum)
+            grad.add_(momentum)
+        else:
+            grad.add_(momentum, alpha=self.momentum)
+            momentum.copy_(grad)
+
+    def encode(
+        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
+        key: Key, status: Tensor, scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        kept["undo"].copy_(kept["momentum"])
+        self.accelerate(grad, kept["momentum"])
+        ops.nonfinite(grad.view(-1), status)
+        if scale == 1.0:
+            compressor.encode(grad, payload, state, key)
+        else:
+            compressor.encode_scaled(grad, scale, payload, state, key)
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        kept["momentum"].copy_(kept["undo"])
+
+    def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        # The new momentum waits in the work space until the step is known to count.
+        self.accelerate(grad, kept["undo"].copy_(kept["momentum"]))
+
+    def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        torch.where(bad, kept["momentum"], kept["undo"], out=kept["momentum"])
