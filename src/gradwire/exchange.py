@@ -243,6 +243,15 @@ class Exchange:
             each.memory.update(each.of(flat), each.kept, dense())
         self._bad.append(dense())
 
+    def any_rank(self, flags: Tensor) -> None:
+        """Set each flag that is set on any rank: for what all must know before a bucket is exchanged.
+
+        Args:
+            flags: uint8, as many on all ranks.
+        """
+        self.open()
+        self.channel.all_reduce(flags, "max")
+
     @torch.no_grad()
     def average(self, flat: Tensor) -> Tensor:
         """Replace ``flat`` by its mean over the ranks, uncompressed; what is kept stays.

@@ -113,7 +113,7 @@ class BucketState(ExchangeState):
 
     def _tell(self, used: Tensor) -> Tensor:
         """The parameters of which any rank has a gradient."""
-        self.exchange.channel.all_reduce(used, "max")
+        self.exchange.any_rank(used)
         return used
 
     def _run(self, bucket: Bucket, used: Tensor, missing: Sequence[int]) -> Tensor:

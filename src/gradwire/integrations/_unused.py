@@ -22,10 +22,9 @@ __all__ = ["exchange_used", "run_without"]
 @torch.no_grad()
 def exchange_used(exchange: Exchange, flat: Tensor, params: Sequence[Named], itemsize: int = 4) -> None:
     """As ``Exchange.run``, but what no rank used sends nothing."""
-    exchange.open()
     views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params])
     used = torch.stack([view.any() for view in views]).to(torch.uint8)
-    exchange.channel.all_reduce(used, "max")
+    exchange.any_rank(used)
     # An accelerator is not asked, so there everything is copied.
     asked = used.tolist() if flat.device.type == "cpu" else [0] * len(params)
     run_without(exchange, flat, params, {i: used[i] == 0 for i, known in enumerate(asked) if not known}, itemsize)

@@ -83,7 +83,7 @@ class AdamLike(Exchanged):
         used = torch.ones(len(self.params), dtype=torch.uint8)
         used[list(idle)] = 0
         used = used.to(self.exchange.device)
-        self.exchange.channel.all_reduce(used, "max")
+        self.exchange.any_rank(used)
         return [i for i in idle if not used[i]]
 
     @contextmanager
