@@ -75,8 +75,11 @@ def united(one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> dict
     return {**one, **other, **{key: united(one[key], other[key], depth - 1) for key in both}}
 
 
-def check_form(state: object) -> None:
+def check_form(state: object, parts: bool = True) -> None:
     """Refuse what no ``state_dict`` gave.
+
+    Args:
+        parts: take one of a model's shards, too, which has parts in place of ranks.
 
     Raises:
         ConfigError: saying what it has.
@@ -84,7 +87,8 @@ def check_form(state: object) -> None:
     allowed = "what state_dict() gave, with version, world, step and ranks"
     require(isinstance(state, Mapping), "state", allowed, state)
     found = set(map(str, state)) if isinstance(state, Mapping) else set()
-    require({"version", "world", "step", "ranks"} <= found, "state", allowed, sorted(found))
+    held = "ranks" in found or (parts and "parts" in found)
+    require(held and {"version", "world", "step"} <= found, "state", allowed, sorted(found))
 
 
 def check(state: Mapping[str, Any], world: int, on_resize: str) -> None:
@@ -95,7 +99,7 @@ def check(state: Mapping[str, Any], world: int, on_resize: str) -> None:
     """
     choices = ("error", "reshard", "reset")
     require(on_resize in choices, "on_resize", "'error', 'reshard' or 'reset'", on_resize)
-    check_form(state)
+    check_form(state, parts=False)
     require(state["version"] == VERSION, "version of the state", str(VERSION), state["version"])
     if state["world"] != world and on_resize == "error":
         raise ConfigError(
