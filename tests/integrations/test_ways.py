@@ -91,6 +91,7 @@ def test_changed(each: list[dict[str, Any]]) -> None:
         assert answer["balance"] < 1e-6
         assert "memory 'none' of 'qsgd' would lose what waits" in answer["refused"][0]
         assert "ranks were configured differently: compressor.ratio" in answer["refused"][1]
+        assert "force=True" in answer["refused"][2]
         assert answer["norm"] == 0.0
 
 

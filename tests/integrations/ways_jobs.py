@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -265,11 +266,14 @@ def changed(rank: int) -> dict[str, Any]:
         backward(model, step, rank)
         account.arrived()
     balance = account.balance(state)
-    for call in (lambda: state.change("qsgd"), lambda: state.change("topk", ratio=0.1 + 0.1 * rank)):
+    without_memory = partial(state.change, "topk", ratio=0.1, memory="none", drop=True)
+    for call in (lambda: state.change("qsgd"), lambda: state.change("topk", ratio=0.1 + 0.1 * rank), without_memory):
         try:
             call()
         except Exception as error:
             refused.append(str(error))
+    without_memory(force=True)
+    backward(model, 8, rank)
     state.change("qsgd", drop=True)
     backward(model, 9, rank)
     return {"balance": balance, "refused": refused, "norm": state.metrics()["residual_norm"],

@@ -121,7 +121,8 @@ def test_score_is_the_share_of_right_answers_and_predict_the_outputs():
     module = Module(model)
     x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
     outputs = module.predict(data)
-    assert torch.allclose(outputs, model(x))
+    # A batch and the whole go through other products of the BLAS, whose last bits differ near zero.
+    assert torch.allclose(outputs, model(x), atol=1e-6)
     right = (outputs.argmax(1) == y).float().mean().item()
     assert module.score(data, "acc") == [("accuracy", pytest.approx(right))]
     loss = nn.functional.cross_entropy(outputs, y).item()

@@ -213,7 +213,7 @@ class ExchangeState:
         return state
 
     def change(self, compressor: Any, *, memory: Memory | str | None = None, strategy: Strategy | str | None = None,
-               drop: bool = False, **params: Any) -> None:  # fmt: skip
+               drop: bool = False, force: bool | None = None, **params: Any) -> None:  # fmt: skip
         """Go on with another compressor or other settings from the next step on. All ranks must call it.
 
         What waits in residuals is sent by the new method.
@@ -223,12 +223,14 @@ class ExchangeState:
             memory: a memory or its name; None chooses.
             strategy: a strategy or its name; None chooses.
             drop: forget what the new memory does not keep, in place of an error.
+            force: use error feedback where the method declares it unsafe, or none where it declares it required; None
+                is what the state was made with.
 
         Raises:
             ConfigError: a combination that cannot work, or one that would lose what waits.
             GroupError: ranks were given different arguments.
         """
-        change(self.exchange, compressor, params, memory, strategy, drop, list(self.sizes), self.check)
+        change(self.exchange, compressor, params, memory, strategy, drop, force, list(self.sizes), self.check)
 
     def check(self, exchange: Exchange) -> None:
         """Refuse a choice of methods that this integration cannot carry.
@@ -240,7 +242,8 @@ class ExchangeState:
 
 def change(
     exchange: Exchange, compressor: Any, params: Mapping[str, Any], memory: Memory | str | None,
-    strategy: Strategy | str | None, drop: bool, names: Sequence[str], check: Callable[[Exchange], None],
+    strategy: Strategy | str | None, drop: bool, force: bool | None, names: Sequence[str],
+    check: Callable[[Exchange], None],
 ) -> None:  # fmt: skip
     """Give an exchange another compressor. All ranks must call it, between steps."""
     made: list[Exchange] = []
@@ -248,6 +251,9 @@ def change(
 
     def describe() -> str:
         after = copy.copy(exchange)
+        if force is not None:
+            require(isinstance(force, bool), "force", "True, False or None", force)
+            after.force = force
         after.choose(build_compressor(compressor, params), memory, strategy)
         after.policy.check(after.compressor, names, after.channel.world)
         check(after)
@@ -257,6 +263,7 @@ def change(
 
     agree(exchange.channel, "change", describe, exchange.device)
     exchange.forget_plans()
+    exchange.force = made[0].force
     exchange.choose(made[0].compressor, made[0].memory, made[0].strategy)
     exchange.keeper.narrow(exchange.buffers("buffers"))
 
