@@ -129,7 +129,7 @@ def test_score_is_the_share_of_right_answers_and_predict_the_outputs():
     assert module.score(data, "ce") == [("cross-entropy", pytest.approx(loss))]
     assert module.score(data, lambda *_: 2.0)[0][1] == 2.0
     assert len(module.predict(data, num_batch=2, merge_batches=False)) == 2
-    assert torch.equal(module.predict(x, always_output_list=True)[0], outputs)
+    assert torch.equal(module.predict(x, always_output_list=True)[0], model(x))
 
 
 @pytest.mark.parametrize(
