@@ -1,14 +1,17 @@
 """A worker that was killed (-9) and is started again: training ends as if nothing had happened."""
 
 import os
+import runpy
 import signal
+import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 import torch
 
 from gradwire import GroupError, kvstore
-from tests.kvstore.group import finished, start_workers
+from tests.kvstore.group import ROOT, finished, kill, start_workers, wait_for
 from tests.kvstore.jobs import gradient
 
 pytestmark = pytest.mark.timeout(400)
@@ -64,6 +67,76 @@ def test_a_trainer_goes_on_where_the_others_are(pushed, tmp_path):
             param.grad = (param.grad + gradient(1, step, param.shape, i)).mul_(0.5)
         optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(first, model.parameters(), strict=True))
+
+
+def cut(rank, folder):
+    """Steps of a Trainer whose keys are cut over two servers; worker 1 dies when one of them has its push."""
+    kv, model, died = kvstore.create("dist_sync", timeout=250, bound=100), model_of(rank), Path(folder) / "died"
+    trainer = kvstore.Trainer(model.parameters(), "sgd", NUMBERS, kvstore=kv)
+    trainer.start()
+    began, ask = trainer.steps, kv._links.ask
+
+    def first_alone(server, request):
+        if server == 0:
+            return ask(server, request)
+        request.future = Future()
+        request.future.set_result(0)
+        return request.future
+
+    for step in range(began, STEPS):
+        set_gradients(model, rank, step)
+        if rank == 1 and step == DIES and not died.exists():
+            died.touch()
+            kv._links.ask = first_alone
+            kv.push(0, next(model.parameters()).grad)
+            kv._flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        trainer.step(2)
+    kv.barrier()
+    return began, [param.detach() for param in model.parameters()]
+
+
+def test_a_key_that_only_one_of_its_servers_was_pushed_is_pushed_to_the_others(tmp_path):
+    with start_workers(cut, 2, 2, str(tmp_path), folder=tmp_path, options=PATIENT) as group:
+        assert group.workers[1].wait(150) == -signal.SIGKILL
+        group.start_worker(1)
+        (_, first), (began, second) = finished(group, tmp_path, 150)
+    assert began == DIES
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    model = model_of(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        set_gradients(model, 0, step)
+        for i, param in enumerate(model.parameters()):
+            param.grad = (param.grad + gradient(1, step, param.shape, i)).mul_(0.5)
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(first, model.parameters(), strict=True))
+
+
+def example(rank, folder):
+    """examples/kvstore_digits.py, with a file that says how many steps were made."""
+    step = kvstore.Trainer.step
+
+    def noted(trainer, batch_size):
+        step(trainer, batch_size)
+        (Path(folder) / f"step-{rank}").write_text(str(trainer.steps))
+
+    kvstore.Trainer.step = noted
+    sys.argv = ["kvstore_digits.py", "--gc-type", "2bit", "--num-epochs", "6"]
+    runpy.run_path(str(ROOT / "examples" / "kvstore_digits.py"), run_name="__main__")
+    return int((Path(folder) / f"step-{rank}").read_text())
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_example_of_digits_ends_though_a_worker_is_killed(killed, tmp_path):
+    pytest.importorskip("sklearn")
+    with start_workers(example, 2, 2, str(tmp_path), folder=tmp_path, options=PATIENT) as group:
+        wait_for(tmp_path, killed, 5)
+        kill(group.workers[killed])
+        (tmp_path / f"step-{killed}").unlink()
+        group.start_worker(killed)
+        made = finished(group, tmp_path, 150)
+    assert made == [6 * (1437 // 2 // 32)] * 2
 
 
 def summing(rank, folder):

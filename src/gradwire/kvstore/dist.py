@@ -174,7 +174,9 @@ class DistStore(DistLanes):
             else:
                 requests.append(Request("init", {**fields, "chunk": 0, "chunks": 0}))
         versions = self._wait(requests, f"init of key {key!r}", [part.server for part in parts])
-        shared.clock.step = max(versions)
+        # Not the newest: one that was killed in a push may have reached some servers, and the others wait for the rest.
+        shared.clock.step = min(versions, default=0)
+        shared.made = {part.start: version for part, version in zip(parts, versions, strict=True)}
         self._keys[key] = shared
 
     def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
@@ -219,15 +221,16 @@ class DistStore(DistLanes):
 
     def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
         shared = self._alone(key)
+        parts = shared.lacking()
         # Encoded before the step is counted: a push that is refused was not made.
         if all(grad.is_sparse for grad in grads) and shared.in_rows:
             some = (grads[0] if len(grads) == 1 else torch.stack(list(grads)).sum(0)).coalesce().cpu()
-            payloads = [self._rows_payload(key, shared, part, shared.rows_of(part, some)) for part in shared.parts]
+            payloads = [self._rows_payload(key, shared, part, shared.rows_of(part, some)) for part in parts]
         else:
             total = shared.total(grads, copied=self.compression.push is None)
-            payloads = [self._payload(key, shared, part, total) for part in shared.parts]
+            payloads = [self._payload(key, shared, part, total) for part in parts]
         shared.clock.step += 1
-        for part, (rows, data) in zip(shared.parts, payloads, strict=True):
+        for part, (rows, data) in zip(parts, payloads, strict=True):
             fields = {"key": key, "step": shared.step, "rows": rows, **self._settings(part.server)}
             request = Request("push", fields, data, priority=priority, log=(key, shared.step))
             shared.clock.pushes.append(self._links.ask(part.server, request))

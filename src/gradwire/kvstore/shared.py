@@ -59,6 +59,8 @@ class Shared:
     senders: dict[int, Sender] = field(default_factory=dict)
     lane: Lane | None = None
     held: dict[int, Held] = field(default_factory=dict)
+    made: dict[int, int] = field(default_factory=dict)
+    """The step of each part, by its start, when this worker came: one that was killed may have pushed some of them."""
 
     def small(self, key: StoreKey) -> bool:
         """Whether it travels with others."""
@@ -92,6 +94,10 @@ class Shared:
     def in_rows(self) -> bool:
         """Whether every part has whole rows: a small key has, and a row-sparse one, which is cut between them."""
         return self.shape.numel() > 0 and (self.sparse or len(self.parts) == 1)
+
+    def lacking(self) -> list[Part]:
+        """The parts of which the next step was not made before this worker came."""
+        return [part for part in self.parts if self.made.get(part.start, 0) <= self.step]
 
     def part_shape(self, part: Part) -> tuple[int, ...]:
         if len(self.parts) == 1:
