@@ -206,3 +206,27 @@ def test_a_bad_option_hands_the_group_back() -> None:
     one, other = run_ranks(2, _refused)
     assert one == other
     assert len(set(one)) == 1
+
+
+def _replaced(rank: int, folder: str) -> float:
+    """Ranks 0 and 1 are a group; then rank 1 is lost, and another process takes its place in a new group."""
+    dist.destroy_process_group()
+    steps = 0.0
+    for life, processes in enumerate([(0, 1), (0, 2)]):
+        if rank in processes:
+            dist.init_process_group(
+                "gloo", init_method=f"file://{folder}/{life}", rank=processes.index(rank), world_size=2
+            )
+            model = DistributedDataParallel(model_of())
+            state = compress_ddp(model, "twobit", timeout=5.0)
+            _step(model, life, rank)
+            state.change("topk")
+            _step(model, life, rank)
+            steps += state.metrics()["steps"]
+            dist.destroy_process_group()
+    return steps
+
+
+def test_a_process_that_takes_the_place_of_a_lost_one_is_met(tmp_path: Path) -> None:
+    """The others have compared their groups before, and it has not."""
+    assert run_ranks(3, _replaced, str(tmp_path)) == [4, 2, 2]

@@ -8,7 +8,6 @@ read, and one key is written at set-up. Whatever is asked here has a deadline of
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import logging
 import threading
@@ -32,8 +31,6 @@ PATIENCE = 10.0
 
 DEADLINE = 3.0
 """Seconds that the store may take to say what the others have written."""
-
-_calls: dict[str, Iterator[int]] = {}
 
 
 @dataclass(frozen=True)
@@ -119,14 +116,12 @@ def roll_call(call: str, place: str, members: Sequence[int]) -> Iterator[Callabl
         A function that gives the ranks that have not come, as far as the store says so in time.
     """
     prefix = f"gradwire/came/{place}/{call}"
-    number = next(_calls.setdefault(prefix, itertools.count()))
-    keys = {rank: f"{prefix}/{number}/{rank}" for rank in members}
-    if dist.get_rank() in keys:
-        write(keys[dist.get_rank()])
+    keys = {rank: f"{prefix}/{rank}" for rank in members}
+    number = count(keys[dist.get_rank()])
     over = threading.Event()
 
     def missing() -> list[int]:
-        return within(DEADLINE, lambda store: [j for j in members if not store.check([keys[j]])], apart=True) or []
+        return within(DEADLINE, lambda store: [j for j in members if store.add(keys[j], 0) < number], apart=True) or []
 
     def watch() -> None:
         waited = patience = PATIENCE
@@ -148,12 +143,13 @@ def default_store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def write(key: str) -> None:
-    """Write down that this rank has come; where there is no store any more, nobody will read it."""
+def count(key: str) -> int:
+    """Write down that this rank has come once more: how often, or 0 where there is no store to ask any more."""
     try:
-        default_store().set(key, "")
+        return int(default_store().add(key, 1))
     except (RuntimeError, ValueError) as error:
         log.debug("the store did not take %s: %s", key, error)
+        return 0
 
 
 def within(seconds: float, ask: Callable[[Any], T], apart: bool = False) -> T | None:

@@ -6,7 +6,8 @@ destroyed earlier: its successor would have the same name and meet its addresses
 Law: a group serves one exchange at a time, so one thread issues its collectives. It is free where nothing holds its
 channel any more and every collective that was begun has ended. Ranks let go of a model at different times, so they
 compare through the store which groups are free everywhere, after equally many collectives, and take the first of those;
-where there is none, a new one is made.
+where there is none, a new one is made. How often they have compared is counted in the store: it may outlive
+``destroy_process_group()``, and a process that takes a lost one's place has compared with nobody yet.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import gc
 import hashlib
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,9 +32,6 @@ LONGEST_PAUSE = 0.05
 
 LEAST_WAIT = 10.0
 """Seconds that ranks wait for each other at least, as in torch when it makes a group: they start at different times."""
-
-_turns: Counter[tuple[int, ...]] = Counter()
-"""How often these ranks have compared: never reset, because a store may outlive ``destroy_process_group``."""
 
 
 @dataclass(eq=False)
@@ -116,10 +113,10 @@ def common(members: Sequence[int], labels: Sequence[str], seconds: float) -> str
     if len(members) == 1:
         return next(iter(labels), None)
     seconds = max(seconds, LEAST_WAIT)
-    turn = _turns[tuple(members)] = _turns[tuple(members)] + 1
     name = hashlib.sha256(repr(list(members)).encode()).hexdigest()
     try:
-        store = PrefixStore(f"gradwire/{name}/{turn}", dist.distributed_c10d._get_default_store())
+        shared = PrefixStore(f"gradwire/{name}", dist.distributed_c10d._get_default_store())
+        store = PrefixStore(str(shared.add(f"turn/{dist.get_rank()}", 1)), shared)
         for label in labels:
             store.add(f"free/{label}", 1)
         store.add("ranks", 1)
