@@ -129,7 +129,14 @@ def steady(rank: int, kind: str) -> int:
     training = Training("optimizer", rank, "topk", {})
     for step in range(4):
         training.optimizer.zero_grad(set_to_none=step % 2 == 0)
-        for part in range({"accumulation": 3, "uneven": 2 + rank, "second order": 1 + rank}.get(kind, 1)):
+        if kind == "conditional":
+            # All ranks drop this batch, in which each used other parameters.
+            list(training.model.parameters())[rank].sum().backward()
+            training.optimizer.zero_grad(set_to_none=step < 2)
+            next(training.model.parameters()).sum().backward()
+        for part in range(
+            {"accumulation": 3, "uneven": 2 + rank, "second order": 1 + rank, "conditional": 0}.get(kind, 1)
+        ):
             if kind == "second order":
                 x, y = batch(part, rank)
                 nn.functional.cross_entropy(training.model(x), y).backward(create_graph=True)

@@ -75,7 +75,7 @@ def test_a_rank_that_leaves_out_a_step_is_named_on_all() -> None:
         )
 
 
-@pytest.mark.parametrize("kind", ["accumulation", "uneven", "second order", "clipped", "by hand"])
+@pytest.mark.parametrize("kind", ["accumulation", "uneven", "second order", "clipped", "by hand", "conditional"])
 def test_what_all_ranks_exchange_is_no_step_left_out(kind: str) -> None:
     assert run_ranks(2, steady, kind) == [4, 4]
 

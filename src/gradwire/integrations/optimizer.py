@@ -54,6 +54,7 @@ class OptimizerState(BucketState):
         self._known = {id(param): param for param in params.values()}
         self._done = self._closed = False
         self._seen: dict[int, tuple[int, int]] = {}
+        self._pass = -1
         self.exchange.dropped = 0
         for param in params.values():
             # Weakly, because the state may hold the optimizer, and parameters outlive both.
@@ -139,18 +140,32 @@ class OptimizerState(BucketState):
 
         Accumulation adds to the tensor once. If it is another tensor by now, or was written to in between, what had
         been accumulated since the last exchange was dropped. That is how a rank is known that leaves out an exchange
-        and goes on to the next iteration; backward passes cannot be counted, because micro-batches may be uneven.
+        and goes on to the next iteration; backward passes cannot be counted, because micro-batches may be uneven. The
+        first gradient of a pass answers for all: other parameters may be used in it than before, by each rank others.
         """
         self._done = False
         grad = param.grad
         if torch.compiler.is_compiling() or type(grad) is not Tensor:
             return
-        now, before = (grad.data_ptr(), grad._version), self._seen.get(id(param))
+        current, before, now = torch._C._current_graph_task_id(), self._pass, (grad.data_ptr(), grad._version)
+        self._pass = current
         # A backward pass with create_graph=True makes a new tensor.
-        if before is not None and now != (before[0], before[1] + 1) and not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and self._dropped(param, now, others=current != before):
             self.exchange.dropped = (self.exchange.dropped or 0) + 1
             self._seen.clear()
         self._seen[id(param)] = now
+
+    def _dropped(self, param: Tensor, now: tuple[int, int], others: bool) -> bool:
+        """Whether a gradient that had been accumulated is not there any more: this parameter's, or one of all."""
+        for key, (start, version) in self._seen.items() if others else ():
+            other = self._known[key]
+            # Those on another device are accumulated by another thread, just now.
+            if other is not param and other.device == param.device:
+                grad = other.grad
+                if grad is None or (grad.data_ptr(), grad._version) != (start, version):
+                    return True
+        seen = self._seen.get(id(param))
+        return seen is not None and now != (seen[0], seen[1] + 1)
 
 
 def fresh(state: weakref.ref[OptimizerState], param: Tensor) -> None:
