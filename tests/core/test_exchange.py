@@ -22,6 +22,7 @@ from gradwire.memory.residual import Residual
 from gradwire.policy import Policy
 from gradwire.schedules import stages
 from gradwire.settings import Settings
+from tests.contracts.thread_ranks import N, exchange_in_threads
 
 
 def test_memory_follows_the_declared_feedback() -> None:
@@ -270,3 +271,10 @@ def test_a_factor_after_a_skipped_step_is_not_taken_back_with_it() -> None:
     exchange.end_step()
     assert exchange.keeper.worker["residual"]["a"].tolist() == [2.0 * value for value in waits[0]]
     assert waits[0] != waits[1]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_without_another_word_an_uncompressed_exchange_is_counted_in_float32(world: int) -> None:
+    """A ring moves 2 (W - 1) / W of the gradient's bytes."""
+    rank = exchange_in_threads(TopK(), world, 1, lambda *_: torch.ones(N))[0]
+    assert rank.exchange.metrics()["dense_bytes"] == 2 * (world - 1) * 4 * N // world

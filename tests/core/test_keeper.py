@@ -111,3 +111,14 @@ def test_a_shard_that_waits_is_saved_beside_one_that_begins_at_the_same_element(
     keeper.load_state_dict({"worker": {}, "owned": {"a": {"residual": {"0": torch.ones(32)}}}})
     keeper.server(Piece(whole, whole.memory, (16,), lo=0), ("residual",))["residual"].fill_(2.0)
     assert keeper.state_dict()["owned"]["a"]["residual"]["0"].tolist() == [3.0] * 16 + [1.0] * 16
+
+
+def test_what_an_exchange_may_change_is_what_these_parameters_keep_and_no_work_space() -> None:
+    keeper = Keeper(2, CPU, 0)
+    keeper.keep(Unit((("a", 3),), (3,), 0, TwoBit(), DGCMemory()))
+    keeper.keep(unit(("b", 2)))
+    assert set(keeper.changing(["a", "b", "dense"])) == {
+        "worker/residual/a", "worker/momentum/a", "worker/residual/b",
+    }  # fmt: skip
+    assert set(keeper.changing(["b"])) == {"worker/residual/b"}
+    assert not keeper.changing(["dense"])

@@ -202,3 +202,10 @@ def test_a_memory_that_rounds_cannot_serve_is_refused_before_the_first_push():
     for memory in ("dgc", "momentum", "variance"):
         with pytest.raises(ConfigError, match=f"memory '{memory}' serves methods of one round"):
             device(type="powersgd", memory=memory)
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), "5", True])
+@pytest.mark.parametrize("name", ["timeout", "server_timeout"])
+def test_a_time_that_no_store_can_wait_is_refused(name, bad):
+    with pytest.raises(ConfigError, match=rf"^{name} must be seconds > 0"):
+        DistStore("dist_sync", Place(("tcp://127.0.0.1:1",), 0, 1), **{name: bad})

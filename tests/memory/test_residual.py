@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor
+from gradwire.compressors.bf16 import BF16
 from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
 from gradwire.types import Key
@@ -47,6 +48,20 @@ def test_a_scaled_payload_keeps_the_residual_in_gradient_units(name: str) -> Non
     grad, residual = torch.randn(N), torch.zeros(N)
     decoded = encode(Residual(), registry.build("compressors", name), grad.clone(), residual, scale=0.25)
     torch.testing.assert_close(4 * decoded + residual, grad, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("weight", "scale", "fused"), [(1.0, 1.0, True), (0.25, 1.0, False), (0.25, 0.25, False)])
+def test_the_fused_kernel_is_used_for_weights_of_one_and_only_for_these(
+    weight: float, scale: float, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    whole = BF16.encode_feedback
+    monkeypatch.setattr(BF16, "encode_feedback", lambda self, *given: calls.append(1) or whole(self, *given))
+    grad, residual = torch.randn(N), torch.randn(N)
+    x = weight * (grad + residual)
+    decoded = encode(Residual(weight, weight), BF16(), grad, residual, scale)
+    assert bool(calls) == fused
+    torch.testing.assert_close(decoded / scale + residual, x, rtol=0, atol=1e-6)
 
 
 def test_update_keeps_the_old_residual_of_a_bad_step() -> None:

@@ -80,6 +80,12 @@ def test_observed_squares_take_the_place_of_the_gradient_s() -> None:
     assert kept["variance"][1].item() == pytest.approx(0.999 * 4)
 
 
+def test_what_was_observed_and_is_not_finite_is_left_out() -> None:
+    variance = torch.full((4,), 0.5)
+    VarianceMemory.observe(variance, torch.tensor([[math.nan, math.inf], [-math.inf, 0.25]]))
+    assert variance.tolist() == [0.5, 0.5, 0.5, 0.75]
+
+
 def test_gradients_whose_squares_vanish_are_not_held_back_for_ever() -> None:
     assert step(VarianceMemory(), torch.tensor([2.0**-80]), kept_for(1))[0] == [2.0**-80]
 
