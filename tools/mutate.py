@@ -1,0 +1,117 @@
+"""What cosmic-ray, the mutation tool, is not told by tools/mutate.toml; CONTRIBUTING.md has the commands.
+
+``sample``  leaves as many mutations of each part of the package as asked for, drawn by seed
+``test``    runs the tests that belong to the file that differs from the commit: cosmic-ray's test command
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import random
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path("src/gradwire")
+TESTS = {
+    "compressors": ["tests/compressors"], "memory": ["tests/memory"], "comm": ["tests/comm"],
+    "optim": ["tests/optim"], "kvstore": ["tests/kvstore"], "": ["tests/core", "tests/comm", "tests/integrations"],
+}  # fmt: skip
+"""Where the tests of a part are; the empty one is the exchange's own modules."""
+
+WHOLE = {"optim": ["tests/meeting"]}
+"""Folders that are run whole: workers that meet import what is under test by way of ``gradwire.rounds``."""
+
+EVERYWHERE = ["tests/golden", "tests/contracts"]
+"""Tests that go through the registry: those of a method, a memory or a strategy have its name in theirs."""
+
+
+def part_of(module: Path) -> str:
+    """``compressors`` of src/gradwire/compressors/topk.py, the empty one of src/gradwire/exchange.py."""
+    folder = module.relative_to(PACKAGE).parent.parts
+    return folder[0] if folder else ""
+
+
+@functools.cache
+def untested(module: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where the types and the messages of a file are: from (line, column) on, up to (line, column)."""
+    nodes = list(ast.walk(ast.parse((ROOT / module).read_text())))
+    types = [getattr(node, name, None) for node in nodes for name in ("annotation", "returns")]
+    messages = [node for node in nodes if isinstance(node, ast.JoinedStr | ast.Raise)]
+    return [
+        ((each.lineno, each.col_offset), (each.end_lineno, each.end_col_offset))
+        for each in [*types, *messages] if each is not None
+    ]  # fmt: skip
+
+
+def sample(session: str, count: int, seed: int) -> None:
+    """Draw ``count`` places of every part and one mutation of each; drop the others from the session."""
+    from cosmic_ray.work_db import use_db
+    from cosmic_ray.work_item import WorkItem
+
+    with use_db(session) as work:
+        places: dict[str, dict[tuple[Path, tuple[int, int]], list[WorkItem]]] = defaultdict(lambda: defaultdict(list))
+        for item in work.pending_work_items:
+            (mutation,) = item.mutations
+            places[part_of(mutation.module_path)][mutation.module_path, mutation.start_pos].append(item)
+        chosen, generator = [], random.Random(seed)
+        for part in sorted(places):
+            tested = [
+                (module, start) for module, start in sorted(places[part])
+                if not any(first <= start < end for first, end in untested(module))
+            ]  # fmt: skip
+            for place in generator.sample(tested, count):
+                found = sorted(places[part][place], key=lambda item: str(item.mutations))
+                chosen.append(generator.choice(found))
+        work.clear()
+        work.add_work_items(chosen)
+    print(f"{len(chosen)} mutations are left")
+
+
+def related(module: Path) -> list[list[str]]:
+    """Arguments for pytest, a list for each call: what imports the file, then what finds it through the registry."""
+    part, name = part_of(module), module.stem
+    dotted = ".".join(module.relative_to("src").with_suffix("").parts)
+    users = {module}
+    if name.startswith("_"):
+        users |= {path for path in (ROOT / module.parent).glob("*.py") if re.search(rf"\b{name}\b", path.read_text())}
+    found = []
+    for folder in map(Path, TESTS.get(part, TESTS[""])):
+        own = {folder / f"test_{user.stem}.py" for user in users}
+        tests = sorted((ROOT / folder).glob("test_*.py"))
+        found += [test for test in tests if test.relative_to(ROOT) in own]
+        found += [test for test in tests if test not in found and re.search(rf"\b{dotted}\b", test.read_text())]
+    files = [str(test.relative_to(ROOT)) for test in found] or TESTS.get(part, TESTS[""])
+    files = [*files, *WHOLE.get(part, [])]
+    names = " or ".join(sorted({user.stem for user in users if not user.stem.startswith("_")}))
+    return [files, [*EVERYWHERE, "-k", names]] if part in ("compressors", "memory", "comm") and names else [files]
+
+
+def test() -> int:
+    """Run the tests of the changed file; 0 where all pass or there is none."""
+    changed = subprocess.run(
+        ["git", "diff", "--name-only", "HEAD", "--", str(PACKAGE)], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
+    for arguments in related(Path(changed[0])) if changed else []:
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments]
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        if code not in (0, 5):  # 5: no test has the name.
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    drawing = commands.add_parser("sample")
+    drawing.add_argument("session")
+    drawing.add_argument("--count", type=int, default=8, help="mutations of each part")
+    drawing.add_argument("--seed", type=int, default=1)
+    commands.add_parser("test")
+    given = parser.parse_args()
+    sys.exit(test() if given.command == "test" else sample(given.session, given.count, given.seed))
