@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gradwire.kvstore import Module
+from gradwire.kvstore.lr_scheduler import FactorScheduler
 
 ADAM = {"learning_rate": 0.01}
 
@@ -41,8 +42,10 @@ def epochs(rank, folder, begin, end):
     return list(module.get_params()[0].values())
 
 
-def killed_once(rank, folder):
-    """Three epochs; worker 1 is killed in the second of them, the first time that it comes there. The parameters."""
+def killed_once(rank, folder, factor=1.0):
+    """Three epochs, in which the learning rate falls by ``factor`` after every update; worker 1 is killed in the
+    second of them, the first time that it comes there. The parameters.
+    """
     died, module = Path(folder) / "died", Module(network(seed=3 + rank))
 
     def die(param):
@@ -51,7 +54,7 @@ def killed_once(rank, folder):
             os.kill(os.getpid(), signal.SIGKILL)
 
     module.fit(
-        share(rank, 2), num_epoch=3, kvstore="dist_sync", optimizer="adam", optimizer_params=ADAM,
-        batch_end_callback=die,
+        share(rank, 2), num_epoch=3, kvstore="dist_sync", optimizer="adam",
+        optimizer_params={**ADAM, "lr_scheduler": FactorScheduler(1, factor)}, batch_end_callback=die,
     )  # fmt: skip
     return list(module.get_params()[0].values())

@@ -71,7 +71,8 @@ class Trainer:
         self._on_store = shared if update_on_kvstore is None else update_on_kvstore
         require(self._store is not None or not self._on_store, "update_on_kvstore", "False without a kvstore", True)
         self._updater = Updater(self._config)
-        self._started = False
+        self._started = self._told = False
+        """Whether the store has the weights, and the optimizer's numbers."""
         self._steps = 0
         self._ahead: set[int] = set()
         """Keys of which one step more had been made than of the others when this worker came."""
@@ -130,8 +131,6 @@ class Trainer:
         self._started = True
         if self._store is None:
             return
-        if self._on_store:
-            self._store.set_optimizer(self._config)
         for key, copies in enumerate(self._params):
             self._store.init(key, copies[0].data)
             if not self._on_store and self._store.version(key):
@@ -142,6 +141,9 @@ class Trainer:
                 )
             self._store.pull(key, [each.data for each in copies], ignore_sparse=False)
         self._go_on()
+        # One that comes again tells it with the numbers of its first step: those of the start are long past.
+        if self._on_store and not self._steps:
+            self._tell()
 
     def _go_on(self) -> None:
         """Where steps have been made before: find how many, and which keys have one step more."""
@@ -173,6 +175,8 @@ class Trainer:
             self._update(ignore_stale_grad)
             return
         assert self._store is not None
+        if not self._told:
+            self._tell()
         pairs = self._with_gradient(ignore_stale_grad)
         keys, values = [key for key, _ in pairs], [[each.data for each in copies] for _, copies in pairs]
         if not self._ahead:
@@ -229,6 +233,7 @@ class Trainer:
             _, config = load_states(fname)
             if config is not None:
                 # The store has the file's numbers: say the same from now on, or tell it ours again.
+                self._told = True
                 self._use(config if numbers else self._config)
             return
         states, config = load_states(fname)
@@ -276,9 +281,14 @@ class Trainer:
     def _use(self, config: OptimizerConfig) -> None:
         self._updater.use(config)
         self._config = config
-        if self._on_store and self._started:
-            assert self._store is not None
-            self._store.set_optimizer(config)
+        if self._told:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Let the store have the optimizer's numbers."""
+        assert self._store is not None
+        self._store.set_optimizer(self._config)
+        self._told = True
 
 
 def gradients(copies: Sequence[nn.Parameter]) -> list[Tensor]:
