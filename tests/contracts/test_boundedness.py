@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator
 
@@ -34,9 +35,9 @@ from tests.contracts.thread_ranks import MATRIX, PLACES, WORLDS, N, exchange_in_
 
 STEPS, BOUND = 100, 40.0
 SHAPE = (64, 64)
-RUN = 48
-"""Steps of several ranks; divisible by 4."""
-RATIOS = (0.1, 0.05, 0.02)
+LEAST_RUN = 48
+"""Steps of several ranks, of a method that sends a tenth of the elements or more."""
+RATIOS = (0.1, 0.05, 0.02, 0.01)
 COMPRESSORS: list[Compressor] = [registry.build("compressors", name) for name in registry.names("compressors")]
 BOUNDED = [each for each in COMPRESSORS if each.feedback != "unsafe"]
 UNSAFE = [each for each in COMPRESSORS if each.feedback == "unsafe"]
@@ -61,7 +62,7 @@ def unit(compressor: Compressor) -> float:
 
 
 def quickened(compressor: Compressor) -> Compressor:
-    """The same with the largest share of the elements that pays, where it has a ratio, so that 48 steps are many."""
+    """The same with the largest share of the elements that pays, where it has a ratio, so that few steps are many."""
     names = {each.name for each in dataclasses.fields(compressor)}  # type: ignore[arg-type]
     if "inner" in names:
         compressor = dataclasses.replace(compressor, inner=quickened(compressor.inner))  # type: ignore[attr-defined, type-var]
@@ -80,14 +81,16 @@ def on_ranks(memory: Memory) -> Iterator[tuple[Compressor, str, int]]:
 
 
 class Run:
-    """Ranks whose gradients are constants, with noise of a share of their size, for ``RUN`` steps."""
+    """Ranks whose gradients are constants, with noise of a share of their size, for ``steps`` steps, divisible by 4."""
 
     def __init__(self, compressor: Compressor, memory: Memory, strategy: str, world: int, noise: float) -> None:
         self.size, self.noise = 0.4 * unit(compressor), noise
         self.world = world
-        late = [*range(RUN // 4, RUN // 2), *range(3 * RUN // 4, RUN)]
+        ratio = compressor.to_config().get("ratio", 1.0)
+        self.steps = max(LEAST_RUN, 4 * math.ceil(1.25 / ratio))
+        late = [*range(self.steps // 4, self.steps // 2), *range(3 * self.steps // 4, self.steps)]
         self.ranks = exchange_in_threads(
-            compressor, world, RUN, self.gradient, watched=late, memory=memory, strategy=strategy
+            compressor, world, self.steps, self.gradient, watched=late, memory=memory, strategy=strategy
         )
         units = self.ranks[0].units()
         self.compressed = torch.cat([torch.arange(N)[PLACES[unit.name]] for unit in units])
@@ -112,16 +115,18 @@ class Run:
         return float(total.norm())
 
 
-@pytest.mark.parametrize(("compressor", "strategy", "world"), on_ranks(Residual()), ids=str)
+@pytest.mark.parametrize(("compressor", "strategy", "world"), list(on_ranks(Residual())), ids=str)
 def test_on_several_ranks_what_waits_stops_growing_and_the_gradient_arrives(
     compressor: Compressor, strategy: str, world: int
 ) -> None:
     run = Run(compressor, Residual(), strategy, world, noise=0.2)
-    early, late = (max(run.waiting(step) for step in range(end - RUN // 4, end)) for end in (RUN // 2, RUN))
-    gradient = run.mean_gradient(range(RUN // 2, RUN))
+    early, late = (
+        max(run.waiting(step) for step in range(end - run.steps // 4, end)) for end in (run.steps // 2, run.steps)
+    )
+    gradient = run.mean_gradient(range(run.steps // 2, run.steps))
     assert late < 1.5 * early + 0.1 * float(gradient.norm())
-    arrived = (run.ranks[0].total - run.ranks[0].steps[RUN // 2 - 1].total)[run.compressed] / (RUN // 2)
-    assert (arrived - gradient).norm() < 0.5 * gradient.norm() + early / (RUN // 2)
+    arrived = (run.ranks[0].total - run.ranks[0].steps[run.steps // 2 - 1].total)[run.compressed] / (run.steps // 2)
+    assert (arrived - gradient).norm() < 0.5 * gradient.norm() + early / (run.steps // 2)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +137,7 @@ def test_on_several_ranks_estimates_reach_a_gradient_that_does_not_change(
 ) -> None:
     run = Run(compressor, EF21(), strategy, world, noise=0.0)
     gradient = run.mean_gradient([0])
-    assert (run.ranks[0].steps[RUN - 1].out[run.compressed] - gradient).norm() < 0.25 * gradient.norm()
+    assert (run.ranks[0].steps[run.steps - 1].out[run.compressed] - gradient).norm() < 0.25 * gradient.norm()
 
 
 @pytest.mark.parametrize(
