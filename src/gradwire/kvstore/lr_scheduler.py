@@ -206,21 +206,21 @@ def scheduler_of(told: Any, base_lr: float | None = None) -> LRScheduler:
         ConfigError: something else, or numbers that it refuses.
     """
     config = told.to_config() if isinstance(told, LRScheduler) else told
-    if not isinstance(config, Mapping) or config.get("name") not in SCHEDULERS:
-        name = config.get("name") if isinstance(config, Mapping) else config
+    name = config.get("name") if isinstance(config, Mapping) else config
+    if not isinstance(config, Mapping) or not isinstance(name, str) or name not in SCHEDULERS:
         raise ConfigError(
             f"lr_scheduler must be one of {', '.join(SCHEDULERS)} (gradwire.kvstore.lr_scheduler), which travel as "
             f"names and numbers, got {name!r}: for another function, Module takes it as it is, and with a Trainer call "
             "set_learning_rate(...) before each step"
         )
-    numbers = {name: value for name, value in config.items() if name != "name"}
+    numbers = {each: value for each, value in config.items() if each != "name"}
     try:
-        scheduler = SCHEDULERS[config["name"]](**numbers)
+        scheduler = SCHEDULERS[name](**numbers)
     except TypeError as error:
-        known = SCHEDULERS[config["name"]].__dataclass_fields__
-        wrong = next((name for name in numbers if name not in known), None)
+        known = SCHEDULERS[name].__dataclass_fields__
+        wrong = next((each for each in numbers if each not in known), None)
         hint = "" if wrong is None else f": {nearest(wrong, known)}"
-        raise ConfigError(f"{config['name']} refuses {numbers}: {error}{hint}") from None
+        raise ConfigError(f"{name} refuses {numbers}: {error}{hint}") from None
     if base_lr is not None:
         scheduler.base_lr = base_lr
     return scheduler

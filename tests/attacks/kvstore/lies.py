@@ -37,10 +37,26 @@ def optimizers(endpoint):
                           ("sgd", {"lr": -1.0}), ("sgd", {"lr": [1.0]}), ("adam", {"beta1": 1.5}),
                           ("adam", {"eps": None}), ("rmsprop", {"alpha": None}), ("sgd", {"foreach": True}),
                           ("sgd", {"params": 1}),
-                          ("adam", {"capturable": True}), ("adamw", {"fused": True}), ("test", {"lr": 1.0}),
-                          ("sgd", {"lr": 1e39}), ("nadam", {"momentum_decay": None})):  # fmt: skip
+                          ("adam", {"capturable": True}), ("adamw", {"fused": True}), ("test", {"momentum": 1.0}),
+                          ("sgd", {"lr": 1e39}), ("nadam", {"momentum_decay": None}),
+                          ("sgd", {"multi_precision": 1}), ("adam", {"lazy_update": []}),
+                          *(("sgd", {"lr_scheduler": told}) for told in schedulers())):  # fmt: skip
         with Attacker(endpoint, 1) as attacker:
             refused(attacker.request("optimizer", number=2, name=name, numbers=numbers))
+
+
+def schedulers():
+    """What a server could fall over when it looks one up, makes one, or asks it for a rate."""
+    factor, steps = {"name": "FactorScheduler", "step": 1}, {"name": "MultiFactorScheduler"}
+    poly = {"name": "PolyScheduler", "max_update": 4}
+    return [
+        True, "os", [], {}, {"name": None}, {"name": []}, {"name": {}}, {"name": "LRScheduler"},
+        {"name": "FactorScheduler"}, {**factor, "step": 0}, {**factor, "step": "1"}, {**factor, "factor": float("nan")},
+        {**factor, "base_lr": [1.0]}, {**factor, "warmup_mode": {}}, {**factor, "warmup_steps": 0.5},
+        {**factor, "__class__": 1}, {**factor, "self": 1}, {**factor, 1: 1},
+        {**steps, "step": [2, 1]}, {**steps, "step": "12"}, {**steps, "step": {}}, {**steps, "step": [[1]]},
+        {**poly, "pwr": 0}, {**poly, "pwr": 1e39}, {**poly, "max_update": 0}, {**poly, "warmup_steps": 4},
+    ]  # fmt: skip
 
 
 def safetensors(tensors, **metadata):

@@ -88,7 +88,7 @@ def pieces(endpoint):
         told = attacker.ask(pack("init", seq=1, **init("pieces", **whole, chunk=7)), bytes(CHUNK), seconds=1)
         assert told is None or told["op"] == "error"
     with Attacker(endpoint, 1) as attacker:
-        refused(attacker.request("rows", struct.pack("<2q", 0, 2**40), key="w", step=0, chunk=0, chunks=1), "rows")
+        refused(attacker.request("rows", struct.pack("<2q", 0, 2**40), key="w", step=0, chunk=0, chunks=1), "row_ids")
     with Attacker(endpoint, 1) as attacker:
         # The same row again and again: a small question with a large answer.
         refused(attacker.request("rows", bytes(CHUNK), key="w", step=0, chunk=0, chunks=1), "rows")

@@ -10,6 +10,8 @@ import msgpack
 import zmq
 
 CHUNK = 1 << 20
+VERSION = 3
+"""Of the protocol that the server speaks: an attacker with another one is refused before it can attack."""
 CONTEXT = zmq.Context()
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
 
@@ -67,7 +69,7 @@ class Attacker:
         self.close()
 
 
-def introduction(rank, world=2, version=2, sync=False, session=None):
+def introduction(rank, world=2, version=VERSION, sync=False, session=None):
     return pack("hello", version=version, rank=rank, world=world, sync=sync, session=session or os.urandom(16))
 
 
