@@ -102,7 +102,9 @@ def works(memory: str, way: str) -> bool:
 
 
 def exchange_of(compressor: Compressor, memory: Memory | str | None, strategy: str | None) -> Exchange:
-    return Exchange(compressor, memory=memory, strategy=strategy, group=dist.group.WORLD, policy=Policy(min_numel=0))
+    return Exchange(
+        compressor, memory=memory, strategy=strategy, group=dist.group.WORLD, policy=Policy(min_numel=0), force=True
+    )
 
 
 def kept_of(exchange: Exchange) -> Kept:
