@@ -24,12 +24,14 @@ from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.integrations.fsdp import FSDPState, compress_fsdp
 from gradwire.integrations.fsdp1 import compress_fsdp1
+from gradwire.memory.dgc import DGCMemory
 from tests.integrations.checkpoint_jobs import through_a_file
 from tests.integrations.jobs import answers, batch, loss_of, model_of
 
 FLAT: dict[str, dict[str, Any]] = {
     "none": {}, "fp16": {}, "qsgd": {"bits": 4, "memory": "residual"}, "topk": {"ratio": 0.1},
-    "twobit": {"threshold": "auto"}, "onebit": {"scale": "mean"}, "dgc": {"ratio": 0.1, "exclude": ["6.*"]},
+    "twobit": {"threshold": "auto"}, "onebit": {"scale": "mean"},
+    "dgc": {"ratio": 0.1, "exclude": ["6.*"], "memory": DGCMemory(momentum=0.5)},
 }  # fmt: skip
 HYBRID: dict[str, dict[str, Any]] = {
     "none": {}, "powersgd": {"rank": 4}, "topk": {"ratio": 0.1}, "qsgd": {"strategy": "two_phase"},
@@ -57,8 +59,8 @@ def plain(model: nn.Module) -> nn.Module:
     return copy
 
 
-def train(model: nn.Module, steps: range, rank: int) -> list[Tensor]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+def train(model: nn.Module, steps: range, rank: int, momentum: float = 0.5) -> list[Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     for step in steps:
         x, y = batch(step, rank)
         optimizer.zero_grad()
@@ -74,7 +76,8 @@ def compare(rank: int, mesh: DeviceMesh, replicate: DeviceMesh | None, methods: 
         state = compress_fsdp(model, name, replicate=replicate, min_numel=64, **options) if name != "plain" else None
         if state is None and replicate is not None:
             model = sharded(init_device_mesh("cpu", (replicate.size(), mesh.size()), mesh_dim_names=("r", "s")))
-        weights = train(model, range(STEPS), rank)
+        own = state is not None and "momentum" in state.exchange.buffers("buffers")
+        weights = train(model, range(STEPS), rank, momentum=0.0 if own else 0.5)
         told[name] = {"weights": weights, "loss": loss_of(plain(model)), "metrics": state.metrics() if state else {}}
     return told
 

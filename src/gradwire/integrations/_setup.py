@@ -298,7 +298,7 @@ def announce(exchange: Exchange, shapes: list[Named]) -> None:
     if compressed == 0 and main.name != "none":
         log.warning("%r compresses nothing: every parameter is excluded, smaller than min_numel=%d, or would grow",
                     main, exchange.policy.min_numel)  # fmt: skip
-    if sum(dense.values()) > MUCH * total:
+    if sum(dense.values()) > MUCH * total and main.name != "none":
         by_size = sorted(dense, key=lambda each: -dense[each])
         more = f" and {len(by_size) - 3} more" if len(by_size) > 3 else ""
         remedy = ", or reshape them into matrices" if main.family == "low rank" else ""
