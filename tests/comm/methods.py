@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.errors import require
 from gradwire.exchange import Exchange
 from gradwire.memory.base import Memory
 from gradwire.policy import Policy
@@ -76,6 +77,9 @@ class SharedScale(MultiRound):
     reference = "none"
     rounds_needed = 3
     reductions = ("max", "sum", "sum")
+
+    def check_world(self, world):
+        require(1000 * world < 2**31, "world", "at most 2147483 workers, whose codes an int32 can sum", world)
 
     def pays_for(self, shape):
         return True

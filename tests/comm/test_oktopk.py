@@ -64,7 +64,7 @@ def rescaled(*scales):
     """After one gradient at these scales: how many won each tensor at last, and the kept thresholds."""
     ranks = exchange_in_threads(
         OkTopk(ratio=0.1), WORLD, len(scales), lambda step, rank: scales[step] * gaussian(N, seed=rank),
-        memory="none", strategy=OkTopkStrategy(period=1000),
+        memory="none", strategy=OkTopkStrategy(period=1000), force=True,
     )  # fmt: skip
     sessions = ranks[0].exchange.keeper.sessions
     won = {name: int(ranks[0].steps[len(scales) - 1].out[PLACES[name]].count_nonzero()) for name in sessions}
