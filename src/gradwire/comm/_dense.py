@@ -12,7 +12,7 @@ from gradwire.comm._channel import Channel
 from gradwire.comm._part import nonfinite
 from gradwire.types import State
 
-__all__ = ["DenseSession"]
+__all__ = ["DenseSession", "joined"]
 
 
 class DenseSession:

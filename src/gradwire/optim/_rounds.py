@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire.comm._dense import joined
 from gradwire.comm._part import Message, Part, Piece, Unit
 from gradwire.comm.base import Site
 from gradwire.compressors.base import Compressor, MultiRound
@@ -303,13 +304,24 @@ class Rounds:
     def _pieces(self, main: Compressor | None) -> list[Piece]:
         """Pieces of all parameters; None is the dense warm-up."""
         exchange, keeper = self.exchange, self.exchange.keeper
-        units, dense, _ = grouped(self.named, main or Identity(), exchange.policy, exchange.memory_for)
-        if main is None:
-            units, dense = [], [(0, self.late.numel())]
+        units, _, _ = grouped(self.named, main or Identity(), exchange.policy, exchange.memory_for)
+        units = units if main is not None else []
         site = Site(exchange.channel, exchange.device, keeper.keep, keeper.remember, keeper.recall, keeper.server)
-        plain = [Unit(((f"[{lo}]", hi - lo),), (hi - lo,), lo, Identity(), NoMemory()) for lo, hi in dense]
-        whole = [site.whole(unit) for unit in units]
-        return whole + [Piece(unit, unit.memory, unit.shape, unit.lo) for unit in plain]
+        pieces, compressed = [site.whole(unit) for unit in units], {name for unit in units for name, _ in unit.members}
+        plain, lo = list[tuple[int, int]](), 0
+        for name, shape in self.named:
+            hi = lo + torch.Size(shape).numel()
+            meant = exchange.policy.meant(name, main or exchange.compressor)
+            memory = None if name in compressed else exchange.memory_for(meant).dense
+            if memory is not None:
+                pieces.append(site.whole(Unit(((name, hi - lo),), (hi - lo,), lo, Identity(), memory)))
+            elif name not in compressed:
+                plain.append((lo, hi))
+            lo = hi
+        for lo, hi in joined(plain):
+            unit = Unit(((f"[{lo}]", hi - lo),), (hi - lo,), lo, Identity(), NoMemory())
+            pieces.append(Piece(unit, unit.memory, unit.shape, unit.lo))
+        return pieces
 
 
 def nbytes_of(state: Mapping[str, Flat]) -> int:
