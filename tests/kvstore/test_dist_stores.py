@@ -30,7 +30,7 @@ def test_workers_that_want_different_bounds_on_staleness_are_told():
     with stores(1, name="dist_async", rules={"staleness": 3}, staleness=3, timeout=60):
         pass
     with (
-        pytest.raises(ConfigError, match="staleness must be the same .*: it is 3 here, worker 0 asks for 2"),
+        pytest.raises(ConfigError, match=r"staleness must be the same .*: it is 3 here, worker 0 asks for 2"),
         stores(1, name="dist_async", rules={"staleness": 3}, staleness=2, timeout=60),
     ):
         pass

@@ -165,7 +165,7 @@ def test_an_answer_in_pieces_goes_to_the_tensors_as_they_are():
 
 def test_pushes_are_kept_until_every_key_of_them_is_durable():
     context = zmq.Context()
-    link = Link(context, "tcp://127.0.0.1:1", b"name", b"hello", None)
+    link = Link(context, "server 0", "tcp://127.0.0.1:1", b"name", b"hello", None)
     try:
         seqs = itertools.count(1)
 
@@ -201,7 +201,7 @@ def test_pushes_are_kept_until_every_key_of_them_is_durable():
 
 def test_the_setting_of_now_is_said_again_whatever_is_declared_after_it():
     context = zmq.Context()
-    link = Link(context, "tcp://127.0.0.1:1", b"name", b"hello", None)
+    link = Link(context, "server 0", "tcp://127.0.0.1:1", b"name", b"hello", None)
     try:
         for seq, number in enumerate((1, 2, 3), 1):
             link.add(Request("optimizer", {"number": number}, declare=True, seq=seq))
