@@ -47,6 +47,8 @@ def watch_ddp(done: Callable[[Watch, bool], None], steps: int, built: Callable[[
         if not watches:
             watches[id(self)] = Watch(self)
             register(self, None, watches[id(self)].__call__)
+            patched_model: Any = self
+            patched_model._comm_hooks.clear()  # A hook of the script is ignored, and must not be refused.
             built()
 
     def step(self: DistributedDataParallel, *args: Any, **options: Any) -> Any:
