@@ -50,6 +50,18 @@ def training(rank, folder, pushed):
     return began, [param.detach() for param in model.parameters()]
 
 
+def undisturbed():
+    """The parameters after the same steps in one process, without a store."""
+    model = model_of(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        set_gradients(model, 0, step)
+        for i, param in enumerate(model.parameters()):
+            param.grad = (param.grad + gradient(1, step, param.shape, i)).mul_(0.5)
+        optimizer.step()
+    return list(model.parameters())
+
+
 @pytest.mark.parametrize("pushed", [[], [0], [1], [0, 1]])
 def test_a_trainer_goes_on_where_the_others_are(pushed, tmp_path):
     with start_workers(training, 2, 2, str(tmp_path), pushed, folder=tmp_path, options=PATIENT) as group:
@@ -59,14 +71,7 @@ def test_a_trainer_goes_on_where_the_others_are(pushed, tmp_path):
     # Of a step that was pushed whole the other worker's part may come before this one's first look, or after it.
     assert began in ({DIES, DIES + 1} if len(pushed) == 2 else {DIES})
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    model = model_of(0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for step in range(STEPS):
-        set_gradients(model, 0, step)
-        for i, param in enumerate(model.parameters()):
-            param.grad = (param.grad + gradient(1, step, param.shape, i)).mul_(0.5)
-        optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(first, model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, undisturbed(), strict=True))
 
 
 def cut(rank, folder):
@@ -103,14 +108,7 @@ def test_a_key_that_only_one_of_its_servers_was_pushed_is_pushed_to_the_others(t
         (_, first), (began, second) = finished(group, tmp_path, 150)
     assert began == DIES
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    model = model_of(0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for step in range(STEPS):
-        set_gradients(model, 0, step)
-        for i, param in enumerate(model.parameters()):
-            param.grad = (param.grad + gradient(1, step, param.shape, i)).mul_(0.5)
-        optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(first, model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, undisturbed(), strict=True))
 
 
 def example(rank, folder):
