@@ -37,7 +37,7 @@ class ZeroOneAdam(AdamLike):
     step, and where no rank had one since they were last in step, with what waits for it, in any other.
 
     Args:
-        params: as for ``OneBitAdam``; 16 bytes are kept for each element beside the residuals.
+        params: as for ``OneBitAdam``; 20 bytes are kept for each element beside the residuals.
         lr: step size, >= 0. While it is 0, only exact steps learn anything.
         betas: of momentum and variance, in [0, 1).
         eps: in (0, 1).
