@@ -1,7 +1,7 @@
 """gradwire: compressed gradient exchange for data-parallel training.
 
     model = DistributedDataParallel(model)
-    gradwire.compress_ddp(model, "twobit", threshold=1e-3)
+    gradwire.compress_ddp(model, "qsgd", bits=4)
 
 Importing it loads torch and the kernels, and neither triton, zmq, the command line nor the benchmarks.
 """

@@ -36,7 +36,7 @@ log = logging.getLogger("gradwire")
 
 
 def compress(
-    accelerator: Any, model: nn.Module, compressor: Any = "twobit", *, on_resize: OnResize = "error", **options: Any
+    accelerator: Any, model: nn.Module, compressor: Any = "bf16", *, on_resize: OnResize = "error", **options: Any
 ) -> GradwireState:
     """Exchange the gradients of a prepared model compressed; ``accelerator.save_state`` saves the residuals too.
 

@@ -56,7 +56,7 @@ class GradwireState(ExchangeState):
     """
 
     def __init__(
-        self, model: nn.Module, compressor: Any = "twobit", process_group: dist.ProcessGroup | None = None,
+        self, model: nn.Module, compressor: Any = "bf16", process_group: dist.ProcessGroup | None = None,
         *, scaler: Any = None, lr_correction: Optimizer | None = None, **options: Any,
     ) -> None:  # fmt: skip
         model = uncompiled(model)
@@ -234,7 +234,7 @@ def not_wrapped(model: object) -> ConfigError:
     return ConfigError(f"model must be a torch.nn.parallel.DistributedDataParallel, got {kind_of(model)}; {remedy}")
 
 
-def compress_ddp(model: nn.Module, compressor: Any = "twobit", **options: Any) -> GradwireState:
+def compress_ddp(model: nn.Module, compressor: Any = "bf16", **options: Any) -> GradwireState:
     """Exchange the gradients of a DDP model compressed, from the next backward on.
 
     All ranks must call it, with the same arguments; a difference raises the same error on each of them.
@@ -242,6 +242,7 @@ def compress_ddp(model: nn.Module, compressor: Any = "twobit", **options: Any) -
     Args:
         model: wrapped, compiled or not, and not yet given a communication hook.
         compressor: a registered name (``gradwire methods`` lists them), a compressor, or a recipe of ``from_params``.
+            The default halves the bytes and keeps no residual; fewer bytes take a choice: docs/choosing.md.
         scaler: in options, a ``GradScaler``: residuals follow its scale.
         lr_correction: in options, the optimizer: residuals are rescaled when a schedule changes its learning rates.
         options: ``memory, strategy, min_numel, exclude, overrides, start_after, schedule, seed, timeout, force`` as in

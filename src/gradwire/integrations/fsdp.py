@@ -315,7 +315,7 @@ def check_hooks(comm: object, hook: object) -> None:
 
 
 def compress_fsdp(
-    model: nn.Module, compressor: Any = "qsgd", *, replicate: DeviceMesh | Literal[False] | None = None,
+    model: nn.Module, compressor: Any = "bf16", *, replicate: DeviceMesh | Literal[False] | None = None,
     scaler: Any = None, lr_correction: Any = None, **options: Any,
 ) -> FSDPState:  # fmt: skip
     """Reduce the gradients of a ``fully_shard`` model compressed, from the next backward on.

@@ -158,7 +158,7 @@ def numel_of(flat: nn.Parameter) -> int:
     return cast(Any, flat)._unpadded_unsharded_size.numel()  # type: ignore[no-any-return]
 
 
-def compress_fsdp1(model: nn.Module, compressor: Any = "qsgd", *, scaler: Any = None, **options: Any) -> FSDP1State:
+def compress_fsdp1(model: nn.Module, compressor: Any = "bf16", *, scaler: Any = None, **options: Any) -> FSDP1State:
     """Reduce the gradients of a ``FullyShardedDataParallel`` model compressed. New models should use ``compress_fsdp``.
 
     All ranks must call it, before the first forward. Patterns are over names of wrapped modules, ``"root"`` for the

@@ -46,7 +46,7 @@ class GradwireTransformation(optax.GradientTransformation):
 
 
 def compress(
-    params: Any, compressor: Any = "twobit", *, process_group: dist.ProcessGroup | None = None, **options: Any
+    params: Any, compressor: Any = "bf16", *, process_group: dist.ProcessGroup | None = None, **options: Any
 ) -> GradwireTransformation:
     """Replace gradients by their mean over the processes, exchanged compressed. All processes must call it.
 

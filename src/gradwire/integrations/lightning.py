@@ -51,7 +51,7 @@ class GradwireCallback(Callback):
         GroupError: when ``fit`` begins: ranks were given different options.
     """
 
-    def __init__(self, compressor: Any = "twobit", *, on_resize: OnResize = "error", **options: Any) -> None:
+    def __init__(self, compressor: Any = "bf16", *, on_resize: OnResize = "error", **options: Any) -> None:
         super().__init__()
         self.compressor, self.options = compressor, options
         self.on_resize: OnResize = on_resize

@@ -217,7 +217,7 @@ def scatter(bucket: Bucket) -> None:
 
 
 def compress_optimizer(
-    optimizer: Optimizer, model: nn.Module, compressor: Any = "twobit", *, bucket_mb: float = 25.0,
+    optimizer: Optimizer, model: nn.Module, compressor: Any = "bf16", *, bucket_mb: float = 25.0,
     process_group: dist.ProcessGroup | None = None, scaler: Any = None, lr_correction: bool = False, **options: Any,
 ) -> OptimizerState:  # fmt: skip
     """Average gradients, compressed, whenever ``optimizer.step()`` is called: data parallelism without DDP.

@@ -88,7 +88,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     """
 
     def __init__(
-        self, optimizer: Any, compressor: Any = "twobit", *, process_group: dist.ProcessGroup | None = None,
+        self, optimizer: Any, compressor: Any = "bf16", *, process_group: dist.ProcessGroup | None = None,
         name: str | None = None, **options: Any,
     ) -> None:  # fmt: skip
         backend = keras.backend.backend()

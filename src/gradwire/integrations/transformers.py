@@ -104,7 +104,7 @@ class GradwireCallback(TrainerCallback):
 
 
 def compress_trainer(
-    trainer: Trainer, compressor: Any = "twobit", *,
+    trainer: Trainer, compressor: Any = "bf16", *,
     resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, on_resize: OnResize = "error", **options: Any,
 ) -> GradwireCallback:  # fmt: skip
     """Exchange the gradients of ``trainer.train()`` compressed. All processes must call it, before ``train``.
