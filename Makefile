@@ -1,4 +1,4 @@
-# Two commands from a fresh clone: `make demo` and `make test`. Both set up .venv if it is not there, or if what it
+# Two commands from a fresh clone: `make demo` and `make test`. Each sets up .venv if it is not there, or if what it
 # was built from has changed since.
 
 PYTHON ?= python3
@@ -10,12 +10,13 @@ PIP := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo convergence test lint format tables docs test-neon build clean
+.PHONY: help demo convergence test test-frameworks lint format tables docs test-neon build clean
 
 help:
 	@echo 'make demo      train with 2 local workers, dense and with 2-bit gradients, and compare (DEMO="--compressor topk")'
 	@echo 'make convergence  train every method on 2 and 4 workers, and write the table of docs/methods.md (hours on 2 cores)'
 	@echo 'make test      lint, type check and run the whole suite (PYTEST="-k ddp")'
+	@echo 'make test-frameworks  test the adapters of JAX, Keras, Lightning, Hugging Face and dashboards (installs them: 2.3 GB)'
 	@echo 'make lint      ruff, mypy, pre-commit configuration'
 	@echo 'make format    let ruff mend what it can'
 	@echo 'make tables    rewrite the tables of README.md and docs/ from the registry'
@@ -32,6 +33,10 @@ convergence: .venv/.bench
 
 test: lint
 	$(BIN)/pytest -n auto --dist loadscope --doctest-modules src tests $(PYTEST)
+
+# A file at a time: what its ranks have trained is shared by all of its tests.
+test-frameworks: .venv/.frameworks
+	$(BIN)/pytest -n auto --dist loadfile tests/frameworks $(PYTEST)
 
 lint: .venv/.test
 	$(BIN)/ruff check .
@@ -73,3 +78,7 @@ clean:
 .venv/.test: .venv/.made $(SOURCES)
 	$(PIP) -e '.[test]'
 	@touch .venv/.bench $@
+
+.venv/.frameworks: .venv/.made $(SOURCES)
+	$(PIP) -e '.[test-frameworks]'
+	@touch .venv/.bench .venv/.test $@

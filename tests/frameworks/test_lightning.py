@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.lightning_jobs import STEPS, WAYS, everything
+from tests.frameworks.lightning_jobs import STEPS, WAYS, everything
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.array_jobs import METHODS, check_compared
-from tests.integrations.jax_jobs import everything
+from tests.frameworks.array_jobs import METHODS, check_compared
+from tests.frameworks.jax_jobs import everything
 
 pytestmark = pytest.mark.timeout(600)
 

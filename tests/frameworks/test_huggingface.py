@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.huggingface_jobs import STEPS, everything
+from tests.frameworks.huggingface_jobs import STEPS, everything
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.frameworks.lightning_jobs import as_torchrun, residual_of
 from tests.integrations.jobs import answers, batch, digest, model_of
-from tests.integrations.lightning_jobs import as_torchrun, residual_of
 
 STEPS, WORDS = 6, 64
 TOPK = {"ratio": 0.02, "min_numel": 128}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.resize_jobs import everything
+from tests.frameworks.resize_jobs import everything
 
 pytestmark = pytest.mark.timeout(600)
 

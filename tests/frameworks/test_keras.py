@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.array_jobs import METHODS, check_compared
-from tests.integrations.keras_jobs import everything
+from tests.frameworks.array_jobs import METHODS, check_compared
+from tests.frameworks.keras_jobs import everything
 
 pytestmark = pytest.mark.timeout(600)
 

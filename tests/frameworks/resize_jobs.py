@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.integrations import huggingface_jobs, lightning_jobs
+from tests.frameworks import huggingface_jobs, lightning_jobs
 from tests.integrations.jobs import answers, batch, digest, model_of
 
 STEPS = 3

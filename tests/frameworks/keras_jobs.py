@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.integrations.array_jobs import METHODS, OPTIONS, SHAPES, STEPS, Means, compared, gradients
+from tests.frameworks.array_jobs import METHODS, OPTIONS, SHAPES, STEPS, Means, compared, gradients
 from tests.integrations.jobs import answers
 
 TOPK = {"ratio": 0.05, "min_numel": 64}
