@@ -7,7 +7,7 @@ import pytest
 from tests.house.source import imported, modules
 
 LAYERS = (
-    ("errors", "version"),
+    ("errors", "version", "_extras"),
     ("types", "registry", "metrics", "worker", "helpers", "meeting"),
     ("_header",),
     ("wire", "ops"),

@@ -118,7 +118,12 @@ def rows(methods: Sequence[Method], workers: Sequence[int], seeds: int, epochs: 
         workers: processes on this machine, each number at least 1.
         seeds: runs of each method, from seed 0 on.
         epochs: at least 1.
+
+    Raises:
+        ConfigError: there are no data to train with.
     """
+    # Before any worker starts, each of which would have to find that out.
+    Classification()
     for world in workers:
         dense = _row(recommended(BASELINE), world, seeds, epochs, None)
         yield dense

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from gradwire.bench.records import Point
 from gradwire.bench.tasks.base import Task
 
-__all__ = ["Bar", "Bars"]
+__all__ = ["Bar", "Bars", "Stages"]
 
 
 class Bars:
@@ -94,3 +94,32 @@ class Bar:
             f"{point.bytes_sent / 1e6:,.3f} MB sent by a worker",
             soft_wrap=True,
         )
+
+
+class Stages:
+    """What a long piece of work is at, and for how long it has been; nothing at all where nobody looks at a terminal.
+
+    Args:
+        seconds: that it takes at most.
+        console: where; None: standard error.
+    """
+
+    def __init__(self, seconds: float, console: Console | None = None) -> None:
+        console = console or Console(stderr=True, markup=False)
+        # Seldom: it must not take time from what is timed meanwhile.
+        self.progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), TextColumn(f"of {seconds:g} s"),
+            console=console, disable=not console.is_terminal, refresh_per_second=2, transient=True,
+        )  # fmt: skip
+        self.task = self.progress.add_task("")
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def begin(self, stage: str) -> None:
+        """A stage begins."""
+        self.progress.update(self.task, description=stage)

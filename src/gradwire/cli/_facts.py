@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import re
 from importlib import metadata
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from gradwire._extras import declared
 from gradwire.ops.native import kernel_info
 from gradwire.version import __version__
 
@@ -115,25 +115,11 @@ def _why_gpu_kernels(cuda: bool, triton: bool) -> str:
 
 def _extras() -> dict[str, Fact]:
     facts = {}
-    for extra, names in _declared_extras().items():
+    for extra, names in declared().items():
         missing = [name for name in names if not _installed(name)]
         reason = f"missing {', '.join(missing)}: pip install 'gradwire[{extra}]'" if missing else ", ".join(names)
         facts[extra] = _fact(not missing, reason)
     return facts
-
-
-def _declared_extras() -> dict[str, list[str]]:
-    """Extra -> distributions, from the installed metadata; an extra that includes another one lists only its own."""
-    try:
-        requirements = metadata.requires("gradwire") or []
-    except metadata.PackageNotFoundError:
-        return {}
-    extras: dict[str, list[str]] = {}
-    for requirement in requirements:
-        found = re.match(r"([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"]", requirement)
-        if found and found[1] != "gradwire":
-            extras.setdefault(found[2], []).append(found[1])
-    return extras
 
 
 def _installed(distribution: str) -> bool:

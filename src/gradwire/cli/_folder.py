@@ -2,7 +2,8 @@
 
 Law: ``gradwire/cli/<name>.py`` defines ``command`` and is imported when ``gradwire <name>`` is asked for, or help lists
 it. Files that start with an underscore, and ``main``, are machinery. An error that gradwire raises on purpose ends the
-command with one line on stderr and exit code 2.
+command with one line on stderr and exit code 2, and so does a package that an extra would bring. Whatever needs an
+extra is imported within a command, so that its help needs none.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import click
 
 from gradwire import cli
+from gradwire._extras import remedy
 from gradwire.errors import GradwireError, nearest
 from gradwire.version import __version__
 
@@ -43,6 +45,11 @@ class Folder(click.Group):
             return super().invoke(ctx)
         except GradwireError as error:
             raise _Refused(" ".join(str(error).split())) from error
+        except ImportError as error:
+            said = remedy(error)
+            if said is None:
+                raise
+            raise _Refused(said) from error
 
 
 @click.group(cls=Folder, context_settings={"help_option_names": ["-h", "--help"]})

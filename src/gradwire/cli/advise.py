@@ -14,6 +14,7 @@ from gradwire.bench.advise import consult
 from gradwire.bench.advise.advice import Advice, Row
 from gradwire.bench.advise.consult import Question
 from gradwire.bench.netlab import Link
+from gradwire.bench.progress import Stages
 from gradwire.bench.written import parse_method
 from gradwire.cli._output import emit, json_option
 from gradwire.errors import ConfigError
@@ -59,24 +60,27 @@ _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
 )  # fmt: skip
 @click.option(
     "--budget", default=6.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
-    help="For measuring a codec; one whose first step takes longer is left out.",
+    help="For measuring a codec: fewer repeats where they would take longer.",
+)  # fmt: skip
+@click.option(
+    "--within", default=45.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    help="For all measurements together, a script left out: what is not measured by then, nobody can tell.",
 )  # fmt: skip
 @json_option
 def command(json_to: str | None, **given: Any) -> None:
     """Predict a step with every method, and say which one to use, or not to compress.
 
-    Measures the step and the codecs here, or takes them as numbers; the model's equations are in docs/advise.md.
+    Measures the step and the codecs here, or takes them as numbers; the model's equations are in docs/advise.md. Of a
+    large model codecs are timed with a part of the elements first, and the likeliest with all of them.
     """
-    advice, facts = consult.answer(question(given), _told)
+    asked = question(given)
+    with Stages(asked.within) as stages:
+        advice, facts = consult.answer(asked, stages.begin)
     emit(
-        facts | advice.as_dict(),
+        advice.as_dict() | facts,
         json_to,
-        lambda: [_table(advice, facts), f"\n{advice.verdict}", *_notes(advice, facts)],
+        lambda: [f"{advice.verdict}\n", _table(advice, facts), *_notes(advice, facts)],
     )
-
-
-def _told(line: str) -> None:
-    click.echo(line, err=True)
 
 
 def question(given: dict[str, Any]) -> Question:
@@ -87,7 +91,7 @@ def question(given: dict[str, Any]) -> Question:
         raise ConfigError(f"arguments are for --script, got {' '.join(given['arguments'])!r} without it")
     chosen = {text: consult.named(text, parse_method) for text in given["methods"]} or consult.everything()
     names = ("model", "small", "batch", "script", "arguments", "deadline", "compute", "measure_link", "workers",
-             "nodes", "together", "strategy", "budget")  # fmt: skip
+             "nodes", "together", "strategy", "budget", "within")  # fmt: skip
     return Question(
         **{name: given[name] for name in names}, link=Link.parse(given["link"], given["latency"]), inside=intra,
         codec=codec, methods=chosen,
@@ -122,7 +126,8 @@ def _figures(row: Row) -> tuple[str, ...]:
     if step is None:
         return ("", "", "", "-", "", "", "")
     even = "never" if row.break_even == 0 else _rate(row.break_even)
-    times = _ms(step.encode), _ms(step.wire), _ms(step.decode), _ms(step.total)
+    mark = "~" if row.timed else ""
+    times = mark + _ms(step.encode), _ms(step.wire), mark + _ms(step.decode), _ms(step.total)
     return (*times, _megabytes(step.sent), f"{row.speedup:.2f}x", even)
 
 
@@ -150,4 +155,15 @@ def _notes(advice: Advice, facts: dict[str, Any]) -> list[RenderableType]:
     """What stands behind the best one's settings, what was left out, and what is on paper only."""
     best = advice.best
     settings = [f"{best.label}: {best.settings}"] if best is not None and best.settings else []
-    return [*settings, *(f"{row.label} left out: {row.skipped}" for row in advice.rows if row.skipped), *facts["notes"]]
+    faster = [row.label for row in advice.unknown] if best is not None else []
+    told = [f"Not measured, and perhaps faster: {', '.join(faster)}."] if faster else []
+    return [*settings, *told, *_left_out(advice), *facts["notes"]]
+
+
+def _left_out(advice: Advice) -> list[RenderableType]:
+    """A line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in advice.rows:
+        if row.skipped:
+            reasons.setdefault(row.skipped, []).append(row.label)
+    return [f"{', '.join(labels)} left out: {reason}" for reason, labels in reasons.items()]

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from gradwire.kvstore.keygen import make_keys
-
 __all__ = ["command"]
 
 
@@ -19,5 +17,8 @@ def command(folder: Path, workers: int) -> None:
 
     Give each machine its own folder and no other one. Servers take theirs by --keys, workers by GRADWIRE_KEYS.
     """
+    # Here, so that help needs no extra.
+    from gradwire.kvstore.keygen import make_keys
+
     for made in make_keys(folder, workers):
         click.echo(made)

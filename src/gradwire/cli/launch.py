@@ -9,14 +9,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from gradwire.errors import ConfigError, require
-from gradwire.kvstore.hosts import placed, read_hosts
-from gradwire.kvstore.launch import Group
-from gradwire.kvstore.machines import Machine, there
+
+if TYPE_CHECKING:
+    from gradwire.kvstore.machines import Machine
 
 __all__ = ["command"]
 
@@ -44,6 +44,11 @@ def command(
     Every worker finds its rank and the servers in its environment. Ends with the exit code of the first process that
     failed, 128 + n after signal n; the others are ended then, and at Ctrl-C.
     """
+    # Here, so that help needs no extra.
+    from gradwire.kvstore.hosts import placed, read_hosts
+    from gradwire.kvstore.launch import Group
+    from gradwire.kvstore.machines import there
+
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     machines: list[Machine] | None = None
     if host_file is not None:

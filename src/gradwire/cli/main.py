@@ -2,6 +2,8 @@
 
 import sys
 
+from gradwire._extras import remedy
+
 __all__ = ["main"]
 
 _NEEDED = ("click", "rich")
@@ -11,15 +13,22 @@ def main() -> None:
     """Run the command line.
 
     Raises:
-        SystemExit: always; 2 where the extra ``cli`` is not installed, or the input cannot work.
+        SystemExit: always; 2 where an extra that the command needs is not installed, or the input cannot work.
     """
     try:
+        # Both, so that each command says the same where one of them is missing.
+        import click  # noqa: F401
+        import rich  # noqa: F401
+
         from gradwire.cli._folder import app
 
         app(prog_name="gradwire")
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in _NEEDED:
+        # The metadata does not tell where gradwire runs from a folder that was never installed.
+        own = f"the command line needs {missing}: pip install 'gradwire[cli]'" if missing in _NEEDED else None
+        said = own or remedy(error)
+        if said is None:
             raise
-        sys.stderr.write(f"gradwire: the command line needs {missing}: pip install 'gradwire[cli]'\n")
+        sys.stderr.write(f"gradwire: {said}\n")
         raise SystemExit(2) from None

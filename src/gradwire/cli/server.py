@@ -11,16 +11,6 @@ from pathlib import Path
 import click
 import torch
 
-from gradwire.kvstore.allocator import keep_memory
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.ending import Finished
-from gradwire.kvstore.environment import start_timeout
-from gradwire.kvstore.metrics import serve
-from gradwire.kvstore.rules import Rules
-from gradwire.kvstore.scheduler import Member
-from gradwire.kvstore.server import Server
-from gradwire.kvstore.snapshot import Snapshots, load_core
-
 __all__ = ["command"]
 
 
@@ -59,6 +49,17 @@ def command(
 
     Prints the address on its first line.
     """
+    # Here, so that help needs no extra.
+    from gradwire.kvstore.allocator import keep_memory
+    from gradwire.kvstore.core import ServerCore
+    from gradwire.kvstore.ending import Finished
+    from gradwire.kvstore.environment import start_timeout
+    from gradwire.kvstore.metrics import serve
+    from gradwire.kvstore.rules import Rules
+    from gradwire.kvstore.scheduler import Member
+    from gradwire.kvstore.server import Server
+    from gradwire.kvstore.snapshot import Snapshots, load_core
+
     torch.set_num_threads(threads)
     keep_memory()
     rules = Rules(workers, on_dead_worker, dead_after, staleness, snapshots=snapshot is not None)

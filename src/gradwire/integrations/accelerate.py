@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire._extras import needs
 from gradwire.errors import ConfigError, require
 from gradwire.integrations._files import load_rank, save_rank
-from gradwire.integrations._optional import needs
 from gradwire.integrations._setup import uncompiled
 from gradwire.integrations.ddp import GradwireState, compress_ddp
 from gradwire.saved import OnResize

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from gradwire._extras import needs
 from gradwire.errors import ConfigError
 from gradwire.integrations._arrays import ArrayState, Spec
-from gradwire.integrations._optional import needs
 from gradwire.integrations._setup import share_start
 
 with needs("jax"):

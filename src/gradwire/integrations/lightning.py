@@ -13,10 +13,10 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire._extras import needs
 from gradwire.errors import ConfigError, require
 from gradwire.integrations._figures import Measured, MetricsWriter
 from gradwire.integrations._gather import gathered
-from gradwire.integrations._optional import needs
 from gradwire.integrations.ddp import GradwireState, compress_ddp
 from gradwire.saved import OnResize
 

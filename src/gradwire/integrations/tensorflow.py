@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 from gradwire import registry
+from gradwire._extras import needs
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 from gradwire.integrations._arrays import ArrayState, Spec
-from gradwire.integrations._optional import needs
 from gradwire.integrations._setup import share_start
 
 if "tensorflow" not in sys.modules and importlib.util.find_spec("triton"):

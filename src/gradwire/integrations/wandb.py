@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gradwire._extras import needs
 from gradwire.integrations._figures import Measured, MetricsWriter
-from gradwire.integrations._optional import needs
 
 with needs("wandb"):
     import wandb

@@ -2,7 +2,8 @@
 
 Law: a method is advised where its predicted step is at least ``MARGIN`` shorter than an uncompressed one, it trains
 with the loss and the optimizer as they are, and it is known to have reached the accuracy of uncompressed training.
-Where none does, the advice is not to compress.
+Where none does, the advice is not to compress, unless one that was not measured might: then nobody can tell. What a
+method might reach is its step with a codec that takes no time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from gradwire.errors import ConfigError
 from gradwire.exchange import default_strategy
 from gradwire.memory.base import default_memory
 
-__all__ = ["MARGIN", "Advice", "Candidate", "Row", "advise", "break_even"]
+__all__ = ["MARGIN", "Advice", "Candidate", "Row", "advisable", "advise", "break_even", "plausible",
+           "reachable"]  # fmt: skip
 
 MARGIN = 0.05
 """Of a step: less is not worth another source of error."""
@@ -69,6 +71,8 @@ class Row:
         quality: what is known of it; None: nothing.
         drop_in: it trains with the loss and the optimizer as they are.
         settings: why its parameters are not the defaults, and what else it needs; empty: nothing.
+        reachable: the speed-up with a codec that takes no time, which no measurement can exceed; 0: it cannot be used.
+        timed: elements that its codec was timed with, where that was scaled to the model's; 0: all of them.
         skipped: why there is no step; else empty.
     """
 
@@ -82,6 +86,8 @@ class Row:
     quality: Quality | None
     drop_in: bool
     settings: str
+    reachable: float = 0.0
+    timed: int = 0
     skipped: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,7 +103,7 @@ class Advice:
     Args:
         dense: a step without compression.
         rows: of all candidates.
-        best: the one to use; None: do not compress.
+        best: the one to use; None: there is none among those that were measured.
     """
 
     dense: Step
@@ -105,8 +111,21 @@ class Advice:
     best: Row | None
 
     @property
+    def unknown(self) -> tuple[Row, ...]:
+        """The rows that were not measured and might be advised, or be faster than the best one."""
+        least = 1 + MARGIN if self.best is None else self.best.speedup
+        return tuple(row for row in self.rows if row.step is None and advisable(row) and row.reachable >= least)
+
+    @property
+    def compress(self) -> bool | None:
+        """Whether to compress; None: nobody can tell."""
+        return True if self.best is not None else None if self.unknown else False
+
+    @property
     def verdict(self) -> str:
         """In words."""
+        if self.best is None and self.unknown:
+            return f"cannot tell: {self._open}"
         if self.best is None:
             return f"do not compress: {self._reason}"
         known, even = self.best.quality, self.best.break_even
@@ -115,6 +134,17 @@ class Advice:
         return (
             f"{self.best.label} over {self.best.strategy}: a step {self.best.speedup:.2f} times as fast as without "
             f"compression; it pays {above}; quality {told}"
+        )
+
+    @property
+    def _open(self) -> str:
+        measured = sum(row.step is not None for row in self.rows)
+        none = f"none of the {measured} methods that were measured pays, but " if measured else ""
+        first, *others = self.unknown
+        more = f" and {len(others)} more" if others else ""
+        return (
+            f"{none}{first.label}{more} might, a step up to {max(row.reachable for row in self.unknown):.2f} times as "
+            f"fast: {first.skipped}"
         )
 
     @property
@@ -129,8 +159,8 @@ class Advice:
         """Ready for JSON."""
         best = None if self.best is None else self.best.label
         return {
-            "verdict": self.verdict, "compress": self.best is not None, "best": best, "dense": asdict(self.dense),
-            "candidates": [row.as_dict() for row in self.rows],
+            "verdict": self.verdict, "compress": self.compress, "best": best, "dense": asdict(self.dense),
+            "unknown": [row.label for row in self.unknown], "candidates": [row.as_dict() for row in self.rows],
         }  # fmt: skip
 
 
@@ -147,7 +177,7 @@ def advise(
         profile: of the model.
         cluster: where it is trained.
         candidates: at least one.
-        codecs: one for each, measured for ``cluster.meeting`` workers; or why there is none.
+        codecs: one for each, measured for ``cluster.meeting`` workers; or why it was not measured.
     """
     dense = cluster.dense(profile)
     rows = [_row(profile, cluster, each, codec, dense) for each, codec in zip(candidates, codecs, strict=True)]
@@ -158,6 +188,24 @@ def advise(
 def advisable(row: Row) -> bool:
     """Whether it is known to train as well without other changes."""
     return row.drop_in and row.quality is not None and row.quality.reached
+
+
+def reachable(profile: Profile, cluster: Cluster, each: Candidate) -> float:
+    """The speed-up of a candidate over no compression if its codec took no time; 0: so many workers cannot use it."""
+    try:
+        each.compressor.check_world(cluster.meeting)
+    except ConfigError:
+        return 0.0
+    codec = Codec.at_rate(profile.buckets, 0.0, 0.0, cluster.meeting)
+    jobs = cluster.jobs(profile, each.compressor, codec, each.strategy_for(cluster.meeting))
+    return cluster.dense(profile).total / cluster.compressed(profile, jobs).total
+
+
+def plausible(profile: Profile, cluster: Cluster, candidates: Sequence[Candidate]) -> list[int]:
+    """The places of the candidates, the likeliest to be advised first: by quality, then by ``reachable``."""
+    known = [drop_in(each.label) and getattr(quality(each.label), "reached", False) for each in candidates]
+    reach = [reachable(profile, cluster, each) for each in candidates]
+    return sorted(range(len(candidates)), key=lambda i: (not known[i], -reach[i]))
 
 
 def _best(rows: Sequence[Row]) -> Row | None:
@@ -177,9 +225,10 @@ def _row(profile: Profile, cluster: Cluster, each: Candidate, codec: Codec | str
     try:
         compressor.check_world(cluster.meeting)
     except ConfigError as error:
-        codec = str(error)
+        return Row(*told, None, 0.0, 0.0, *known, skipped=str(error))
+    reach = reachable(profile, cluster, each)
     if isinstance(codec, str):
-        return Row(*told, None, 0.0, 0.0, *known, skipped=codec)
+        return Row(*told, None, 0.0, 0.0, *known, reach, skipped=codec)
 
     jobs = cluster.jobs(profile, compressor, codec, strategy)
     predicted = cluster.compressed(profile, jobs)
@@ -187,7 +236,7 @@ def _row(profile: Profile, cluster: Cluster, each: Candidate, codec: Codec | str
         lambda bits: cluster.at(bits).compressed(profile, jobs).total,
         lambda bits: cluster.at(bits).dense(profile).total,
     )
-    return Row(*told, predicted, dense.total / predicted.total, even, *known)
+    return Row(*told, predicted, dense.total / predicted.total, even, *known, reach, codec.timed)
 
 
 def break_even(compressed: Callable[[float], float], dense: Callable[[float], float]) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from gradwire.bench.advise.advice import Candidate
@@ -131,7 +132,8 @@ def compare(setting: Setting, told: Callable[[str], object] = lambda _: None) ->
             profile = gauge_replayed(model, workers, small=setting.small)
             candidates = [Candidate(label, each) for label, each in setting.methods.items()]
             wanted = [Wanted(each.compressor, each.strategy_for(workers), workers) for each in candidates]
-            codecs = gauge_codecs(profile.buckets, wanted, together=workers, told=told)
+            # The median of the repeats: the steps that are compared are medians, too.
+            codecs = gauge_codecs(profile.buckets, wanted, together=workers, told=told, typical=median)
             for link in setting.links:
                 steps = _predicted(profile, workers, link, candidates, codecs)
                 yield from _measured(setting, model, workers, link, steps)

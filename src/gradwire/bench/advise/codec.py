@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -25,10 +25,13 @@ from gradwire.exchange import Exchange
 from gradwire.metrics import Metrics
 from gradwire.policy import Policy
 
-__all__ = ["Codec", "DryChannel", "Measured", "dry_exchange", "measure"]
+__all__ = ["SAMPLE", "Codec", "DryChannel", "Measured", "dry_exchange", "measure", "sample"]
 
 WARM_UP, REPEATS = 2, 5
 _SPREAD = 1e-2
+
+SAMPLE = 1 << 20
+"""Elements of a sample: enough that the work for each of them outweighs the work for each call."""
 
 UNHEARD = ("oktopk",)
 """Strategies that refuse a worker's own message as that of a peer: each has indices of its sender's range."""
@@ -120,19 +123,46 @@ class Codec:
         encode: seconds for each bucket.
         decode: seconds for each bucket.
         message: bytes that each peer got of a bucket, which may depend on the values; None: nobody knows.
+        timed: elements that were timed, where the seconds are scaled from these; 0: all of them were.
     """
 
     encode: tuple[float, ...]
     decode: tuple[float, ...]
     message: tuple[float | None, ...]
+    timed: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return sum(self.encode) + sum(self.decode)
 
     @classmethod
-    def of_workers(cls, found: Sequence[Sequence[Measured]], workers: int) -> Codec:
-        """From what workers measured at the same time: in each repeat the slowest counts, of repeats the median."""
+    def of_workers(
+        cls, found: Sequence[Sequence[Measured]], workers: int, typical: Callable[[Iterable[float]], float] = min
+    ) -> Codec:
+        """From what workers measured at the same time.
+
+        Args:
+            found: of each worker, a measurement of each bucket.
+            workers: that the exchange believed in.
+            typical: of the repeats, in each of which the slowest worker counts. The least is what the codec takes where
+                nothing else uses the processor: on a busy machine the others say how busy it is.
+        """
         buckets = list(zip(*found, strict=True))
-        encode = tuple(slowest([each.encode for each in bucket]) for bucket in buckets)
-        decode = tuple(slowest([each.decode for each in bucket]) for bucket in buckets)
+        encode = tuple(slowest([each.encode for each in bucket], typical) for bucket in buckets)
+        decode = tuple(slowest([each.decode for each in bucket], typical) for bucket in buckets)
         return cls(encode, decode, tuple(message_of(bucket[0].rounds, workers) for bucket in buckets))
+
+    def scaled(self, sampled: Bucket, buckets: Sequence[Bucket]) -> Codec:
+        """Of other buckets, by their numbers of elements.
+
+        Args:
+            sampled: the one bucket of which this is.
+            buckets: of the model. Their messages are not known: an exact layout is better than a scaled one.
+        """
+        shares = [bucket.numel / sampled.numel for bucket in buckets]
+        encode, decode = (tuple(share * each[0] for share in shares) for each in (self.encode, self.decode))
+        return Codec(encode, decode, (None,) * len(shares), sampled.numel)
 
     @classmethod
     def at_rate(cls, buckets: Sequence[Bucket], encode: float, decode: float, workers: int) -> Codec:
@@ -161,7 +191,7 @@ class Codec:
             return tuple(a + share * max(0.0, b - a) for a, b in zip(near, there, strict=True))
 
         encode = self.encode if once else line(self.encode, far.encode)
-        return Codec(encode, line(self.decode, far.decode), self.message)
+        return replace(self, encode=encode, decode=line(self.decode, far.decode))
 
 
 def message_of(rounds: Sequence[Round], workers: int) -> float | None:
@@ -170,8 +200,27 @@ def message_of(rounds: Sequence[Round], workers: int) -> float | None:
     return exchanges[-1].sent / (workers - 1) if exchanges else None
 
 
-def slowest(samples: Sequence[Sequence[float]]) -> float:
-    return float(median(max(each) for each in zip(*samples, strict=True)))
+def slowest(samples: Sequence[Sequence[float]], typical: Callable[[Iterable[float]], float] = median) -> float:
+    return float(typical(max(each) for each in zip(*samples, strict=True)))
+
+
+def sample(buckets: Sequence[Bucket], numel: int = SAMPLE) -> Bucket:
+    """A bucket that stands for all of them: the smallest that is large enough, of whose tensors a part of the rows.
+
+    Args:
+        buckets: of a model.
+        numel: elements that the sample has about, where the model has as many.
+
+    >>> sample([Bucket((("a", (4096, 1024)), ("b", (64,))), 0.0)], 1 << 20).params
+    (('a', (1024, 1024)), ('b', (16,)))
+    """
+    large = [bucket for bucket in buckets if bucket.numel >= numel]
+    chosen = min(large, key=lambda each: each.numel) if large else max(buckets, key=lambda each: each.numel)
+    share = min(1.0, numel / chosen.numel)
+    params = [
+        (name, (max(1, round(share * shape[0])), *shape[1:]) if len(shape) else shape) for name, shape in chosen.params
+    ]
+    return Bucket(tuple(params), chosen.ready)
 
 
 def dry_exchange(
@@ -208,7 +257,7 @@ def measure(
             same time; returns those of the slowest.
         clock: seconds of this thread; see ``machine.crowded``.
         repeats: that count, after others that warm up.
-        budget: seconds; when they are over no further step is begun.
+        budget: seconds; when they are over no further step is begun, nor bucket of the first one.
 
     Returns:
         A measurement for each bucket; or why there is none.
@@ -233,7 +282,7 @@ def measure(
         for bucket, flat, gradient in zip(buckets, flats, given, strict=True):
             flat.copy_(gradient)
             spent = meet(time.perf_counter() - begun)
-            if spent > budget and not steps:
+            if spent > budget and step and not steps:
                 return f"encoding and decoding take more than {budget:g} s a step"
             step.append(_timed(exchange, flat, bucket))
         steps.append(step)

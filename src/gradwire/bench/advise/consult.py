@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 
 from gradwire import registry
 from gradwire.bench import models
-from gradwire.bench.advise.advice import Advice, Candidate, advise
+from gradwire.bench.advise.advice import Advice, Candidate, advisable, advise, plausible
 from gradwire.bench.advise.cluster import Cluster, worlds
-from gradwire.bench.advise.codec import Codec
+from gradwire.bench.advise.codec import SAMPLE, Codec, sample
 from gradwire.bench.advise.gauge import Wanted, gauge_codecs, gauge_model, gauge_wire
-from gradwire.bench.advise.profile import Profile, assigned
+from gradwire.bench.advise.profile import Bucket, Profile, assigned
 from gradwire.bench.advise.script import profile_script
 from gradwire.bench.advise.wire import MESSAGE, PAYLOAD_SHARE, Wire
+from gradwire.bench.launch import OutOfTimeError
 from gradwire.bench.machine import cores, environment
 from gradwire.bench.netlab import Link, Netlab
 from gradwire.bench.recommended import RECOMMENDED, labels, recommended
@@ -31,6 +33,15 @@ MEASURED_WORKERS = 4
 
 MOST_WORKERS = 100_000
 """What each shard of a bucket takes is added up one by one."""
+
+MODEL_SHARE, STEPS_SHARE, SAMPLE_SHARE = 0.5, 0.25, 0.8
+"""Of --within: when the model's step is given up; seconds of its steps; when the last sample of a codec is begun."""
+
+FINALISTS = 5
+"""Methods that are timed with the whole model, of those that may be advised."""
+
+_STEPS = 3
+"""Steps for which there must be time, or a measurement is not begun: two that warm up, and one that counts."""
 
 DECODED = {"allreduce": 1, "two_phase": 2, "oktopk": 2}
 """Payloads that a worker decodes, where it is not one of each worker."""
@@ -64,6 +75,7 @@ class Question:
     strategy: str | None = None
     codec: tuple[float, float] | None = None
     budget: float = 6.0
+    within: float = 45.0
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.script is None):
@@ -73,6 +85,7 @@ class Question:
         measured = self.compute is None
         require(measured or 0 <= (self.compute or 0) < math.inf, "--compute", "a finite number >= 0", self.compute)
         require(is_int(self.workers, 2, MOST_WORKERS), "--workers", f"in [2, {MOST_WORKERS}]", self.workers)
+        require(0 < self.within < math.inf, "--within", "seconds > 0", self.within)
         require(self.link.rate is not None, "--link", "a rate, as 1gbit", "none")
         if self.measure_link:
             self.link.in_lab()
@@ -118,12 +131,15 @@ def answer(asked: Question, told: Callable[[str], object] = lambda _: None) -> t
     candidates = [Candidate(label, each, asked.strategy) for label, each in asked.methods.items()]
     for each in candidates:
         registry.build("comm", each.strategy_for(asked.meeting)).check(each.compressor)
-    profile = profile_of(asked, told)
-    cluster = cluster_of(asked, told)
-    codecs = codecs_of(asked, profile, candidates, told)
+    begun = time.time()
+    profile = profile_of(asked, told, begun)
+    # A script has a deadline of its own.
+    begun = begun if asked.script is None else time.time()
+    cluster = cluster_of(asked, told, begun)
+    codecs = codecs_of(asked, profile, cluster, candidates, told, begun)
     advice = advise(profile, cluster, candidates, codecs)
     facts = {
-        "title": _title(asked, profile), "notes": list(_notes(asked, candidates)),
+        "title": _title(asked, profile), "notes": [*_scaled(advice, profile), *_notes(asked, candidates)],
         "workers": asked.workers, "nodes": asked.nodes,
         "link": str(asked.link), "rate": cluster.wire.rate, "latency": cluster.wire.latency,
         "message": cluster.wire.message, "compute": profile.seconds, "parameters": profile.numel,
@@ -132,8 +148,12 @@ def answer(asked: Question, told: Callable[[str], object] = lambda _: None) -> t
     return advice, facts | environment() | {"threads": asked.threads}
 
 
-def profile_of(asked: Question, told: Callable[[str], object]) -> Profile:
-    """The step without an exchange."""
+def profile_of(asked: Question, told: Callable[[str], object], begun: float) -> Profile:
+    """The step without an exchange.
+
+    Raises:
+        ConfigError: it takes too long, or nobody can tell.
+    """
     if asked.script is not None:
         told(f"running {asked.script} with one worker")
         found = profile_script(asked.script, asked.arguments, deadline=asked.deadline)
@@ -142,41 +162,103 @@ def profile_of(asked: Question, told: Callable[[str], object]) -> Profile:
     if asked.compute is not None:
         return assigned(list(models.facts(name, small=asked.small).shapes.items()), asked.compute)
     told(f"training {name} on {asked.threads} threads, {asked.batch} examples a step")
-    return gauge_model(name, asked.batch, small=asked.small, threads=asked.threads)
+    budget, until = STEPS_SHARE * asked.within, begun + MODEL_SHARE * asked.within
+    try:
+        return gauge_model(
+            name, asked.batch, small=asked.small, threads=asked.threads, budget=budget, until=until
+        )  # fmt: skip
+    except OutOfTimeError:
+        raise ConfigError(
+            f"cannot tell: two steps of {name} on {asked.batch} examples take more than "
+            f"{MODEL_SHARE * asked.within:.0f} s here. Give the seconds of a step (--compute), a smaller --batch, or "
+            f"more time than --within {asked.within:g}"
+        ) from None
 
 
-def cluster_of(asked: Question, told: Callable[[str], object]) -> Cluster:
+def cluster_of(asked: Question, told: Callable[[str], object], begun: float) -> Cluster:
     """The links."""
     rate = (asked.link.rate or 0) / 8 * PAYLOAD_SHARE
     wire = Wire(asked.meeting, rate, asked.link.delay, MESSAGE)
     if asked.measure_link:
         workers = min(asked.meeting, MEASURED_WORKERS)
         told(f"measuring the link between {workers} workers")
-        with Netlab(workers, str(Link(asked.link.rate))) as lab:
-            found = gauge_wire(workers, lab).wire(workers, asked.link)
+        try:
+            with Netlab(workers, str(Link(asked.link.rate))) as lab:
+                found = gauge_wire(workers, lab, begun + asked.within).wire(workers, asked.link)
+        except OutOfTimeError:
+            raise ConfigError(
+                f"cannot tell: {asked.link} could not be measured in time. Leave --measure-link out, or give more time "
+                f"than --within {asked.within:g}"
+            ) from None
         wire = Wire(asked.meeting, found.rate, found.latency, found.message)
     inside = None if asked.inside is None else Wire.of(asked.workers // asked.meeting, asked.inside)
     return Cluster(asked.workers, wire, inside, cores() / asked.together / asked.threads)
 
 
 def codecs_of(
-    asked: Question, profile: Profile, candidates: Sequence[Candidate], told: Callable[[str], object]
-) -> list[Codec | str]:
-    """Measured at one or two numbers of workers, or made of the numbers that were given."""
-    strategies = [each.strategy_for(asked.meeting) for each in candidates]
+    asked: Question, profile: Profile, cluster: Cluster, candidates: Sequence[Candidate],
+    told: Callable[[str], object], begun: float,
+) -> list[Codec | str]:  # fmt: skip
+    """Measured at one or two numbers of workers, or made of the numbers that were given.
+
+    Of a large model every candidate is timed with a sample first, those first that are likely to be advised. Then those
+    that are likely to be advised because of it are timed with the whole model, as far as there is time.
+
+    Returns:
+        One for each candidate; or why it was not measured.
+    """
     if asked.codec is not None:
+        strategies = [each.strategy_for(asked.meeting) for each in candidates]
         return [given_codec(profile, *asked.codec, name, asked.meeting) for name in strategies]
+    bucket = sample(profile.buckets)
+    exact = profile.numel <= SAMPLE
+    order = plausible(profile, cluster, candidates)
+    told(f"timing {len(order)} methods" + ("" if exact else f" with {bucket.numel:,} elements each"))
+    until = begun + (1.0 if exact else SAMPLE_SHARE) * asked.within
+    chosen = [candidates[i] for i in order]
+    found = dict(zip(order, _timed(asked, profile.buckets if exact else [bucket], chosen, until), strict=True))
+    codecs = [found[i] for i in range(len(candidates))]
+    if exact:
+        return codecs
+    codecs = [each if isinstance(each, str) else each.scaled(bucket, profile.buckets) for each in codecs]
+    final = _finalists(asked, advise(profile, cluster, candidates, codecs), candidates, codecs, begun)
+    told(f"timing {len(final)} of them with the whole model")
+    whole = _timed(asked, profile.buckets, [candidates[i] for i in final], begun + asked.within)
+    for i, each in zip(final, whole, strict=True):
+        codecs[i] = codecs[i] if isinstance(each, str) else each
+    return codecs
+
+
+def _timed(
+    asked: Question, buckets: Sequence[Bucket], candidates: Sequence[Candidate], until: float
+) -> list[Codec | str]:
+    """The candidates' codecs for these buckets, in this order."""
+    strategies = [each.strategy_for(asked.meeting) for each in candidates]
     wanted = [
         [Wanted(each.compressor, name, count) for count in worlds(name, asked.meeting)]
         for each, name in zip(candidates, strategies, strict=True)
     ]
     flat = [each for group in wanted for each in group]
     found = iter(
-        gauge_codecs(
-            profile.buckets, flat, together=asked.together, threads=asked.threads, budget=asked.budget, told=told
-        )
+        gauge_codecs(buckets, flat, together=asked.together, threads=asked.threads, budget=asked.budget, until=until)
     )
     return [_reached(group, [next(found) for _ in group], asked.meeting) for group in wanted]
+
+
+def _finalists(
+    asked: Question, rough: Advice, candidates: Sequence[Candidate], codecs: Sequence[Codec | str], begun: float
+) -> list[int]:
+    """The places of those that may be advised, fastest first, as far as there is time for them."""
+    places = {each.label: i for i, each in enumerate(candidates)}
+    left, chosen = begun + asked.within - time.time(), []
+    for row in [row for row in rough.rows if row.step is not None and advisable(row)][:FINALISTS]:
+        codec = codecs[places[row.label]]
+        counts = len(worlds(row.strategy, asked.meeting))
+        needed = math.inf if isinstance(codec, str) else _STEPS * codec.seconds
+        if needed < asked.budget and counts * needed < left:
+            chosen.append(places[row.label])
+            left -= counts * needed
+    return chosen
 
 
 def given_codec(profile: Profile, encode: float, decode: float, strategy: str, workers: int) -> Codec:
@@ -200,6 +282,14 @@ def _title(asked: Question, profile: Profile) -> str:
     sizes = f"{profile.numel:,} elements in {len(profile.buckets)} buckets"
     alone = f"{1e3 * profile.seconds:,.1f} ms without an exchange"
     return f"{asked.model or asked.script}: {sizes}, {alone}; {asked.workers} workers{nodes}, {asked.link}"
+
+
+def _scaled(advice: Advice, profile: Profile) -> Sequence[str]:
+    """How figures with a mark were found."""
+    timed = {row.timed for row in advice.rows if row.timed}
+    return [
+        f"~: timed with {numel:,} of the {profile.numel:,} elements, and scaled by their number." for numel in timed
+    ]
 
 
 def _notes(asked: Question, candidates: Sequence[Candidate]) -> Sequence[str]:

@@ -6,8 +6,9 @@ take from each other, cores and memory, is in the figures.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +31,16 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 from gradwire.metrics import Metrics
 
-__all__ = ["Alphas", "Wanted", "gauge_codecs", "gauge_model", "gauge_replayed", "gauge_wire"]
+__all__ = ["NO_TIME", "Alphas", "Wanted", "gauge_codecs", "gauge_model", "gauge_replayed", "gauge_wire"]
 
 STEPS = 5
 SMALL_REPEATS, LARGE_REPEATS = 40, 5
 _LARGE = 8 << 20
 _SMALL = 64
 _TIMEOUT = 300.0
+
+NO_TIME = "there was no time left to measure it: give more of it (--within), or fewer methods (--method)"
+"""Why a codec has no figures."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,10 @@ class Alphas:
         return Wire(workers, limit, latency, message, self.cores)
 
 
-def gauge_model(name: str, batch: int, *, small: bool = False, threads: int = 1, steps: int = STEPS) -> Profile:
+def gauge_model(
+    name: str, batch: int, *, small: bool = False, threads: int = 1, steps: int = STEPS, budget: float = math.inf,
+    until: float | None = None,
+) -> Profile:  # fmt: skip
     """One worker's training step of a model of ``gradwire models``, on this processor, on random examples.
 
     Args:
@@ -86,9 +93,14 @@ def gauge_model(name: str, batch: int, *, small: bool = False, threads: int = 1,
         batch: examples.
         small: the small variant.
         threads: of torch.
-        steps: that count.
+        steps: that count, fewer where they take longer than ``budget``.
+        budget: seconds; see ``watched``.
+        until: ``time.time()`` at which it is given up; None: never.
+
+    Raises:
+        OutOfTimeError: it was given up.
     """
-    return _once(launch(1, _model, name, batch, small, threads, steps, timeout=_TIMEOUT))
+    return _once(launch(1, _model, name, batch, small, threads, steps, budget, timeout=_TIMEOUT, until=until))
 
 
 def gauge_replayed(name: str, workers: int, *, small: bool = False, compute: float = 0.0) -> Profile:
@@ -105,9 +117,10 @@ def gauge_replayed(name: str, workers: int, *, small: bool = False, compute: flo
 
 def gauge_codecs(
     buckets: Sequence[Bucket], wanted: Sequence[Wanted], *, together: int = 1, threads: int = 1,
-    budget: float = 10.0, told: Callable[[str], object] = lambda _: None,
+    budget: float = 10.0, told: Callable[[str], object] = lambda _: None, until: float = math.inf,
+    typical: Callable[[Iterable[float]], float] = min,
 ) -> list[Codec | str]:  # fmt: skip
-    """The seconds of each codec, bucket by bucket, or why there are none.
+    """The seconds of each codec, bucket by bucket, or why there are none. One worker alone measures in this process.
 
     Args:
         buckets: of the model.
@@ -116,24 +129,31 @@ def gauge_codecs(
         threads: of each of them.
         budget: seconds for each; see ``measure``.
         told: called with a line before the work.
+        until: ``time.time()`` after which no codec is begun.
+        typical: of the repeats; see ``Codec.of_workers``.
     """
-    told(f"measuring {len(wanted)} codecs on {together} x {threads} threads, at most about {budget:g} s each")
-    results = launch(together, _codecs, tuple(buckets), tuple(wanted), threads, budget, timeout=_TIMEOUT + budget)
+    told(f"timing {len(wanted)} codecs on {together} x {threads} threads, at most about {budget:g} s each")
+    work = tuple(buckets), tuple(wanted), together, threads, budget, until
+    results = [_alone(*work)] if together == 1 else launch(together, _codecs, *work, timeout=_TIMEOUT + budget)
     columns = zip(*results, strict=True)
     return [
-        column[0] if isinstance(column[0], str) else Codec.of_workers(column, each.workers)
+        column[0] if isinstance(column[0], str) else Codec.of_workers(column, each.workers, typical)
         for each, column in zip(wanted, columns, strict=True)
     ]  # fmt: skip
 
 
-def gauge_wire(workers: int, lab: Netlab | None = None) -> Alphas:
+def gauge_wire(workers: int, lab: Netlab | None = None, until: float | None = None) -> Alphas:
     """What the link between workers on this machine costs.
 
     Args:
         workers: at least 2.
         lab: whose links are measured; None: the loopback.
+        until: ``time.time()`` at which it is given up; None: never.
+
+    Raises:
+        OutOfTimeError: it was given up.
     """
-    found = launch(workers, _wire, timeout=_TIMEOUT, lab=lab)
+    found = launch(workers, _wire, timeout=_TIMEOUT, lab=lab, until=until)
     exchange, all_reduce, large = (slowest([each[name] for each in found]) for name in ("exchange", "reduce", "large"))
     bytes_sent = (workers - 1) * _share(workers)
     return Alphas(exchange, all_reduce, bytes_sent / max(large - exchange, large / 2), found[0]["busy"][0] / workers)
@@ -144,13 +164,13 @@ def _once(profiles: Sequence[Profile]) -> Profile:
     return middle(profiles, busy=profiles[0].busy)
 
 
-def _model(name: str, batch: int, small: bool, threads: int, steps: int) -> Profile:
+def _model(name: str, batch: int, small: bool, threads: int, steps: int, budget: float = math.inf) -> Profile:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     model = models.build(name, small=small)
     inputs = example(model, name, batch, small=small)
     wrapped = DistributedDataParallel(model)
-    return watched(wrapped, lambda: _train(wrapped, inputs), steps)
+    return watched(wrapped, lambda: _train(wrapped, inputs), steps, budget=budget)
 
 
 def _train(model: nn.Module, inputs: torch.Tensor) -> None:
@@ -176,24 +196,37 @@ def _replayed(name: str, small: bool, compute: float) -> Profile:
     return watched(model, step, STEPS, busy=compute == 0, before=before, clock=clock)
 
 
+def _alone(
+    buckets: Sequence[Bucket], wanted: Sequence[Wanted], together: int, threads: int, budget: float, until: float
+) -> list[list[Measured] | str]:
+    """In this process, whose threads are as many as before when it is done."""
+    before = torch.get_num_threads()
+    try:
+        return _codecs(buckets, wanted, together, threads, budget, until)
+    finally:
+        torch.set_num_threads(before)
+
+
 def _codecs(
-    buckets: Sequence[Bucket], wanted: Sequence[Wanted], threads: int, budget: float
+    buckets: Sequence[Bucket], wanted: Sequence[Wanted], together: int, threads: int, budget: float, until: float
 ) -> list[list[Measured] | str]:
     torch.set_num_threads(threads)
-    clock = crowded(dist.get_world_size() * threads)
-    return [
-        measure(
-            buckets, each.compressor, each.workers, options={"strategy": each.strategy}, meet=_meet, clock=clock,
-            budget=budget,
+    clock = crowded(together * threads)
+    meet = float if together == 1 else _meet
+    found: list[list[Measured] | str] = []
+    for each in wanted:
+        if meet(time.time()) > until:
+            found.append(NO_TIME)
+            continue
+        options = {"strategy": each.strategy}
+        found.append(
+            measure(buckets, each.compressor, each.workers, options=options, meet=meet, clock=clock, budget=budget)
         )
-        for each in wanted
-    ]  # fmt: skip
+    return found
 
 
 def _meet(seconds: float) -> float:
     """Wait for the others; the seconds of the slowest."""
-    if dist.get_world_size() == 1:
-        return seconds
     slowest_of_all = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(slowest_of_all, dist.ReduceOp.MAX)
     return slowest_of_all.item()

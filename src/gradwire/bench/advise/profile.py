@@ -4,6 +4,7 @@ Law: a profile is measured under DistributedDataParallel with a hook that return
 the copying into and out of them are those of training. Seconds count from the beginning of the step.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,9 @@ __all__ = ["Bucket", "Profile", "Watch", "assigned", "watched"]
 
 _BUCKET_BYTES = 25 << 20
 """DDP's default for all but the first, which is smaller so that communication begins early."""
+
+_FEWEST = 2
+"""Steps that are watched at least: DDP sorts its buckets anew after the first."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,7 @@ def middle(steps: Sequence[Profile], *, busy: bool) -> Profile:
 def watched(
     model: DistributedDataParallel, step: Callable[[], object], steps: int, warm_up: int = 2, *, busy: bool = True,
     before: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.perf_counter,
+    budget: float = math.inf,
 ) -> Profile:  # fmt: skip
     """Run ``step`` on a model that has no hook yet, and say what it did.
 
@@ -190,17 +195,21 @@ def watched(
         busy: see ``Profile``.
         before: called before each step, outside of the measurement.
         clock: seconds; see ``machine.crowded``.
+        budget: seconds after which no further step is begun, if two were made: one that warms up, one that counts.
 
     Raises:
         ConfigError: the model hands out no gradients.
     """
     watch = Watch(model, clock)
     model.register_comm_hook(None, watch.__call__)
-    for _ in range(warm_up + steps):
+    begun = time.perf_counter()
+    for made in range(warm_up + steps):
+        if made >= _FEWEST and time.perf_counter() - begun > budget:
+            break
         before()
         watch.begin()
         step()
         watch.end()
     if not watch.steps:
         raise ConfigError("model must hand out gradients in a step, got none")
-    return watch.profile(warm_up, busy=busy)
+    return watch.profile(min(warm_up, len(watch.steps) - 1), busy=busy)

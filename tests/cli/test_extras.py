@@ -1,0 +1,212 @@
+"""Every command with each extra alone, and with none: what is missing is one line, with its remedy."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+import click
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from gradwire._extras import declared, extra_of
+from gradwire.cli._folder import app
+from tests.bench.report.made import replayed
+from tests.cli.environments import absent
+from tests.house.source import ROOT
+
+pytestmark = pytest.mark.timeout(900)
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+ALONE = [(), *((extra,) for extra in EXTRAS)]
+ENVIRONMENTS = [*ALONE, ("cli", "kvstore")]
+"""The last one is what a page tells users of `gradwire launch` to install."""
+
+CALLS = {
+    "advise": (["--model", "resnet9", "--small", "--compute", "0.01", "--codec", "1,1"], "cli"),
+    "bench codec": (["--method", "topk", "--size", "4096", "--repeats", "1"], "cli"),
+    "bench kvstore": (["--network", "64", "--devices", "1", "--num-batches", "1"], "kvstore"),
+    "check advise": (["--link", "none"], "cli"),
+    "check convergence": (["--method", "none", "--workers", "2", "--seeds", "1", "--epochs", "1"], "bench"),
+    "check soak": (["--minutes", "0", "--steps", "0"], "cli"),
+    "demo": (["--epochs", "1"], "bench"),
+    "doctor": ([], "cli"),
+    "keygen": (["FOLDER/keys", "--workers", "1"], "kvstore"),
+    "launch": (["-n", "1", "--", sys.executable, "-c", "pass"], "kvstore"),
+    "meeting": (["--bind", "nowhere"], "cli"),
+    "methods": ([], "cli"),
+    "models": ([], "cli"),
+    "netlab check": (["--rate", "fast"], "cli"),
+    "netlab down": (["nonesuch"], "cli"),
+    "netlab status": ([], "cli"),
+    "netlab up": (["--rate", "fast"], "cli"),
+    "replay": (["lstm", "--small", "--link", "fast", "--baseline"], "cli"),
+    "report": (["FOLDER/rows.jsonl", "-o", "FOLDER/page.html"], "bench"),
+    "server": (["--workers", "1", "--bind", "nowhere"], "kvstore"),
+    "sweep": (["FOLDER/suite.toml", "--results", "FOLDER/results.jsonl", "--dry-run"], "bench"),
+    "train": (["classification", "--epochs", "1"], "bench"),
+}  # fmt: skip
+"""One call of each command, and the extra that it needs. A command that would run for long where nothing is missing is
+given what it refuses, after it has loaded what it needs."""
+
+REFUSED = {
+    "check advise", "check soak", "meeting", "netlab check", "netlab down", "netlab up", "replay", "server",
+}  # fmt: skip
+LONG = {"check convergence": [], "train": [], "demo": [("bench",)], "launch": [("cli", "kvstore")]}
+"""They start processes: they run in these environments alone, and where they end because something is missing."""
+
+
+def commands(group=app, name=()):
+    """The names of all commands, groups left out."""
+    ctx = click.Context(group)
+    for each in group.list_commands(ctx):
+        command = group.get_command(ctx, each)
+        yield from commands(command, (*name, each)) if isinstance(command, click.Group) else [" ".join((*name, each))]
+
+
+NAMES = list(commands())
+
+
+@cache
+def closure(*requirements):
+    """The distributions that pip would install."""
+    found, left = set(), [Requirement(text) for text in requirements]
+    asked = set()
+    while left:
+        wanted = left.pop()
+        name = canonicalize_name(wanted.name)
+        for extra in ("", *wanted.extras):
+            if (name, extra) in asked:
+                continue
+            asked.add((name, extra))
+            found.add(name)
+            told = EXTRAS.get(extra, []) if name == "gradwire" else _requires(name)
+            for text in told:
+                each = Requirement(text)
+                if name == "gradwire" or each.marker is None or each.marker.evaluate({"extra": extra}):
+                    left.append(each)
+    return frozenset(found)
+
+
+def _requires(name):
+    try:
+        return metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+@cache
+def top_level():
+    return {
+        module: {canonicalize_name(each) for each in names}
+        for module, names in metadata.packages_distributions().items()
+    }
+
+
+def there(environment):
+    return closure("gradwire", *PROJECT["dependencies"], *(f"gradwire[{extra}]" for extra in environment))
+
+
+def lacking(environment):
+    """Modules and distributions that a fresh environment would not have."""
+    visible = there(environment)
+    modules = [module for module, names in top_level().items() if not names & visible]
+    return sorted(modules), sorted(set().union(*top_level().values()) - visible)
+
+
+def has(environment, extra):
+    """Whether all that an extra brings is in the environment, whoever brought it."""
+    return closure(f"gradwire[{extra}]") <= there(environment)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Environment and arguments to exit code, stdout and stderr; all of them in one process and its forks."""
+    plan, keys = [], []
+    rows = [replayed("ddp", "1gbit", 0.2), replayed("topk", "1gbit", 0.1)]
+    for number, environment in enumerate(ENVIRONMENTS):
+        folder = tmp_path_factory.mktemp(f"environment{number}")
+        (folder / "suite.toml").write_text('tasks = ["classification"]\nmethods = ["none"]\n')
+        (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        calls = {"--help": ["--help"]} | {f"{name} --help": [*name.split(), "--help"] for name in NAMES}
+        for name, (arguments, extra) in CALLS.items():
+            if not has(environment, extra) or environment in LONG.get(name, ENVIRONMENTS):
+                calls[name] = [*name.split(), *(each.replace("FOLDER", str(folder)) for each in arguments)]
+        modules, distributions = lacking(environment)
+        plan.append({"modules": modules, "distributions": distributions, "calls": list(calls.values())})
+        keys.append([(environment, call) for call in calls])
+    file = tmp_path_factory.mktemp("plan") / "plan.json"
+    file.write_text(json.dumps(plan))
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("environments.py")), str(file)], capture_output=True, text=True,
+        timeout=600, check=False, env={**os.environ, **absent(*lacking(())), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert None not in results, done.stderr
+    if os.environ.get("DBG"):
+        Path("/tmp/dbg_cli").write_text(done.stderr)
+    pairs = [pair for names, found in zip(keys, results, strict=True) for pair in zip(names, found, strict=True)]
+    return dict(pairs)
+
+
+def one_line(err):
+    """The only line of stderr."""
+    (line,) = err.splitlines()
+    return line
+
+
+def test_every_command_has_a_call():
+    assert sorted(CALLS) == sorted(NAMES)
+    assert {*REFUSED, *LONG} <= {*CALLS}
+    assert {extra for _, extra in CALLS.values()} <= {*EXTRAS}
+
+
+@pytest.mark.parametrize("extra", sorted({extra for _, extra in CALLS.values()}))
+def test_an_extra_is_found_by_the_modules_that_it_brings(extra):
+    for name in declared()[extra]:
+        modules = [module for module, names in top_level().items() if canonicalize_name(name) in names]
+        assert modules, f"{name} is not installed"
+        found = {module: extra_of(module) for module in modules if not module.startswith("_")}
+        assert extra in found.values(), f"{name} is imported as {modules}: add it to gradwire._extras"
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda names: "+".join(names) or "none")
+def test_every_help_is_there_with_the_command_line_alone(ran, environment):
+    for name in ("", *NAMES):
+        code, out, err = ran[environment, f"{name} --help".strip()]
+        if has(environment, "cli"):
+            assert (code, err) == (0, ""), name
+            assert out.startswith(f"Usage: gradwire {name}".rstrip())
+        else:
+            assert (code, out) == (2, ""), name
+            assert "pip install 'gradwire[cli]'" in one_line(err)
+    if has(environment, "cli"):
+        _, out, _ = ran[environment, "--help"]
+        listed = {line.split()[0] for line in out.partition("Commands:")[2].splitlines() if line.strip()}
+        assert listed >= {name.split()[0] for name in NAMES}
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda names: "+".join(names) or "none")
+def test_a_command_runs_or_names_the_extra_that_it_needs(ran, environment):
+    for name, (_, extra) in CALLS.items():
+        if (environment, name) not in ran:
+            continue
+        code, out, err = ran[environment, name]
+        assert "Traceback" not in out + err, f"{name}: {err}"
+        missing = next((each for each in ("cli", extra) if not has(environment, each)), None)
+        if missing is not None:
+            assert code in (1, 2), name
+            assert f"pip install 'gradwire[{missing}]'" in one_line(err), name
+        elif name in REFUSED:
+            assert code == 2, name
+            assert "pip install" not in err, name
+        elif name != "netlab status":
+            assert code == 0, f"{name}: {err}"
