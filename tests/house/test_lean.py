@@ -18,6 +18,7 @@ FRAMEWORKS = {
     "lightning": ("gradwire.integrations.lightning", "lightning"),
     "tensorflow": ("gradwire.tensorflow", "tensorflow"),
     "transformers": ("gradwire.integrations.transformers", "huggingface"),
+    "msgpack": ("gradwire.kvstore", "kvstore"),
     "wandb": ("gradwire.integrations.wandb", "wandb"),
 }
 """Package -> the module that is nothing without it, and the extra that brings it."""
