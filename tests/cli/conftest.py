@@ -6,11 +6,17 @@ import pytest
 from click.testing import CliRunner
 
 from gradwire.cli._folder import app
+from tests.forked import fork_workers
 
 
 @pytest.fixture(autouse=True)
 def _one_thread(one_thread):
     return one_thread
+
+
+@pytest.fixture(autouse=True)
+def _forked_workers(monkeypatch):
+    fork_workers(monkeypatch)
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 import json
-import os
 import signal
 import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ from gradwire.cli._options import parse_size
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
+from tests.forked import Forked
 
 COLUMNS = {
     "method", "size", "op", "seconds", "bytes_moved", "triad_seconds", "triad_ratio", "wire_bits_per_element",
@@ -42,13 +41,12 @@ def test_the_table_has_every_row(gradwire):
     assert lines.count(["twobit", "4096"]) == lines.count(["qsgd:bits=8", "4096"]) == len(STEPS)
 
 
-def test_a_real_process(python):
-    argv = ["gradwire", *QUICK, "--size", "2^10", "--json", "-"]
-    done = python(
-        "-c", f"import sys; sys.argv = {argv}; from gradwire.cli.main import main; main()", OMP_NUM_THREADS="1"
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)) == len(STEPS)
+def test_a_real_process():
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = Forked(["-m", "gradwire", *QUICK, "--size", "2^10", "--json", "-"], **pipes)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    assert len(json.loads(out)) == len(STEPS)
 
 
 @pytest.mark.parametrize(
@@ -142,14 +140,9 @@ def test_goals_are_told_and_change_nothing(gradwire, tmp_path):
 
 def _started(*more):
     """A run of many rows, and its standard output, of which a few rows were read."""
-    argv = ["gradwire", "bench", "codec", "--all", "--size", "64", "--repeats", "1", *more]
-    # What runs the tests may ignore Ctrl-C, and a process inherits that.
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"import sys; sys.argv = {argv}; {heard}; from gradwire.cli.main import main; main()"
-    command = [sys.executable, "-u", "-c", code]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    return process, [process.stdout.readline() for _ in range(3 + 4)]
+    command = ["-m", "gradwire", "bench", "codec", "--all", "--size", "64", "--repeats", "1", *more]
+    process = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return process, [process.stdout.readline().decode() for _ in range(3 + 4)]
 
 
 @pytest.mark.timeout(200)

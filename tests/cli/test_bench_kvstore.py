@@ -87,6 +87,7 @@ def test_the_formula_is_that_of_measure_py():
     assert device_bandwidth(1e9, 1, 1.0) == 0
 
 
+@pytest.mark.timeout(600)
 def test_both_leave_the_same_bits_before_they_are_timed(gradwire):
     try:
         python_with(REQUIREMENTS, PEER)

@@ -1,6 +1,9 @@
 import json
 
+import pytest
 
+
+@pytest.mark.timeout(400)
 def test_lines_are_json_and_a_failure_ends_with_exit_code_1(gradwire, tmp_path):
     file = tmp_path / "rows.jsonl"
     arguments = ["replay", "lstm", "--small", "--workers", "2", "--steps", "3", "--json", str(file)]

@@ -153,7 +153,7 @@ def states(kv, folder):
 
 def ahead(rank, folder, steps, staleness):
     """A fast worker and a slow one: how far the fast one was ahead, and what it met with when the slow one stopped."""
-    kv, out = kvstore.create("dist_async", staleness=staleness, timeout=8), torch.empty(4)
+    kv, out = kvstore.create("dist_async", staleness=staleness, timeout=60), torch.empty(4)
     kv.set_gradient_compression({"type": "none", "pull": {"type": "fp16"}})
     kv.set_optimizer("test")
     kv.init("w", torch.zeros(4))
@@ -172,7 +172,7 @@ def ahead(rank, folder, steps, staleness):
         wait_for(done)
         return leads, out
     wait_for(slow)
-    error = ""
+    kv._links.timeout, error = 2.0, ""
     for _ in range(staleness + 1):
         try:
             kv.push("w", torch.ones(4))

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from gradwire.kvstore.launch import Group
+from tests.forked import Forks
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +30,7 @@ def run_workers(job, workers, servers=1, *arguments, folder, options=(), keys=No
 def start_workers(job, workers, servers=1, *arguments, folder, options=(), keys=None):
     (folder / "arguments").write_bytes(pickle.dumps(arguments))
     command = [sys.executable, "-m", "tests.kvstore.group", f"{job.__module__}:{job.__name__}", str(folder)]
-    return Group(command, workers, servers, options, keys)
+    return Group(command, workers, servers, options, keys, [Forks()] * workers)
 
 
 def finished(group, folder, timeout=60):

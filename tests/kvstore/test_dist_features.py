@@ -147,7 +147,7 @@ def test_optimizer_states_of_all_servers_go_through_a_file(told):
 def test_a_fast_worker_waits_for_the_slow_one_at_the_bound_until_its_deadline(tmp_path):
     (error, fast), (leads, _) = run_workers(ahead, 2, 1, str(tmp_path), 10, 2, folder=tmp_path)
     assert 1 <= max(leads) <= 2
-    assert "was not answered within 8 s" in error
+    assert "was not answered within 2 s" in error
     assert "at most 2 steps ahead of the slowest worker" in error
     assert fast[0] >= 20
 

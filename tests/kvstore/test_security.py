@@ -1,9 +1,7 @@
 """Who may speak to a server, and where it may be reached."""
 
 import subprocess
-import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from gradwire.kvstore.keygen import make_keys
 from gradwire.kvstore.protocol import VERSION, pack
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.server import Server, check_exposure
+from tests.forked import Forked
 
 
 @pytest.fixture
@@ -64,10 +63,11 @@ def test_another_form_is_refused(endpoint):
 
 
 def test_the_command_refuses_too():
-    command = [sys.executable, "-m", "gradwire", "server", "--workers", "1", "--bind", "tcp://0.0.0.0:0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "gradwire keygen" in done.stderr
+    command = ["-m", "gradwire", "server", "--workers", "1", "--bind", "tcp://0.0.0.0:0"]
+    process = Forked(command, stderr=subprocess.PIPE)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "gradwire keygen" in said
 
 
 def test_a_worker_with_its_key_is_served(served, keys):
@@ -108,12 +108,10 @@ def test_a_worker_with_a_key_does_not_speak_to_a_server_without(served, keys):
 
 
 def refused(endpoint, folder, message):
-    """At once, with the server's name and what to do."""
+    """With the server's name and what to do, and not by the store's deadline, which has another text."""
     kv = DistStore("dist_sync", Place((endpoint,), 0, 1, folder), timeout=60)
-    begun = time.monotonic()
     with pytest.raises(ConfigError, match=f"server 0 at {endpoint} .*{message}"):
         kv.init("w", torch.ones(3))
-    assert time.monotonic() - begun < 20
     kv.close()
 
 

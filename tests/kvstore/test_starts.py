@@ -11,17 +11,21 @@ from pathlib import Path
 import pytest
 
 from gradwire import ConfigError, GradwireError, kvstore
+from tests.forked import Forked
 
 SCRIPT = Path(__file__).with_name("script.py")
-PYTHON = [sys.executable, str(SCRIPT)]
 FOREIGN = ("GRADWIRE_", "DMLC_", "SLURM_", "RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "LOCAL_")
 
 
-def start(command=PYTHON, **told):
-    """A process that knows nothing of its place but what it is told."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    environment |= {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in told.items()}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def environment_with(told):
+    """What a process finds that knows nothing of its place but what it is told."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    return own | {"OMP_NUM_THREADS": "1"} | {name: str(value) for name, value in told.items()}
+
+
+def start(command, **told):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment_with(told), text=True, **pipes)
 
 
 def ended(processes, seconds=90):
@@ -55,7 +59,8 @@ def roles(scheduler=1, server=1, worker=2, **more):
         **more,
     }  # fmt: skip
     counts = {"scheduler": scheduler, "server": server, "worker": worker}
-    return [start(DMLC_ROLE=role, **told) for role, count in counts.items() for _ in range(count)]
+    places = [environment_with({"DMLC_ROLE": role, **told}) for role, count in counts.items() for _ in range(count)]
+    return [Forked([str(SCRIPT)], place, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for place in places]
 
 
 def test_mxnets_tracker_starts_the_script_in_every_role_and_all_of_them_end():
