@@ -9,8 +9,6 @@ from torch import nn
 
 from gradwire import ConfigError, kvstore
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def batches(count=4, size=8):
     generator = torch.Generator().manual_seed(1)

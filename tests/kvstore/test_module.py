@@ -17,9 +17,6 @@ from tests.kvstore.simulate import Simulated
 NUMBERS = {"learning_rate": 0.1, "momentum": 0.9}
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 def net(seed=3, *extra):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), *extra, nn.Linear(8, 3))

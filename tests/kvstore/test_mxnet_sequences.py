@@ -7,7 +7,12 @@ import torch
 from gradwire import kvstore
 from tests.kvstore.simulate import Simulated, summed
 
-SHAPES = [(4, 4), (100, 100), (2000, 2000), (2, 3), (1211, 1211), (1200, 1200)]
+SHAPES = [(4, 4), (100, 100), (2, 3), (1211, 1211)]
+"""Of MXNet's; the large one ends within a word of every code."""
+
+PUSHES = [(shape, senders) for shape in SHAPES[:3] for senders in (1, 2, 4)] + [((1211, 1211), 2), ((2000, 2000), 1)]
+"""Shapes and numbers of senders."""
+
 RATE = 2
 THRESHOLDS = {"2bit": [0.5], "1bit": [-0.5, 0.0, 0.5]}
 CODES = [(kind, threshold) for kind, thresholds in THRESHOLDS.items() for threshold in thresholds]
@@ -40,16 +45,14 @@ def test_init_is_not_compressed(kind, threshold, shape):
     assert all(torch.equal(each, values) for each in out)
 
 
-@pytest.mark.parametrize("senders", [1, 2, 4])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "senders"), PUSHES)
 def test_zeros_change_nothing_with_two_bits(shape, senders):
     kv = store("2bit", 0.5, 3, shape)
     for _ in range(3):
         assert not pushed(kv, 3, shape, [0.0] * senders).any()
 
 
-@pytest.mark.parametrize("senders", [1, 2, 4])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "senders"), PUSHES)
 def test_the_residual_of_two_bits_waits_for_the_threshold(shape, senders):
     threshold = 0.5
     kv = store("2bit", threshold, 9, shape)
@@ -59,8 +62,7 @@ def test_the_residual_of_two_bits_waits_for_the_threshold(shape, senders):
         assert torch.equal(pushed(kv, 9, shape, [grad] * senders), torch.full(shape, fired * unit))
 
 
-@pytest.mark.parametrize("senders", [1, 2, 4])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "senders"), PUSHES)
 def test_negative_values_fire_below_the_threshold(shape, senders):
     threshold = 0.5
     kv = store("2bit", threshold, 9, shape)
@@ -98,8 +100,7 @@ def check_random(kind, threshold, shape, senders, steps=3, grouped=False):
             assert all(torch.equal(a, b) for a, b in zip(grads[key], before[key], strict=True)), "gradients are kept"
 
 
-@pytest.mark.parametrize("senders", [1, 2, 4])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "senders"), PUSHES)
 @pytest.mark.parametrize(("kind", "threshold"), CODES)
 def test_random_gradients_give_the_bits_of_a_simulation(kind, threshold, shape, senders):
     check_random(kind, threshold, shape, senders)
