@@ -1,123 +1,75 @@
-"""What the fragments of the documentation find when they run: two workers, a model, an optimizer.
+"""How the code of the pages runs: on ranks that find what torchrun gives them, and nothing else.
 
-The fragments of a page run one after the other in one namespace. In front of each stands a fresh model of a kind that
-follows from the page, and behind it the model takes a step.
+The ranks fork from a server that has torch loaded, and so start in milliseconds.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
-from collections.abc import Callable
-from typing import Any
+import sys
+from pathlib import Path
 
-import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-import gradwire
+from tests.absent.sitecustomize import hide
 
-WIDTH = 64
-
-
-class Network(nn.Module):
-    """With the names that examples of patterns use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(32, WIDTH)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(2))
-        self.head = nn.Linear(WIDTH, 8)
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(words)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+Absent = tuple[list[str], list[str]]
+"""Modules and distributions, as ``tests.extras.hidden`` gives them."""
 
 
-def plain() -> nn.Module:
-    return Network()
+def run_blocks(rank: int, port: int, steps: list[tuple[str, str, bool, Absent]], folder: str) -> list[str]:
+    """Run a page's blocks, (place, code, whether it stands alone, what is absent), and return what each printed."""
+    begin(rank, port, folder)
+    known, printed = {"__name__": "__main__"}, []
+    for number, (place, code, alone, absent) in enumerate(steps):
+        hide(*absent)
+        if alone:
+            end()
+            known = {"__name__": "__main__"}
+        # It is a part of the names under which the ranks of a group find each other.
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
+        printed.append(execute(code, place, known))
+    end()
+    return printed
 
 
-def wrapped() -> nn.Module:
-    return DistributedDataParallel(Network())
+def run_file(rank: int, port: int, arguments: list[str], absent: Absent, folder: str) -> str:
+    """Run a script with its arguments as torchrun does, and return what it printed."""
+    begin(rank, port, folder)
+    hide(*absent)
+    file = Path(arguments[0])
+    sys.argv, sys.path = arguments, [str(file.resolve().parent), *sys.path]
+    try:
+        return execute(file.read_text(encoding="utf-8"), str(file), {"__name__": "__main__", "__file__": str(file)})
+    finally:
+        # A process of multiprocessing ends without it, and then what a script has started would stay.
+        atexit._run_exitfuncs()
+        end()
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"docs/fsdp.md": plain, "docs/optim.md": plain}
-"""Pages whose ``model`` is not a DDP model."""
-
-
-def names(page: str) -> dict[str, Any]:
-    """What a page need not say again."""
+def begin(rank: int, port: int, folder: str) -> None:
+    """Give up the group that the ranks have come with: scripts form their own."""
     world = dist.get_world_size()
-    return {
-        "__name__": "__main__", "torch": torch, "dist": dist, "gradwire": gradwire,
-        "DistributedDataParallel": DistributedDataParallel, "device": "cpu", "nodes": world, "gpus": 1,
-        "state": taken(wrapped()),
-    } | fresh(page)  # fmt: skip
-
-
-def taken(model: nn.Module) -> gradwire.GradwireState:
-    """The state of a run that has begun, and files that three workers of such a run would have left."""
-    state = gradwire.compress_ddp(model, "topk", ratio=0.01)
-    step(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    saved = state.state_dict()
-    for rank in range(3) if dist.get_rank() == 0 else ():
-        torch.save({**saved, "world": 3, "ranks": {str(rank): saved["ranks"]["0"]}}, f"residuals-{rank}.pt")
-    dist.barrier()
-    return state
-
-
-def fresh(page: str) -> dict[str, Any]:
-    torch.manual_seed(0)
-    model = MODELS.get(page, wrapped)()
-    # A module that one block gave a state takes no other.
-    return {"model": model, "network": Network(), "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
-
-
-def trains(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether they are still of the kind that stood here, and belong together."""
-    own = {id(param) for param in model.parameters()}
-    ours = isinstance(getattr(model, "module", model), Network)
-    return ours and all(id(param) in own for group in optimizer.param_groups for param in group["params"])
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(torch.randint(32, (16,))), torch.randint(8, (16,)))
-    loss.backward()
-    optimizer.step()
-    assert all(bool(param.isfinite().all()) for param in model.parameters())
-
-
-def run_fragments(rank: int, page: str, codes: list[tuple[str, str]], folder: str) -> None:
-    """On each worker, in one folder for all; ``codes`` are (place, code)."""
-    os.chdir(folder)
-    known = names(page)
-    for place, code in codes:
-        known |= fresh(page)
-        execute(code, place, known)
-        if trains(known["model"], known["optimizer"]):
-            step(known["model"], known["optimizer"])
-
-
-def run_script(rank: int, port: int, place: str, code: str, folder: str) -> str:
-    """As torchrun starts it; returns what it printed. The group of the test itself is given up for its own."""
-    world = dist.get_world_size()
-    dist.barrier()  # a rank that left now would cut off one that is still connecting
+    dist.barrier()  # A rank that left now would cut off one that is still connecting.
     dist.destroy_process_group()
     os.chdir(folder)
     os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "pages",
     }  # fmt: skip
-    return execute(code, place, {"__name__": "__main__"})
 
 
-def execute(code: str, place: str, known: dict[str, Any]) -> str:
+def end() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def execute(code: str, place: str, known: dict) -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(code, place, "exec"), known)

@@ -11,7 +11,7 @@ from gradwire.testing import contract
 from gradwire.testing.inputs import SPECIAL, gaussian
 from tests.docs.blocks import blocks
 
-EXAMPLE = next(block.code for block in blocks("docs/simple.md") if block.fate == "fragment")
+EXAMPLE = next(block.code for block in blocks("docs/simple.md") if block.fate == "python")
 
 
 @pytest.fixture(scope="module")
