@@ -94,7 +94,8 @@ def test_a_command_that_is_not_run_here_is_understood(block: Block, tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     for name in ("train.py", "hosts", "results.jsonl", "train.jsonl", "replay.jsonl", "codec.json", "suite.toml"):
         (tmp_path / name).touch()
-    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    for name in ("benchmarks", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
     for words in block.commands:
         if "gradwire" in words:
             ours = words[words.index("gradwire") + 1 :]
