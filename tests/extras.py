@@ -14,7 +14,6 @@ from importlib import metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.absent.sitecustomize import DISTRIBUTIONS, MODULES
 from tests.house.source import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -67,6 +66,6 @@ def variables(*extras: str) -> dict[str, str]:
     names, distributions = hidden(*extras)
     paths = [str(ROOT / "tests" / "absent"), os.environ.get("PYTHONPATH", "")]
     return {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)), MODULES: ",".join(names),
-        DISTRIBUTIONS: ",".join(distributions),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)), "GRADWIRE_TEST_MODULES": ",".join(names),
+        "GRADWIRE_TEST_DISTRIBUTIONS": ",".join(distributions),
     }  # fmt: skip

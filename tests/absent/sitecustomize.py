@@ -1,46 +1,46 @@
-"""An environment in which only some distributions are installed, for this process and for those that it starts.
+"""Packages that are not installed, as far as this process and those that it starts can see.
 
-Python imports a module of this name by itself where its folder is on PYTHONPATH. The modules and the distributions
-that are not there are in two variables, separated by commas.
+Python imports a module of this name by itself where its folder is on PYTHONPATH. What is absent is in two variables,
+separated by commas: modules in GRADWIRE_TEST_MODULES, distributions in GRADWIRE_TEST_DISTRIBUTIONS.
 """
 
 import os
 import sys
 from importlib import metadata
-from importlib.machinery import PathFinder
-
-MODULES, DISTRIBUTIONS = "GRADWIRE_TEST_MODULES", "GRADWIRE_TEST_DISTRIBUTIONS"
+from importlib.abc import MetaPathFinder
 
 
-class Visible(PathFinder):
-    """The finder of files, but for some first names."""
+class Present(MetaPathFinder):
+    """Asks the finders that were there, for all but what is absent: whoever looks for that finds nothing."""
 
-    hidden = frozenset()
+    def __init__(self, finders):
+        self.finders = finders
+        self.modules = self.distributions = frozenset()
 
-    @classmethod
-    def find_spec(cls, fullname, path=None, target=None):
-        if path is None and fullname.partition(".")[0] in cls.hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.modules:
             return None
-        return PathFinder.find_spec(fullname, path, target)
+        found = (finder.find_spec(name, path, target) for finder in self.finders)
+        return next((spec for spec in found if spec is not None), None)
 
-
-FOUND = metadata.Distribution.from_name.__func__
+    def find_distributions(self, context=None):
+        context = context or metadata.DistributionFinder.Context()
+        for finder in self.finders:
+            for each in getattr(finder, "find_distributions", lambda _: ())(context):
+                if each.metadata["Name"].lower().replace("_", "-") not in self.distributions:
+                    yield each
 
 
 def hide(modules, distributions):
-    """These and no others, from now on; what of them is loaded is let go of."""
-    Visible.hidden, gone = frozenset(modules), frozenset(distributions)
-    for name in [name for name in sys.modules if name.partition(".")[0] in Visible.hidden]:
-        del sys.modules[name]
-
-    def from_name(cls, name):
-        if name.lower().replace("_", "-") in gone:
-            raise metadata.PackageNotFoundError(name)
-        return FOUND(cls, name)
-
-    metadata.Distribution.from_name = classmethod(from_name)
-    sys.meta_path[:] = [Visible if finder is PathFinder else finder for finder in sys.meta_path]
+    """These and no others, from now on."""
+    if not isinstance(sys.meta_path[0], Present):
+        sys.meta_path[:] = [Present(list(sys.meta_path))]
+    sys.meta_path[0].modules, sys.meta_path[0].distributions = frozenset(modules), frozenset(distributions)
 
 
-if MODULES in os.environ:
-    hide(os.environ[MODULES].split(","), os.environ[DISTRIBUTIONS].split(","))
+def words(variable):
+    return [each for each in os.environ.get(variable, "").split(",") if each]
+
+
+if "GRADWIRE_TEST_MODULES" in os.environ:
+    hide(words("GRADWIRE_TEST_MODULES"), words("GRADWIRE_TEST_DISTRIBUTIONS"))

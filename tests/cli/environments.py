@@ -13,7 +13,7 @@ import time
 import traceback
 from pathlib import Path
 
-FOLDER = Path(__file__).with_name("absent")
+FOLDER = Path(__file__).parents[1] / "absent"
 
 
 def called(arguments):
@@ -42,14 +42,6 @@ def called(arguments):
         return code, out.read(), err.read()
 
 
-def absent(modules, distributions):
-    """The variables of processes that do not see them."""
-    return {
-        "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "GRADWIRE_TEST_MODULES": ",".join(modules), "GRADWIRE_TEST_DISTRIBUTIONS": ",".join(distributions),
-    }  # fmt: skip
-
-
 def inside(environment, pipe):
     """In the fork."""
     import sitecustomize
@@ -72,7 +64,6 @@ def inside(environment, pipe):
 
 
 def main():
-    # Here: the tests import this file for ``absent``.
     import gradwire  # noqa: F401
 
     for environment in json.loads(Path(sys.argv[1]).read_text()):

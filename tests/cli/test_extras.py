@@ -4,26 +4,18 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
-from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 import click
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from gradwire._extras import declared, extra_of
 from gradwire.cli._folder import app
 from tests.bench.report.made import replayed
-from tests.cli.environments import absent
-from tests.house.source import ROOT
+from tests.extras import EXTRAS, brought, hidden, modules, variables
 
 pytestmark = pytest.mark.timeout(900)
-
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXTRAS = PROJECT["optional-dependencies"]
 
 ALONE = [(), *((extra,) for extra in EXTRAS)]
 ENVIRONMENTS = [*ALONE, ("cli", "kvstore")]
@@ -74,56 +66,9 @@ def commands(group=app, name=()):
 NAMES = list(commands())
 
 
-@cache
-def closure(*requirements):
-    """The distributions that pip would install."""
-    found, left = set(), [Requirement(text) for text in requirements]
-    asked = set()
-    while left:
-        wanted = left.pop()
-        name = canonicalize_name(wanted.name)
-        for extra in ("", *wanted.extras):
-            if (name, extra) in asked:
-                continue
-            asked.add((name, extra))
-            found.add(name)
-            told = EXTRAS.get(extra, []) if name == "gradwire" else _requires(name)
-            for text in told:
-                each = Requirement(text)
-                if name == "gradwire" or each.marker is None or each.marker.evaluate({"extra": extra}):
-                    left.append(each)
-    return frozenset(found)
-
-
-def _requires(name):
-    try:
-        return metadata.requires(name) or []
-    except metadata.PackageNotFoundError:
-        return []
-
-
-@cache
-def top_level():
-    return {
-        module: {canonicalize_name(each) for each in names}
-        for module, names in metadata.packages_distributions().items()
-    }
-
-
-def there(environment):
-    return closure("gradwire", *PROJECT["dependencies"], *(f"gradwire[{extra}]" for extra in environment))
-
-
-def lacking(environment):
-    """Modules and distributions that a fresh environment would not have."""
-    visible = there(environment)
-    modules = [module for module, names in top_level().items() if not names & visible]
-    return sorted(modules), sorted(set().union(*top_level().values()) - visible)
-
-
 def has(environment, extra):
     """Whether all that an extra brings is in the environment, whoever brought it."""
-    return closure(f"gradwire[{extra}]") <= there(environment)
+    return brought(extra) <= brought(*environment)
 
 
 @pytest.fixture(scope="module")
@@ -139,14 +84,14 @@ def ran(tmp_path_factory):
         for name, (arguments, extra) in CALLS.items():
             if not has(environment, extra) or environment in LONG.get(name, ENVIRONMENTS):
                 calls[name] = [*name.split(), *(each.replace("FOLDER", str(folder)) for each in arguments)]
-        modules, distributions = lacking(environment)
-        plan.append({"modules": modules, "distributions": distributions, "calls": list(calls.values())})
+        absent, distributions = hidden(*environment)
+        plan.append({"modules": absent, "distributions": distributions, "calls": list(calls.values())})
         keys.append([(environment, call) for call in calls])
     file = tmp_path_factory.mktemp("plan") / "plan.json"
     file.write_text(json.dumps(plan))
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("environments.py")), str(file)], capture_output=True, text=True,
-        timeout=600, check=False, env={**os.environ, **absent(*lacking(())), "OMP_NUM_THREADS": "1"},
+        timeout=600, check=False, env={**os.environ, **variables(), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
@@ -172,10 +117,10 @@ def test_every_command_has_a_call():
 @pytest.mark.parametrize("extra", sorted({extra for _, extra in CALLS.values()}))
 def test_an_extra_is_found_by_the_modules_that_it_brings(extra):
     for name in declared()[extra]:
-        modules = [module for module, names in top_level().items() if canonicalize_name(name) in names]
-        assert modules, f"{name} is not installed"
-        found = {module: extra_of(module) for module in modules if not module.startswith("_")}
-        assert extra in found.values(), f"{name} is imported as {modules}: add it to gradwire._extras"
+        imported = [module for module, names in modules().items() if canonicalize_name(name) in names]
+        assert imported, f"{name} is not installed"
+        found = {module: extra_of(module) for module in imported if not module.startswith("_")}
+        assert extra in found.values(), f"{name} is imported as {imported}: add it to gradwire._extras"
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda names: "+".join(names) or "none")

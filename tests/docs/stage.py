@@ -20,17 +20,22 @@ Absent = tuple[list[str], list[str]]
 """Modules and distributions, as ``tests.extras.hidden`` gives them."""
 
 
-def run_blocks(rank: int, port: int, steps: list[tuple[str, str, bool, Absent]], folder: str) -> list[str]:
-    """Run a page's blocks, (place, code, whether it stands alone, what is absent), and return what each printed."""
-    begin(rank, port, folder)
+def run_blocks(rank: int, steps: list[tuple[str, str, int | None, Absent]], folder: str) -> list[str]:
+    """Run a page's blocks, and return what each printed.
+
+    Args:
+        steps: place, code, the port of the store at which its ranks meet if the block begins a script, what is absent.
+        folder: of the page.
+    """
+    begin(rank, folder)
     known, printed = {"__name__": "__main__"}, []
-    for number, (place, code, alone, absent) in enumerate(steps):
-        hide(*absent)
-        if alone:
+    for place, code, port, absent in steps:
+        leave_out(absent)
+        if port is not None:
             end()
             known = {"__name__": "__main__"}
-        # It is a part of the names under which the ranks of a group find each other.
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
+            # Where an earlier script's ranks met, their addresses are left, and who finds them waits for ever.
+            os.environ["MASTER_PORT"] = str(port)
         printed.append(execute(code, place, known))
     end()
     return printed
@@ -38,8 +43,9 @@ def run_blocks(rank: int, port: int, steps: list[tuple[str, str, bool, Absent]],
 
 def run_file(rank: int, port: int, arguments: list[str], absent: Absent, folder: str) -> str:
     """Run a script with its arguments as torchrun does, and return what it printed."""
-    begin(rank, port, folder)
-    hide(*absent)
+    begin(rank, folder)
+    os.environ["MASTER_PORT"] = str(port)
+    leave_out(absent)
     file = Path(arguments[0])
     sys.argv, sys.path = arguments, [str(file.resolve().parent), *sys.path]
     try:
@@ -50,7 +56,14 @@ def run_file(rank: int, port: int, arguments: list[str], absent: Absent, folder:
         end()
 
 
-def begin(rank: int, port: int, folder: str) -> None:
+def leave_out(absent: Absent) -> None:
+    """Hide them, those that are loaded, too: the server from which the ranks fork may have needed them."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in absent[0]]:
+        del sys.modules[name]
+    hide(*absent)
+
+
+def begin(rank: int, folder: str) -> None:
     """Give up the group that the ranks have come with: scripts form their own."""
     world = dist.get_world_size()
     dist.barrier()  # A rank that left now would cut off one that is still connecting.
@@ -58,7 +71,7 @@ def begin(rank: int, port: int, folder: str) -> None:
     os.chdir(folder)
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "pages",
     }  # fmt: skip
 

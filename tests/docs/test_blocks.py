@@ -14,6 +14,7 @@ import torch.distributed as dist
 from gradwire.cli._folder import app
 from gradwire.testing.processes import run_ranks
 from tests import extras
+from tests.cli.test_extras import CALLS
 from tests.docs import stage
 from tests.docs.blocks import Block, apply, blocks, indented, of, pages, parse
 from tests.docs.launcher import DEADLINE, Torchrun
@@ -67,9 +68,13 @@ def run_shell(block: Block, folder: Path, number: int) -> None:
 
 
 def run_python(found: list[Block], folder: Path) -> None:
-    steps = [(str(block), block.python, block.alone, extras.hidden(*block.extras or ())) for block in found]
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for printed in run_ranks(2, stage.run_blocks, store.port, steps, str(folder), timeout=DEADLINE) if steps else ():
+    steps, stores = [], []
+    for block in found:
+        begins = block.alone or not steps
+        stores += [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)] if begins else []
+        absent = extras.hidden(*block.extras or ())
+        steps.append((str(block), block.python, stores[-1].port if begins else None, absent))
+    for printed in run_ranks(2, stage.run_blocks, steps, str(folder), timeout=DEADLINE) if steps else ():
         silent = [str(block) for block, text in zip(found, printed, strict=True) if "print(" in block.code and not text]
         assert not silent
 
@@ -101,6 +106,8 @@ def test_a_command_that_is_not_run_here_is_understood(block: Block, tmp_path: Pa
             ours = words[words.index("gradwire") + 1 :]
             understood(ours)
             assert [name for name in TESTED if " ".join(ours).startswith(name)], f"{ours} is tested nowhere"
+            needed = next(extra for name, (_, extra) in CALLS.items() if " ".join(ours).startswith(name))
+            assert extras.brought(needed) <= extras.brought(*block.extras or ()), f"{ours} needs {needed}"
 
 
 def understood(words: list[str]) -> None:
