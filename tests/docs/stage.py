@@ -49,11 +49,12 @@ def run_file(rank: int, port: int, arguments: list[str], absent: Absent, folder:
     file = Path(arguments[0])
     sys.argv, sys.path = arguments, [str(file.resolve().parent), *sys.path]
     try:
-        return execute(file.read_text(encoding="utf-8"), str(file), {"__name__": "__main__", "__file__": str(file)})
+        said = execute(file.read_text(encoding="utf-8"), str(file), {"__name__": "__main__", "__file__": str(file)})
     finally:
         # A process of multiprocessing ends without it, and then what a script has started would stay.
         atexit._run_exitfuncs()
-        end()
+    end()
+    return said
 
 
 def leave_out(absent: Absent) -> None:
