@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -51,6 +53,36 @@ def _met(missing: dict[Any, None], row: dict[int, int], new: tuple[int, int]) ->
     return sum(tuple(sorted((new, old))) in missing for old in row.items())
 
 
+def run_all(cases: Iterable[tuple[str, Callable[[], None]]]) -> None:
+    """Run all named cases, whichever fail, and then raise what failed, with the names; skip if every case was.
+
+    With the environment variable ``CASES``, a regular expression, only those of which it finds the name.
+    """
+    wanted = os.environ.get("CASES", "")
+    names: list[str] = []
+    failed: list[BaseException] = []
+    skipped: list[pytest.skip.Exception] = []
+    count = 0
+    for name, case in cases:
+        if not re.search(wanted, name):
+            continue
+        count += 1
+        try:
+            case()
+        except pytest.skip.Exception as reason:
+            skipped.append(reason)
+        except (Exception, pytest.fail.Exception) as error:
+            error.add_note(f"The case is: {name}")
+            names.append(name)
+            failed.append(error)
+    if failed:
+        raise BaseExceptionGroup(f"{len(failed)} of {count} cases fail: {'; '.join(names)}", failed)
+    if count and len(skipped) == count:
+        raise skipped[0]
+    if wanted and not count:
+        pytest.skip(f"the name of no case matches CASES={wanted}")
+
+
 def together(test: Callable[..., None]) -> Callable[..., None]:
     """Run all combinations of the parametrized arguments as one test."""
     return _merged(test, lambda sizes: itertools.product(*map(range, sizes)))
@@ -71,30 +103,20 @@ def _merged(
 
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:
-        names: list[str] = []
-        failed: list[BaseException] = []
-        skipped: list[pytest.skip.Exception] = []
-        rows = list(choose([len(column) for column in columns]))
-        for row in rows:
-            chosen = [column[index] for column, index in zip(columns, row, strict=True)]
-            name = ", ".join(name for name, _ in chosen)
-            try:
-                test(**fixtures, **{key: value for _, given in chosen for key, value in given.items()})
-            except pytest.skip.Exception as reason:
-                skipped.append(reason)
-            except (Exception, pytest.fail.Exception) as error:
-                error.add_note(f"The case is: {name}")
-                names.append(name)
-                failed.append(error)
-        if failed:
-            raise BaseExceptionGroup(f"{len(failed)} of {len(rows)} cases fail: {'; '.join(names)}", failed)
-        if rows and len(skipped) == len(rows):
-            raise skipped[0]
+        rows = choose([len(column) for column in columns])
+        chosen = ([column[index] for column, index in zip(columns, row, strict=True)] for row in rows)
+        run_all(
+            (", ".join(name for name, _ in row), functools.partial(test, **fixtures, **_united(row))) for row in chosen
+        )
 
     run.pytestmark = [mark for mark in marks if mark.name != "parametrize"]  # type: ignore[attr-defined]
     kept = [each for each in signature.parameters.values() if each.name not in arguments]
     run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
     return run
+
+
+def _united(chosen: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    return {key: value for _, given in chosen for key, value in given.items()}
 
 
 def _column(argnames: str | Sequence[str], argvalues: Iterable[Any], ids: Any = None) -> Column:

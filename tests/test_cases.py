@@ -60,6 +60,16 @@ def test_fixtures_stay_arguments(seen, d, e):
     assert len(seen) <= 4
 
 
+def test_one_case_can_be_run_by_its_name(seen, monkeypatch):
+    monkeypatch.setenv("CASES", "a=2, named")
+    marked = pytest.mark.parametrize("a", [1, 2, 3])(pytest.mark.parametrize(("b", "c"), ROWS)(fresh()))
+    together(marked)(seen=seen)
+    assert seen == [(2, "x", False)]
+    monkeypatch.setenv("CASES", "a=4")
+    with pytest.raises(pytest.skip.Exception, match="the name of no case matches CASES=a=4"):
+        together(marked)(seen=seen)
+
+
 def test_where_every_case_is_skipped_the_test_is(seen):
     with pytest.raises(pytest.skip.Exception, match="y is left out"):
         together(pytest.mark.parametrize(("b", "c"), ROWS[2:])(fresh()))(seen=seen, a=1)

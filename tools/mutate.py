@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import os
 import random
 import re
 import subprocess
@@ -28,7 +29,10 @@ WHOLE = {"optim": ["tests/meeting"]}
 """Folders that are run whole: workers that meet import what is under test by way of ``gradwire.rounds``."""
 
 EVERYWHERE = ["tests/golden", "tests/contracts"]
-"""Tests that go through the registry: those of a method, a memory or a strategy have its name in theirs."""
+"""Tests that go through the registry: those of a method have its name in theirs."""
+
+TOGETHER = ["tests/contracts/test_identities.py"]
+"""Tests of many methods, memories and strategies each: a case has their names in its own, and CASES selects it."""
 
 
 def part_of(module: Path) -> str:
@@ -73,8 +77,11 @@ def sample(session: str, count: int, seed: int) -> None:
     print(f"{len(chosen)} mutations are left")
 
 
-def related(module: Path) -> list[list[str]]:
-    """Arguments for pytest, a list for each call: what imports the file, then what finds it through the registry."""
+def related(module: Path) -> tuple[list[list[str]], str]:
+    """Arguments for pytest, a list for each call, and what the names of cases match.
+
+    First what imports the file, then what finds it through the registry.
+    """
     part, name = part_of(module), module.stem
     dotted = ".".join(module.relative_to("src").with_suffix("").parts)
     users = {module}
@@ -88,8 +95,11 @@ def related(module: Path) -> list[list[str]]:
         found += [test for test in tests if test not in found and re.search(rf"\b{dotted}\b", test.read_text())]
     files = [str(test.relative_to(ROOT)) for test in found] or TESTS.get(part, TESTS[""])
     files = [*files, *WHOLE.get(part, [])]
-    names = " or ".join(sorted({user.stem for user in users if not user.stem.startswith("_")}))
-    return [files, [*EVERYWHERE, "-k", names]] if part in ("compressors", "memory", "comm") and names else [files]
+    names = sorted({user.stem for user in users if not user.stem.startswith("_")})
+    if part not in ("compressors", "memory", "comm") or not names:
+        return [files], ""
+    by_case = f"(?i){'|'.join(names)}"
+    return [files, [*EVERYWHERE, "-k", " or ".join(names)], TOGETHER], by_case
 
 
 def test() -> int:
@@ -97,9 +107,13 @@ def test() -> int:
     changed = subprocess.run(
         ["git", "diff", "--name-only", "HEAD", "--", str(PACKAGE)], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split()
-    for arguments in related(Path(changed[0])) if changed else []:
+    if not changed:
+        return 0
+    calls, by_case = related(Path(changed[0]))
+    for arguments in calls:
+        environment = os.environ | ({"CASES": by_case} if arguments is TOGETHER else {})
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *arguments]
-        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         if code not in (0, 5):  # 5: no test has the name.
             return code
     return 0

@@ -11,6 +11,7 @@ from gradwire.compressors.powersgd import PowerSGD
 from gradwire.errors import ConfigError
 from gradwire.testing.ranks import mean_rounds
 from gradwire.types import Key
+from tests.cases import together
 from tests.compressors.matrices import DEFICIENT, decoded, deficient, matrix, nearly_rank_3, relative_error
 
 
@@ -64,6 +65,7 @@ def test_ranks_decode_the_projection_of_their_mean_and_keep_their_own_rest(step)
     torch.testing.assert_close(kept, xs[2][0] - out)
 
 
+@together
 @pytest.mark.parametrize("kind", DEFICIENT)
 def test_matrices_that_lack_directions(kind):
     x, code = deficient(kind), ACPSGD(rank=3)
@@ -97,6 +99,7 @@ def test_what_pays():
     assert not code.pays_for((8, 8))
 
 
+@together
 @pytest.mark.parametrize(
     ("values", "text"),
     [

@@ -8,6 +8,7 @@ from gradwire.compressors.adaptive_sparse import AdaptiveSparse
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.types import Key
+from tests.cases import together
 
 
 def payload(code, x, step=0):
@@ -30,6 +31,7 @@ def closed_form(x, eps):
     raise AssertionError
 
 
+@together
 @pytest.mark.parametrize("eps", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("kind", ["sorted", "heavy tail", "spike", "mixed scales"])
 def test_the_closed_form_is_that_of_the_sorted_elements(kind, eps):
@@ -44,6 +46,7 @@ def test_the_closed_form_spends_the_variance_it_was_given(eps):
     assert spent == pytest.approx(1 + eps, rel=1e-6)
 
 
+@together
 @pytest.mark.parametrize("make", [gaussian, lambda n: gaussian(n) ** 3])
 @pytest.mark.parametrize("ratio", [0.01, 0.1])
 def test_greedy_meets_the_expected_number_in_two_iterations(make, ratio):
@@ -82,6 +85,7 @@ def test_what_is_kept_by_chance_has_one_magnitude():
     assert torch.equal(out[out.abs() > step], x[x.abs() > step])
 
 
+@together
 @pytest.mark.parametrize("above", [0, 300, 480, 484, 485, 486, 490, 1000])
 def test_dense_or_not_does_not_depend_on_the_draw(above):
     """485 values and 515 signs could just fill 4000 bytes: the choice is made before anything is drawn."""
@@ -94,6 +98,7 @@ def test_dense_or_not_does_not_depend_on_the_draw(above):
     assert forms == {most >= 4000}
 
 
+@together
 @pytest.mark.parametrize("mode", ["greedy", "closed"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_arrives(mode, bad):
@@ -119,6 +124,7 @@ def test_indices_beyond_16_bits(code):
     assert out[[3, 65_535, 65_536, 139_999]].tolist() == x[[3, 65_535, 65_536, 139_999]].tolist()
 
 
+@together
 @pytest.mark.parametrize(
     ("nbytes", "sizes", "text"),
     [(8, (1, 0), "cannot use 8 bytes for 1 and 0 entries"), (399, (-1, -1), "cannot use 399 bytes"),
@@ -136,6 +142,7 @@ def test_bytes_that_cannot_be_are_refused(nbytes, sizes, text):
         code.decompress(buffer, (100,))
 
 
+@together
 @pytest.mark.parametrize(
     ("values", "text"),
     [({"mode": "best"}, "AdaptiveSparse.mode must be 'greedy' or 'closed', got 'best'"),

@@ -7,6 +7,7 @@ import torch
 from gradwire.compressors.adaptive_threshold import AdaptiveThreshold
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
+from tests.cases import together
 
 
 def decoded(code, x):
@@ -80,6 +81,7 @@ def test_a_sample_does_not_line_up_with_rows():
     assert int((decoded(AdaptiveThreshold(0.01), x) != 0).sum()) == pytest.approx(4000, rel=0.4)
 
 
+@together
 @pytest.mark.parametrize("k", [0, 1, 8, 116, 117, 118, 119, 500])
 def test_the_smaller_form_is_chosen(k):
     x = torch.zeros(1000)
@@ -103,6 +105,7 @@ def test_what_is_not_finite_arrives(bad, count):
     assert int((~out.isfinite()).sum()) >= count
 
 
+@together
 @pytest.mark.parametrize(
     ("nbytes", "counts", "text"),
     [(26, 0, "must use 25 bytes"), (-1, 0, "must use 25 bytes"), (4, 0, "those of whole entries below that, got 4"),
@@ -119,6 +122,7 @@ def test_bytes_that_cannot_be_are_refused(nbytes, counts, text):
         code.decompress(buffer, (100,))
 
 
+@together
 @pytest.mark.parametrize(
     ("values", "text"),
     [({"ratio": 0.0}, "AdaptiveThreshold.ratio must be in (0, 1), got 0.0"), ({"ratio": 1.0}, "must be in (0, 1)"),

@@ -9,6 +9,7 @@ import torch
 from gradwire.compressors.atomo import Atomo, _chances, _directions
 from gradwire.errors import ConfigError, WireError
 from gradwire.types import Key
+from tests.cases import together
 from tests.compressors.matrices import matrix
 
 
@@ -31,6 +32,7 @@ def best_chances(sizes: list[float], budget: float) -> list[float]:
     return [min(1.0, c * size) for size in sizes]
 
 
+@together
 @pytest.mark.parametrize("budget", [0.5, 1.0, 2.5, 4.0, 6.0])
 @pytest.mark.parametrize("sizes", [[1.0] * 6, [9.0, 3.0, 1.0, 0.5, 0.2, 0.1], [100.0, 1.0, 1.0, 1.0, 1.0, 1.0]])
 def test_the_chances_are_the_best_of_their_sum(sizes, budget):
@@ -102,6 +104,7 @@ def test_ranks_draw_independently():
     assert len(counts) == 4
 
 
+@together
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 7, 13, 30, 100])
 def test_vectors_are_folded_whatever_their_length(n):
     x, code = matrix(n, 1).view(-1), Atomo(budget=64)

@@ -22,6 +22,7 @@ from gradwire.settings import build_compressor
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.memory import check_memory
 from gradwire.types import Key
+from tests.cases import together
 
 N, JUMP, STEPS = 6000, 100, 250
 METHODS = [TwoBit("auto"), TwoBit("auto", "adaptive", 0.02), Strom("auto"), Threshold("auto", target=0.05)]
@@ -62,6 +63,7 @@ def threshold_of(exchange, name="w"):
     return wishes / weights if weights > 0 else math.nan
 
 
+@together
 @methods
 @pytest.mark.parametrize("kind", SCALES)
 def test_the_share_stays_near_the_target_and_nothing_is_lost(code, kind):
@@ -91,6 +93,7 @@ def test_a_fixed_threshold_is_flooded_where_auto_is_not(code):
     assert max(float((x != 0).float().mean()) for x in out) < 1.3 * code.target
 
 
+@together
 @methods
 def test_residuals_neither_queue_up_nor_wait_for_ever(code):
     """They stay within a few steps' worth of what the target drains."""
@@ -103,6 +106,7 @@ def test_residuals_neither_queue_up_nor_wait_for_ever(code):
     assert float(late_residual.abs().max()) < 4 * threshold_of(exchange)
 
 
+@together
 @methods
 @pytest.mark.parametrize(("factor", "most"), [(1e3, 40), (1e-3, 200)])
 def test_the_threshold_follows_a_jump_of_the_scale(code, factor, most):
@@ -121,6 +125,7 @@ def test_the_threshold_follows_a_jump_of_the_scale(code, factor, most):
         assert threshold_of(exchange) / before < 0.2
 
 
+@together
 @methods
 def test_zero_gradients_send_nothing_and_leave_the_threshold_alone(code):
     exchange, _, (zeros,) = run(code, [torch.zeros(N)])
@@ -136,6 +141,7 @@ def test_zero_gradients_send_nothing_and_leave_the_threshold_alone(code):
     assert threshold_of(exchange) == pytest.approx(known, rel=0.2)
 
 
+@together
 @methods
 def test_what_waits_goes_out_when_the_gradient_stops(code):
     exchange, _, _ = run(code, map(SCALES["normal"], range(30)))
@@ -162,6 +168,7 @@ def test_a_bad_step_leaves_no_trace(code, bad, strategy):
     assert all(torch.equal(clean, after) for clean, after in zip(*runs, strict=True))
 
 
+@together
 @methods
 @pytest.mark.parametrize("n", [1, 2, 17])
 def test_small_tensors(code, n):
@@ -175,6 +182,7 @@ def test_small_tensors(code, n):
     assert float(residual.abs().max()) < 2.5 * 0.7 * n
 
 
+@together
 @methods
 def test_a_dense_warm_up_leaves_no_wish(code):
     exchange, _, out = run(code, [gaussian(N, seed=1)] * 3, policy=Policy(min_numel=0, start_after=3))
@@ -197,6 +205,7 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(code, strategy, saved_
             assert torch.equal(tensor, again.keeper.states["w"][name]), name
 
 
+@together
 @methods
 def test_neighbours_of_another_scale_have_thresholds_of_their_own(code):
     exchange = Exchange(code, policy=Policy(min_numel=0))
@@ -225,6 +234,7 @@ def test_a_payload_decodes_by_itself(code):
     torch.testing.assert_close(out, 0.5 * (alone[0] + alone[1]))
 
 
+@together
 @pytest.mark.parametrize("code", METHODS[:3], ids=str)
 @pytest.mark.parametrize("carried", [math.nan, math.inf, -1.0])
 def test_a_carried_threshold_that_nobody_writes_is_refused(code, carried):
@@ -242,6 +252,7 @@ def test_around_a_fixed_threshold_nothing_changed():
         assert code.compress(gaussian(99)).equal(type(code)(0.5, target=0.3).compress(gaussian(99)))
 
 
+@together
 @methods
 def test_it_goes_where_methods_go(code):
     """By name, through a configuration and inside the entropy coder, which passes the advice on."""
@@ -258,6 +269,7 @@ def test_it_goes_where_methods_go(code):
         compose(TopK(), code)
 
 
+@together
 @pytest.mark.parametrize("target", [0, -0.1, 0.51, 1, math.nan, True, "auto", None])
 def test_a_bad_target(target):
     for method in (TwoBit, Strom, Threshold):

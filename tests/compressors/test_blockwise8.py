@@ -3,12 +3,13 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from gradwire.compressors.blockwise8 import Blockwise8
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients
+from tests.cases import together
 
 KINDS = ("linear", "dynamic")
 BOUND = {"linear": 0.5 / 127, "dynamic": 0.9 / 128}
@@ -30,7 +31,6 @@ def test_a_payload_is_a_byte_an_element_and_a_scale_a_block(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(x=gradients(min_size=1))
-@settings(max_examples=40, deadline=None)
 def test_no_element_is_off_by_more_than_the_bound_of_its_block(kind, x):
     blocks = torch.nn.functional.pad(x, (0, -len(x) % 16)).view(-1, 16).double()
     largest = blocks.abs().amax(1).repeat_interleave(16)[: len(x)]
@@ -38,6 +38,7 @@ def test_no_element_is_off_by_more_than_the_bound_of_its_block(kind, x):
     assert bool((error <= BOUND[kind] * largest * (1 + 1e-5) + 2.0**-120).all())
 
 
+@together
 @pytest.mark.parametrize(
     ("kind", "block", "error"),
     [("linear", 64, 0.0060), ("linear", 256, 0.0070), ("linear", 2048, 0.0083),
@@ -80,6 +81,7 @@ def test_a_block_too_small_for_its_inverse_is_zero(kind):
     assert decoded(Blockwise8(kind=kind, block=16), x).tolist() == [0.0] * 16 + [2.0**-120] * 16
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 8, 24, -16, 131072, 512.0, True, "512", None])
 def test_bad_block(bad):
     with pytest.raises(
@@ -88,6 +90,7 @@ def test_bad_block(bad):
         Blockwise8(block=bad)
 
 
+@together
 @pytest.mark.parametrize("bad", ["e4m3", "", None, 8])
 def test_bad_kind(bad):
     with pytest.raises(ConfigError, match=re.escape(f"Blockwise8.kind must be 'linear' or 'dynamic', got {bad!r}")):

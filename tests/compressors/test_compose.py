@@ -28,6 +28,7 @@ from gradwire.errors import ConfigError, WireError
 from gradwire.testing import contract
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.types import Key
+from tests.cases import together
 
 PAIRS = [
     (TopK(0.1), QSGD(bits=4)), (TopK(0.05, indices="rice"), BF16()), (TopK(0.2, "float16"), OneBit()),
@@ -36,6 +37,7 @@ PAIRS = [
 ]  # fmt: skip
 
 
+@together
 @pytest.mark.parametrize(("outer", "inner"), PAIRS, ids=lambda code: code.name)
 def test_pairs_keep_the_contract(outer, inner):
     contract.check_all(gradwire.compose(outer, inner), gaussian(333))
@@ -169,6 +171,7 @@ def test_ranks_are_opened_a_few_at_a_time(monkeypatch, outer, room):
     assert torch.equal(together, expected)
 
 
+@together
 @pytest.mark.parametrize("inner", [SIDCo(), Atomo(), AdaptiveSparse(), AdaptiveThreshold()], ids=lambda code: code.name)
 @pytest.mark.parametrize("n", [33, 70, 95])
 def test_streams_begin_wherever_the_places_end(inner, n):

@@ -14,6 +14,7 @@ from gradwire.memory.residual import Residual
 from gradwire.policy import Policy
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
+from tests.cases import together
 from tests.compressors.matrices import decoded, matrix, relative_error
 
 
@@ -23,6 +24,7 @@ def smooth(m: int, length: int) -> torch.Tensor:
     return torch.sin(down + across) + torch.cos(2 * down - across) + 0.05 * matrix(m, length)
 
 
+@together
 @pytest.mark.parametrize(
     "shape", [(64, 64), (100, 130), (5, 200), (200, 5), (3, 3), (130,), (7, 3, 5), (1, 1)], ids=str
 )
@@ -111,6 +113,7 @@ def test_places_outside_their_tile_are_refused():
         code.decompress(payload, x.shape)
 
 
+@together
 @pytest.mark.parametrize(
     ("values", "text"),
     [

@@ -8,6 +8,7 @@ from gradwire.compressors.dgc import DGC
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
+from tests.cases import together
 
 
 def sent(code, x):
@@ -30,6 +31,7 @@ def test_zeros_do_not_select_everything(n, filled):
     assert torch.equal(code.decompress(code.compress(x), x.shape), x)
 
 
+@together
 @pytest.mark.parametrize("seed", range(5))
 def test_a_tiny_tensor_sends_exactly_one_element(seed):
     assert len(sent(DGC(0.001), gaussian(50, seed))) == 1
@@ -57,6 +59,7 @@ def test_indices_out_of_order_are_refused():
         code.decompress(buffer, (100,))
 
 
+@together
 @pytest.mark.parametrize("bad", [0.0, -0.1, 1.5, math.nan, True, "0.1"])
 def test_bad_ratio(bad):
     with pytest.raises(ConfigError, match=re.escape(f"DGC.ratio must be in (0, 1], got {bad!r}")):

@@ -2,12 +2,13 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from gradwire.compressors.dynamic8 import Dynamic8
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients
 from gradwire.types import Key
+from tests.cases import together
 
 
 def decoded(x):
@@ -55,7 +56,6 @@ CHECKSUM, WEIGHTED = -10154226044, 16301525595004
 
 
 @given(x=gradients(min_size=1))
-@settings(max_examples=60, deadline=None)
 def test_every_code_is_the_nearest(x):
     scale = x.abs().amax()
     out = decoded(x).double()
@@ -66,6 +66,7 @@ def test_every_code_is_the_nearest(x):
     assert bool(((out - x).abs() <= nearest + 1e-6 * x.abs().double() + 1e-12 * scale.double()).all())
 
 
+@together
 @pytest.mark.parametrize("kind", SPECIAL)
 def test_no_element_is_off_by_more_than_the_bound(kind):
     x = SPECIAL[kind](1000)

@@ -17,6 +17,7 @@ from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.exchange import Exchange
 from gradwire.testing.inputs import gaussian
+from tests.cases import together
 
 
 @pytest.mark.parametrize("inner", [TopK(ratio=0.1), QSGD(bits=8, block=64)], ids=lambda inner: inner.name)
@@ -54,6 +55,7 @@ def test_the_optimizer_gets_the_estimate():
     assert outputs == [[0.0, -5.0, 0.0, 0.0, 4.0], [0.0, -5.0, 3.0, -2.0, 4.0], [1.0, -5.0, 3.0, -2.0, 4.0]]
 
 
+@together
 @pytest.mark.parametrize("inner", [TwoBit(), QSGD(bits=2), PowerSGD(), None, 3], ids=str)
 def test_what_is_no_contraction_is_refused(inner):
     with pytest.raises(ConfigError, match=re.escape("EF21.inner must be a contraction of one round, such as topk")):

@@ -2,7 +2,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from gradwire.compressors.efsignsgd import EFSignSGD
 from gradwire.errors import ConfigError
@@ -10,6 +10,7 @@ from gradwire.memory.residual import Residual
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients
 from gradwire.types import Key
+from tests.cases import together
 
 
 def decoded(code: EFSignSGD, x: torch.Tensor) -> torch.Tensor:
@@ -31,7 +32,6 @@ def test_golden_vector():
 
 
 @given(x=gradients(min_size=1))
-@settings(max_examples=40, deadline=None)
 def test_the_error_is_the_one_of_the_docs(x):
     code = EFSignSGD(block=32)
     error = (decoded(code, x).double() - x.double()).square().sum()
@@ -73,6 +73,7 @@ def test_the_papers_form_gives_updates_instead_of_gradients():
     torch.testing.assert_close(sent + kept["residual"], total, rtol=0, atol=1e-5)
 
 
+@together
 @pytest.mark.parametrize("kind", ["one hot", "heavy tail", "constant", "spike"])
 def test_the_residual_stays_bounded(kind):
     """|m| <= 2 sqrt(1 - delta) / delta |g|, with delta = 1 / 32: less than 64 |g|, however long it goes on."""
@@ -102,6 +103,7 @@ def test_what_is_not_finite_reaches_everyone_in_its_block_only(value):
     assert finite.tolist() == [True] * 32 + [False] * 32 + [True] * 32
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 16, 48, -32, 131072, 512.0, True, "512", None])
 def test_bad_block(bad):
     message = f"EFSignSGD.block must be a multiple of 32 in [32, 65536], got {bad!r}"

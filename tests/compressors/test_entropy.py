@@ -18,6 +18,7 @@ from gradwire.policy import Policy
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.types import Key, align
+from tests.cases import together
 
 
 def fixed_methods():
@@ -36,6 +37,7 @@ def sent(code, buffer, n):
     return code.layout((n,)).cut(used(buffer)).nbytes
 
 
+@together
 @pytest.mark.parametrize("coder", CODERS)
 @pytest.mark.parametrize("method", list(fixed_methods()))
 def test_every_fixed_size_method_comes_back_bit_for_bit(method, coder):
@@ -113,6 +115,7 @@ def test_a_configuration_nests():
     assert registry.build("compressors", "entropy", {"inner": "twobit"}).inner == TwoBit()
 
 
+@together
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -7,6 +7,7 @@ import torch
 from gradwire.compressors.fp8 import FP8
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
+from tests.cases import together
 
 FORMATS = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}
 formats = pytest.mark.parametrize("form", FORMATS)
@@ -56,6 +57,7 @@ def test_every_byte_decodes_as_the_format_says(form):
     assert torch.equal(out.nan_to_num(7e7), expected.nan_to_num(7e7))
 
 
+@together
 @pytest.mark.parametrize(("form", "error"), [("e4m3", 0.026), ("e5m2", 0.053)])
 @pytest.mark.parametrize("block", [32, 2048])
 def test_errors_on_normal_gradients_hardly_depend_on_the_block(form, error, block):
@@ -70,6 +72,7 @@ def test_the_relative_error_of_an_element_is_bounded(form):
     assert float(error.amax()) <= {"e4m3": 2.0**-4, "e5m2": 2.0**-3}[form]
 
 
+@together
 @formats
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_does_not_become_a_number(form, bad):
@@ -79,6 +82,7 @@ def test_what_is_not_finite_does_not_become_a_number(form, bad):
     assert decoded(FP8(format=form, block=16), x).isnan().tolist() == [False] * 16 + [True] * 16 + [False] * 16
 
 
+@together
 @formats
 @pytest.mark.parametrize("magnitude", [2.0**-120, 2.0**-112, 1e-20, 1e20, 3.4e38])
 def test_scales_at_the_edges(form, magnitude):
@@ -86,12 +90,14 @@ def test_scales_at_the_edges(form, magnitude):
     torch.testing.assert_close(decoded(FP8(format=form, block=16), x), x, rtol=1e-3, atol=0)
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 8, 24, -16, 131072, 512.0, True, "512", None])
 def test_bad_block(bad):
     with pytest.raises(ConfigError, match=re.escape(f"FP8.block must be a multiple of 16 in [16, 65536], got {bad!r}")):
         FP8(block=bad)
 
 
+@together
 @pytest.mark.parametrize("bad", ["e4m3fn", "e3m4", "", None, 8])
 def test_bad_format(bad):
     with pytest.raises(ConfigError, match=re.escape(f"FP8.format must be 'e4m3' or 'e5m2', got {bad!r}")):

@@ -11,6 +11,7 @@ from gradwire.testing._expect import decode
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.ranks import mean_rounds
 from gradwire.types import Key
+from tests.cases import together
 from tests.compressors.rounding import decoded, relative_error
 
 
@@ -84,6 +85,7 @@ def test_omega_bounds_the_noise_of_all_ranks_together_and_of_none_alone():
     assert float(error) == pytest.approx(float(noise.sum()) / 9, rel=0.1)
 
 
+@together
 @pytest.mark.parametrize(("levels", "ranks"), [(7, 18), (127, 1), (1, 127), (6, 21)])
 def test_as_many_ranks_as_are_allowed_have_a_mean(levels, ranks):
     code = GlobalQSGD(levels=levels)
@@ -113,12 +115,14 @@ def test_a_residual_stays_below_its_bound():
     assert max(float(residual.abs().amax()) for residual in residuals) < 5 / (3 - 1)
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 128, 7.0, True, None])
 def test_bad_levels(bad):
     with pytest.raises(ConfigError, match=re.escape(f"GlobalQSGD.levels must be an integer in [1, 127], got {bad!r}")):
         GlobalQSGD(levels=bad)
 
 
+@together
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, True, None])
 def test_bad_clip(bad):
     with pytest.raises(ConfigError, match=re.escape(f"GlobalQSGD.clip must be a finite number >= 0, got {bad!r}")):

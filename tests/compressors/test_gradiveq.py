@@ -12,6 +12,7 @@ from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.testing.ranks import mean_rounds
 from gradwire.types import Key
+from tests.cases import together
 from tests.comm.methods import run_method
 from tests.compressors.matrices import decoded, matrix, relative_error
 
@@ -119,6 +120,7 @@ def test_the_traffic():
     assert not code.pays_for((0,))
 
 
+@together
 @pytest.mark.parametrize(
     ("values", "text"),
     [

@@ -11,6 +11,7 @@ from gradwire.compressors.gradzip import GradZip
 from gradwire.errors import ConfigError
 from gradwire.testing.ranks import mean_rounds
 from gradwire.types import Key
+from tests.cases import together
 from tests.compressors.matrices import DEFICIENT, decoded, deficient, matrix, nearly_rank_3, relative_error
 
 
@@ -74,6 +75,7 @@ def test_feedback_delivers_what_the_ridge_withholds():
     assert relative_error(x, total / 300) < 0.15
 
 
+@together
 @pytest.mark.parametrize("kind", DEFICIENT)
 def test_matrices_that_lack_directions(kind):
     x, code = deficient(kind), GradZip(rank=3, ridge=1e-5)
@@ -93,6 +95,7 @@ def test_nan_is_seen_and_forgotten_by_the_state():
         assert all(bool(factor.isfinite().all()) for factor in state.values())
 
 
+@together
 @pytest.mark.parametrize(
     ("values", "text"),
     [

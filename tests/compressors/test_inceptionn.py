@@ -3,13 +3,14 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.compressors.inceptionn import Inceptionn
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients
+from tests.cases import together
 
 
 def encoded(x, bound=10):
@@ -27,7 +28,6 @@ def decoded(x, bound=10):
 
 
 @given(x=gradients(min_size=1), bound=st.integers(1, 15))
-@settings(max_examples=100, deadline=None)
 def test_every_element_keeps_the_bound(x, bound):
     assert bool(((decoded(x, bound) - x).abs() < 2.0**-bound).all())
 
@@ -55,6 +55,7 @@ def test_the_error_is_half_a_step_and_without_bias_inside_a_class():
     assert abs(float(error.mean())) < 2.0**-15
 
 
+@together
 @pytest.mark.parametrize(("scale", "bits"), [(1e-5, 2), (1e-2, 10), (0.25, 15), (100.0, 32)])
 def test_the_size_follows_the_gradient(scale, bits):
     x = gaussian(40_000).clamp(-2, 2) * scale
@@ -77,6 +78,7 @@ def test_what_is_not_finite_travels_as_it_is():
     assert bool((out[3:] == 0).all())
 
 
+@together
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
 def test_there_are_no_tags_beyond_the_last_element(n):
     """GRACE appends four where n is a multiple of 4."""
@@ -94,6 +96,7 @@ def test_sizes_that_do_not_add_up_are_refused():
     assert torch.equal(code.decompress(buffer, x.shape), decoded(x))
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 16, -1, 10.0, 2e-10, True, "10", None])
 def test_bad_bound(bad):
     with pytest.raises(ConfigError, match=re.escape(f"Inceptionn.bound must be an integer in [1, 15], got {bad!r}")):

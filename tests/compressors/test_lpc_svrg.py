@@ -9,6 +9,7 @@ from gradwire.compressors.qsgd import QSGD
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.types import Key
+from tests.cases import together
 from tests.compressors.rounding import decoded, memory_after, relative_error
 
 
@@ -22,6 +23,7 @@ def test_grid_points_are_exact_and_what_lies_beyond_is_cut_off():
     assert decoded(code, x).tolist() == [3.0, -3.0, 3.0, -3.0, 2.0, -1.0, 0.0]
 
 
+@together
 @pytest.mark.parametrize("clip", [0.0625, 0.25, 0.375, 0.5, 1.0])
 def test_the_grid_ends_at_the_share_of_the_range_that_was_asked_for(clip):
     code = LpcSvrg(bits=2, clip=clip)
@@ -71,12 +73,14 @@ def test_the_residual_stays_below_its_bound(code):
     assert memory_after(LpcSvrg(bits=4), 30, 2000) < 1
 
 
+@together
 @pytest.mark.parametrize("bad", [0, -0.5, 1.5, math.nan, math.inf, True, "1", None])
 def test_bad_clip(bad):
     with pytest.raises(ConfigError, match=re.escape(f"LpcSvrg.clip must be in (0, 1], got {bad!r}")):
         LpcSvrg(clip=bad)
 
 
+@together
 @pytest.mark.parametrize("bad", [1, 9, 4.0, True, None])
 def test_bad_bits(bad):
     with pytest.raises(ConfigError, match=re.escape(f"LpcSvrg.bits must be an integer in [2, 8], got {bad!r}")):

@@ -3,13 +3,14 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from gradwire.compressors.natural import Natural
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients
 from gradwire.types import Key
+from tests.cases import together
 
 NEAREST = Natural(rounding="nearest")
 
@@ -35,7 +36,6 @@ def test_the_worked_example():
 
 
 @given(x=gradients(min_size=1))
-@settings(max_examples=60, deadline=None)
 def test_only_the_two_powers_around_an_element_come_out(x):
     out = decoded(Natural(block=16), x)
     _, exponent = torch.frexp(x.double())
@@ -109,6 +109,7 @@ def test_large_elements_are_not_clipped():
     assert decoded(NEAREST, torch.tensor([3.4e38, -3.4e38])).tolist() == [2.0**127, -(2.0**127)]
 
 
+@together
 @pytest.mark.parametrize("code", [Natural(block=16), Natural(rounding="nearest", block=16)], ids=str)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_does_not_become_a_power(code, bad):
@@ -118,6 +119,7 @@ def test_what_is_not_finite_does_not_become_a_power(code, bad):
     assert decoded(code, x).isnan().tolist() == [False] * 16 + [True] * 16 + [False] * 16
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 8, 24, -16, 131072, 512.0, True, "512", None])
 def test_bad_block(bad):
     with pytest.raises(
@@ -126,6 +128,7 @@ def test_bad_block(bad):
         Natural(block=bad)
 
 
+@together
 @pytest.mark.parametrize("bad", ["up", "", None, True])
 def test_bad_rounding(bad):
     with pytest.raises(ConfigError, match=re.escape(f"Natural.rounding must be 'random' or 'nearest', got {bad!r}")):

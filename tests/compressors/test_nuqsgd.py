@@ -3,21 +3,24 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from gradwire.compressors.nuqsgd import NUQSGD
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients
 from gradwire.types import Key
+from tests.cases import together
 from tests.compressors.rounding import decoded, memory_after, relative_error
 
 
+@together
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_a_payload_is_one_norm_a_block_and_its_bits(bits):
     assert NUQSGD(bits=bits, block=64).layout((10, 13)).nbytes == 3 * 4 + math.ceil(130 * bits / 8)
 
 
+@together
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_every_level_is_exact(bits):
     s = 2 ** (bits - 1) - 2
@@ -27,7 +30,6 @@ def test_every_level_is_exact(bits):
 
 
 @given(x=gradients(min_size=1, max_size=64))
-@settings(max_examples=60, deadline=None)
 def test_what_is_decoded_is_a_neighbouring_level(x):
     code = NUQSGD(bits=4, block=64, norm="linf")
     norm, out = float(x.abs().amax()), decoded(code, x)
@@ -43,6 +45,7 @@ def test_what_is_decoded_is_a_neighbouring_level(x):
     assert bool((out * x >= 0).all())
 
 
+@together
 @pytest.mark.parametrize(("bits", "block"), [(4, 1024), (3, 16), (3, 64), (2, 64)])
 def test_the_bound_is_not_far_from_what_can_happen(bits, block):
     # All elements but one at 4/9 of the smallest level, or at 1/y of it where these would be longer than the norm.
@@ -56,6 +59,7 @@ def test_the_bound_is_not_far_from_what_can_happen(bits, block):
     assert 0.3 * code.omega(block) < error <= code.omega(block) * 1.05
 
 
+@together
 @pytest.mark.parametrize("kind", ["spike", "heavy tail", "sorted", "constant"])
 def test_the_bound_holds_under_either_norm(kind):
     for norm in ("l2", "linf"):
@@ -63,6 +67,7 @@ def test_the_bound_holds_under_either_norm(kind):
         assert relative_error(code, SPECIAL[kind](256), 100) <= code.omega(64) * 1.05
 
 
+@together
 @pytest.mark.parametrize(
     ("code", "feedback"),
     [
@@ -101,6 +106,7 @@ def test_noise_averages_out():
     assert float((mean - x).square().mean()) == pytest.approx(alone / 16, rel=0.2)
 
 
+@together
 @pytest.mark.parametrize(
     ("given_", "message"),
     [

@@ -3,13 +3,14 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.compressors.onebit import OneBit
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key
+from tests.cases import together
 
 GOLDEN = [0.6, 0.5, -0.1, 0.51, 2.0, -2.0, 0.0, math.nan, 0.7]
 LEFT = [-0.4, 1.5, 0.9, -0.49, 1.0, -1.0, 1.0, math.nan, -0.3]
@@ -50,7 +51,6 @@ def test_a_gradient_of_zero_dithers():
 
 
 @given(st.floats(-2, 2, width=32), st.lists(st.floats(-1, 1, width=32), max_size=40))
-@settings(max_examples=50, deadline=None)
 def test_the_residual_of_gradients_within_one_stays_bounded(threshold, pushes):
     residual = torch.zeros(1)
     for value in pushes:
@@ -64,11 +64,13 @@ def test_a_shard_is_cut_at_whole_words():
     assert torch.equal(torch.cat([code.compress(part) for part in (x[:64], x[64:])]), code.compress(x))
 
 
+@together
 @pytest.mark.parametrize("good", [0, 0.0, -3.5, 2])
 def test_any_real_threshold(good):
     assert OneBit(good).compress(torch.tensor([good + 1.0, good - 1.0])).tolist() == [0b10000000, 0, 0, 0]
 
 
+@together
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e39, 1e-46, True, "0", None])
 def test_bad_threshold(bad):
     with pytest.raises(
@@ -77,6 +79,7 @@ def test_bad_threshold(bad):
         OneBit(threshold=bad)
 
 
+@together
 @pytest.mark.parametrize("factor", [2.0**-20, 1.0, 2.0**30])
 @pytest.mark.parametrize("threshold", [0.0, 0.5, -0.25])
 def test_a_mean_step_makes_the_code_scale_with_the_gradient(factor, threshold):
@@ -112,6 +115,7 @@ def test_a_step_of_zero_is_zero():
     assert code.decompress(code.compress(torch.zeros(9)), (9,)).tolist() == [0.0] * 9
 
 
+@together
 @pytest.mark.parametrize("bad", ["max", "", 1, None])
 def test_bad_scale(bad):
     with pytest.raises(ConfigError, match=re.escape(f"OneBit.scale must be 'unit' or 'mean', got {bad!r}")):

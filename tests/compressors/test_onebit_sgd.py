@@ -2,7 +2,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from gradwire.compressors.efsignsgd import EFSignSGD
 from gradwire.compressors.onebit_sgd import OneBitSGD
@@ -10,6 +10,7 @@ from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients
 from gradwire.types import Key
+from tests.cases import together
 
 
 def decoded(code: OneBitSGD | EFSignSGD, x: torch.Tensor) -> torch.Tensor:
@@ -37,7 +38,6 @@ def test_the_residual_includes_what_was_left_before():
 
 
 @given(x=gradients(min_size=1))
-@settings(max_examples=40, deadline=None)
 def test_it_is_a_projection(x):
     """Sums stay, the error is orthogonal to what is sent, and what is sent is sent unchanged when sent again."""
     out, wide = decoded(OneBitSGD(block=32), x).double(), x.double()
@@ -50,7 +50,6 @@ def test_it_is_a_projection(x):
 
 
 @given(x=gradients(min_size=1))
-@settings(max_examples=40, deadline=None)
 def test_two_means_lose_no_more_than_one_scale(x):
     error, scaled = ((decoded(code, x).double() - x).square().sum() for code in (OneBitSGD(32), EFSignSGD(32)))
     assert float(error) <= float(scaled) * (1 + 1e-4) + 1e-9 * float(x.double().square().sum()) + 2e-74
@@ -75,6 +74,7 @@ def test_what_is_not_finite_reaches_everyone(value):
     assert not decoded(OneBitSGD(), x).isfinite().all()
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 16, 48, -32, 131072, 512.0, True, "512", None])
 def test_bad_block(bad):
     message = f"OneBitSGD.block must be a multiple of 32 in [32, 65536], got {bad!r}"

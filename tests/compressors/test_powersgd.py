@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor
 
 from gradwire.compressors.powersgd import PowerSGD
@@ -15,6 +15,7 @@ from gradwire.testing.inputs import gaussian
 from gradwire.testing.ranks import mean_rounds
 from gradwire.testing.strategies import matrices
 from gradwire.types import Key, State
+from tests.cases import together
 
 
 def matrix(m: int, length: int, seed: int = 0) -> Tensor:
@@ -30,7 +31,6 @@ def error(x: Tensor, approximation: Tensor) -> float:
 
 
 @given(x=matrices())
-@settings(max_examples=100, deadline=None)
 def test_the_decoded_matrix_is_an_orthogonal_projection(x):
     code = PowerSGD(rank=2)
     out, size = decoded(code, x).double(), float(x.double().norm())
@@ -47,6 +47,7 @@ def test_rows_of_p_are_orthonormal():
     assert torch.allclose(p @ p.mT, torch.eye(4), atol=1e-6)
 
 
+@together
 @pytest.mark.parametrize("kind", ["zero", "one row", "rank 1", "equal columns", "tiny", "huge"])
 def test_matrices_that_lack_directions(kind):
     x = {
@@ -118,6 +119,7 @@ def bucket(shapes: list[tuple[int, int]], gap: int) -> list[Tensor]:
     return views
 
 
+@together
 @pytest.mark.parametrize("gap", [0, 7])
 @pytest.mark.parametrize("shapes", [[(6, 5)] * 3, [(6, 5), (4, 5), (6, 5), (6, 5)], [(6, 5), (6, 4), (5, 6)]])
 def test_a_batch_gives_what_each_matrix_gives_alone(shapes, gap):
@@ -132,6 +134,7 @@ def test_a_batch_gives_what_each_matrix_gives_alone(shapes, gap):
         assert torch.allclose(out, single, atol=1e-5)
 
 
+@together
 @pytest.mark.parametrize("rank", [1, 4, 5, 9])
 def test_decoding_adds_p_times_q(rank):
     code, x = PowerSGD(rank=rank), matrix(30, 20)
@@ -236,6 +239,7 @@ def test_local_and_global_error_send_the_same():
     assert sizes[1] < sizes[0]
 
 
+@together
 @pytest.mark.parametrize(
     ("shape", "pays"),
     [
@@ -257,12 +261,14 @@ def test_min_compression_moves_the_limit():
     assert not PowerSGD(rank=1, min_compression=5).pays_for((10, 10))
 
 
+@together
 @pytest.mark.parametrize("bad", [0, -1, 2.0, True, "2", None, math.nan])
 def test_bad_rank(bad):
     with pytest.raises(ConfigError, match=re.escape(f"PowerSGD.rank must be an integer >= 1, got {bad!r}")):
         PowerSGD(rank=bad)
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 0.5, -2.0, math.inf, math.nan, True, "2", None])
 def test_bad_min_compression(bad):
     with pytest.raises(
@@ -271,6 +277,7 @@ def test_bad_min_compression(bad):
         PowerSGD(min_compression=bad)
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 1.5, True, None])
 def test_bad_iterations(bad):
     with pytest.raises(ConfigError, match=re.escape(f"PowerSGD.iterations must be an integer >= 1, got {bad!r}")):
@@ -282,6 +289,7 @@ def test_bad_error():
         PowerSGD(error="both")
 
 
+@together
 @pytest.mark.parametrize("scale", [1e-25, 1e-13, 1e15, 1e30])
 @pytest.mark.parametrize("iterations", [1, 2])
 def test_where_the_iteration_starts_has_no_scale(iterations, scale):

@@ -3,7 +3,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.compressors.qsgd import QSGD
@@ -11,18 +11,20 @@ from gradwire.errors import ConfigError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients
 from gradwire.types import Key
+from tests.cases import together
 from tests.compressors.rounding import decoded, memory_after, relative_error
 
 
+@together
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_a_payload_is_one_norm_a_block_and_its_bits(bits):
     assert QSGD(bits=bits, block=64).layout((10, 13)).nbytes == 3 * 4 + math.ceil(130 * bits / 8)
 
 
+@together
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @given(x=gradients(min_size=1))
-@settings(max_examples=15, deadline=None)
 def test_no_element_is_off_by_more_than_one_level(bits, norm, x):
     code = QSGD(bits=bits, block=16, norm=norm)
     blocks = torch.nn.functional.pad(x, (0, -len(x) % 16)).view(-1, 16).double()
@@ -36,12 +38,12 @@ def test_no_element_is_off_by_more_than_one_level(bits, norm, x):
 
 
 @given(x=gradients(min_size=1, max_size=16))
-@settings(max_examples=40, deadline=None)
 def test_the_largest_element_of_a_block_is_exact_in_linf(x):
     out, largest = decoded(QSGD(bits=5, block=16), x, Key()), x.abs().argmax()
     assert float(out[largest]) == pytest.approx(float(x[largest]), rel=1e-6, abs=2.0**-120)
 
 
+@together
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_the_linf_bound_is_attained(bits):
     code = QSGD(bits=bits, block=512)
@@ -77,6 +79,7 @@ def test_noise_of_different_ranks_is_independent():
     assert float((mean - x).square().mean()) == pytest.approx(alone / ranks, rel=0.15)
 
 
+@together
 @pytest.mark.parametrize(
     ("code", "feedback"),
     [
@@ -108,6 +111,7 @@ def test_levels_need_not_fill_the_bits():
     assert code.omega(16) == QSGD(bits=4, levels=5, block=None).omega(16)
 
 
+@together
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("n", [16, 5000, 9000])
 def test_one_norm_for_the_whole_tensor(norm, n):
@@ -132,6 +136,7 @@ def test_scaled_decodes_the_same_codes_smaller():
     torch.testing.assert_close(scaled.decompress(payload, x.shape), small, rtol=1e-6, atol=0)
 
 
+@together
 @pytest.mark.parametrize("block", [None, 4096])
 @pytest.mark.parametrize("norm", ["l2", "linf"])
 def test_scaled_keeps_the_residual_bounded_where_plain_diverges(norm, block):
@@ -141,6 +146,7 @@ def test_scaled_keeps_the_residual_bounded_where_plain_diverges(norm, block):
     assert memory_after(scaled, 300, 4096) < 1.3 * memory_after(scaled, 150, 4096)
 
 
+@together
 @pytest.mark.parametrize(("bits", "bad"), [(4, 8), (2, 2), (8, 0), (4, True), (4, 2.0)])
 def test_bad_levels(bits, bad):
     most = 2 ** (bits - 1) - 1
@@ -154,6 +160,7 @@ def test_bad_scaled():
         QSGD(scaled=1)
 
 
+@together
 @pytest.mark.parametrize("kind", ["spike", "constant", "heavy tail", "alternating", "sorted"])
 def test_linf_feedback_stays_below_its_proven_bound(kind):
     code, x = QSGD(bits=3, block=512), SPECIAL[kind](512)
@@ -186,12 +193,14 @@ def test_nan_reaches_everyone_in_its_block_only():
     assert out.isnan().tolist() == [False] * 16 + [True] * 16 + [False] * 16
 
 
+@together
 @pytest.mark.parametrize("bad", [1, 9, 0, -4, 4.0, True, "4", None, math.nan])
 def test_bad_bits(bad):
     with pytest.raises(ConfigError, match=re.escape(f"QSGD.bits must be an integer in [2, 8], got {bad!r}")):
         QSGD(bits=bad)
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 8, 24, -16, 131072, 512.0, True, "512"])
 def test_bad_block(bad):
     with pytest.raises(
@@ -200,6 +209,7 @@ def test_bad_block(bad):
         QSGD(block=bad)
 
 
+@together
 @pytest.mark.parametrize("bad", ["l1", "", 2, None, math.inf])
 def test_bad_norm(bad):
     with pytest.raises(ConfigError, match=re.escape(f"QSGD.norm must be 'linf' or 'l2', got {bad!r}")):

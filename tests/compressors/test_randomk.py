@@ -3,13 +3,14 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.compressors.randomk import RandomK
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key
+from tests.cases import together
 
 
 def views(code, buffer, n):
@@ -21,7 +22,6 @@ def chosen(code, n, key=None):
 
 
 @given(n=st.integers(1, 3000), ratio=st.floats(0.001, 1), run=st.sampled_from([1, 3, 16]), step=st.integers(0, 9))
-@settings(max_examples=100, deadline=None)
 def test_one_run_in_each_stratum_and_none_twice(n, ratio, run, step):
     code, units = RandomK(ratio, run=run), -(-n // run)
     where, k = chosen(code, n, Key(step=step)), code.draws(n)
@@ -103,6 +103,7 @@ def test_what_is_sent_leaves_the_residual():
     assert torch.allclose(total + residual, 50 * grad, rtol=1e-4, atol=1e-4)
 
 
+@together
 @pytest.mark.parametrize("header", [[0, 0, 0, 0, 0], [math.nan] * 5, [math.inf, 1, 1, 1, 1], [1, -5, 1e9, 300, 0]])
 def test_a_header_that_makes_no_sense_is_survived(header):
     code = RandomK(0.5)
@@ -110,6 +111,7 @@ def test_a_header_that_makes_no_sense_is_survived(header):
     assert code.decompress(payload.view(torch.uint8), (16,)).sum() == 8
 
 
+@together
 @pytest.mark.parametrize(
     ("params", "message"),
     [

@@ -10,6 +10,7 @@ from gradwire.compressors.sidco import SIDCo
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key
+from tests.cases import together
 
 
 def sent(code, x, steps=1):
@@ -80,6 +81,7 @@ def test_a_second_stage_is_fitted_to_thirty_magnitudes_or_more(n, stages):
     assert threshold(torch.linspace(0.1, 3.0, n), 0.2, "exp", 5) == pytest.approx(eta, rel=1e-6)
 
 
+@together
 @pytest.mark.parametrize("make", [gaussian, laplace, heavy])
 @pytest.mark.parametrize("ratio", [0.1, 0.01, 0.001])
 @pytest.mark.parametrize("distribution", ["exp", "gamma", "gp"])
@@ -147,6 +149,7 @@ def test_the_dense_form_takes_over_before_entries_are_larger():
     assert int(layout.views(SIDCo(0.6).compress(torch.ones(100)))[0]) == 400
 
 
+@together
 @pytest.mark.parametrize(
     ("used", "counts", "text"),
     [(401, None, "must use 400 bytes"), (-6, None, "must use 400 bytes"), (13, None, "multiple of 6"),
@@ -163,6 +166,7 @@ def test_bytes_that_cannot_be_are_refused(used, counts, text):
         code.decompress(buffer, (100,))
 
 
+@together
 @pytest.mark.parametrize(
     ("values", "text"),
     [({"ratio": 0.0}, "SIDCo.ratio must be in (0, 1), got 0.0"), ({"ratio": 1.0}, "SIDCo.ratio"),

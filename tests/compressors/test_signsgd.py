@@ -10,6 +10,7 @@ from gradwire.exchange import Exchange
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.types import Key
+from tests.cases import together
 from tests.comm.jobs import SHAPES, gradient, numel
 from tests.comm.methods import run_method
 
@@ -50,6 +51,7 @@ def test_even_votes_count_as_positive_or_as_zero():
     assert vote(SignSGD(ties="zero"), [1.0, -1.0, 0.0], [-1.0, -1.0, 0.0]) == [0, -1, 0]
 
 
+@together
 @pytest.mark.parametrize("ranks", [4, 6, 10, 14])
 def test_a_tie_survives_the_rounding_of_one_over_w(ranks):
     for order in (1, -1):
@@ -65,6 +67,7 @@ def test_what_a_vote_leaves_is_what_the_code_can_say(ties):
     assert decoded(code, mean.tolist()) == mean.tolist()
 
 
+@together
 @pytest.mark.parametrize("strategy", ["allgather", "two_phase"])
 @pytest.mark.parametrize("ties", ["positive", "zero"])
 def test_every_rank_gets_the_vote(strategy, ties):
@@ -87,6 +90,7 @@ def test_feedback_fills_the_residual_with_steps_and_is_refused():
         Exchange(code, memory="residual")
 
 
+@together
 @pytest.mark.parametrize("bad", ["negative", "", 0, None, True])
 def test_bad_ties(bad):
     with pytest.raises(ConfigError, match=re.escape(f"SignSGD.ties must be 'positive' or 'zero', got {bad!r}")):

@@ -20,6 +20,7 @@ from gradwire.errors import ConfigError, WireError
 from gradwire.exchange import Exchange
 from gradwire.testing import contract, inputs
 from gradwire.types import Key
+from tests.cases import together
 from tests.compressors.methods import (
     Drawn,
     Half,
@@ -67,6 +68,7 @@ def rows(compressor, xs):
     return packing.payload(buffer, 0)
 
 
+@together
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("method", [EXAMPLES["ScaledSign"], TopHalf, Linear8, Half, Signs], ids=lambda m: m.__name__)
 def test_contract(method, check):
@@ -134,6 +136,7 @@ def test_own_memory_refuses_a_second_one():
         code.encode_feedback(torch.ones(4), torch.zeros(4), payload, code.init_state((4,), Key()), Key())
 
 
+@together
 @pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize("world", [1, 3])
 def test_average_flag_means_what_it_means_in_grace(average, world):
@@ -145,6 +148,7 @@ def test_average_flag_means_what_it_means_in_grace(average, world):
     torch.testing.assert_close(out, total / world if average else total)
 
 
+@together
 @pytest.mark.parametrize("wrap", [Entropy, lambda inner: compose(TopK(0.5), inner)])
 @pytest.mark.parametrize("method", [Vote(), Half(average=False)])
 def test_what_opens_payloads_one_by_one_refuses_a_method_that_takes_all_at_once(wrap, method):
@@ -263,6 +267,7 @@ BAD_CALLS = [
 ]
 
 
+@together
 @pytest.mark.parametrize(("compress", "message"), BAD_CALLS)
 def test_a_compress_that_breaks_its_word(compress, message):
     with pytest.raises(ConfigError, match=message):
@@ -275,6 +280,7 @@ def test_ctx_may_hold_anything_that_is_equal():
     assert torch.equal(code.decompress(code.compress(x), (3,)), x)
 
 
+@together
 @pytest.mark.parametrize(("attributes", "message"), [
     ({"tensors_size_are_same": False}, "Made.tensors_size_are_same must be True: .*fixed_size = False"),
     ({"summable": True, "ctx_from_shape": False}, "cannot be summable with ctx_from_shape = False"),

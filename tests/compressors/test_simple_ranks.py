@@ -6,6 +6,7 @@ import torch
 from gradwire.memory.dgc import DGCMemory
 from gradwire.memory.residual import Residual
 from gradwire.testing.processes import run_ranks
+from tests.cases import together
 from tests.compressors.methods import (
     SHAPES,
     Drawn,
@@ -50,6 +51,7 @@ def expected(method, options):
     return total / WORLD if method.average else total
 
 
+@together
 @pytest.mark.parametrize(("method", "options"), RUNS, ids=lambda value: str(value).replace("'", ""))
 def test_ranks_agree_and_nothing_is_lost(method, options):
     results = run_ranks(WORLD, exchange, method, STEPS, options)

@@ -12,6 +12,7 @@ from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.testing.ranks import mean_rounds
 from gradwire.types import Key
+from tests.cases import together
 from tests.comm.methods import run_method
 from tests.compressors.matrices import decoded
 
@@ -115,6 +116,7 @@ def test_bad_indices_are_refused():
             code.decompress(payload, x.shape)
 
 
+@together
 @pytest.mark.parametrize(
     ("values", "text"),
     [

@@ -8,6 +8,7 @@ from gradwire.compressors import _minmax
 from gradwire.compressors.sketchml import SketchML
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
+from tests.cases import together
 from tests.wire.parsers import sketchml as parser
 
 
@@ -65,6 +66,7 @@ def test_one_sign_only_in_the_tensor_or_only_outside_the_sample():
     assert float(decoded(SketchML(), x)[12_345]) == -2.0
 
 
+@together
 @pytest.mark.parametrize(("n", "every"), [(5000, 2), (5000, 3), (5000, 10), (200_000, 150), (400_000, 70_000)])
 def test_a_sparse_gradient_keeps_signs_and_never_grows(n, every):
     """No element is read larger than the mean of its own bucket."""
@@ -116,6 +118,7 @@ def test_zeros_cost_nothing_and_stay_zero():
     assert torch.equal(decoded(SketchML(), x) == 0, x == 0)
 
 
+@together
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("every", [1, 50])
 def test_what_is_not_finite_arrives(bad, every):
@@ -124,6 +127,7 @@ def test_what_is_not_finite_arrives(bad, every):
     assert not decoded(SketchML(), x)[5000].isfinite()
 
 
+@together
 @pytest.mark.parametrize(
     ("nbytes", "head", "text"),
     [(1001, [100], "at most 1000 bytes"), (-1, [100], "at most 1000 bytes"), (0, [2], "2 positive buckets"),
@@ -150,6 +154,7 @@ def test_a_key_beyond_the_tensor_is_refused():
         SketchML().decompress(buffer, (1000,))
 
 
+@together
 @pytest.mark.parametrize("bad", [15, 257, 64.0, True])
 def test_bad_parameters(bad):
     with pytest.raises(

@@ -7,6 +7,7 @@ import torch
 from gradwire.compressors.terngrad import TernGrad
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import SPECIAL, gaussian
+from tests.cases import together
 from tests.compressors.rounding import decoded, memory_after, relative_error
 
 
@@ -77,6 +78,7 @@ def test_a_square_that_float32_cannot_hold_clips_like_any_other(power):
     assert torch.equal(decoded(TernGrad(clip=0.1), x * 2.0**power), ordinary * 2.0**power)
 
 
+@together
 @pytest.mark.parametrize("n", [0, 1, 4, 5, 6, 79, 80, 81, 5 * 8192, 5 * 8192 + 3, 100_001])
 def test_five_to_a_byte_say_the_same(n):
     x, plain, packed = gaussian(n), TernGrad(), TernGrad(packing="trits")
@@ -97,12 +99,14 @@ def test_a_byte_that_is_not_five_digits_is_refused():
         code.decompress(buffer, x.shape)
 
 
+@together
 @pytest.mark.parametrize("bad", ["base3", "", None, True])
 def test_bad_packing(bad):
     with pytest.raises(ConfigError, match=re.escape(f"TernGrad.packing must be 'bits' or 'trits', got {bad!r}")):
         TernGrad(packing=bad)
 
 
+@together
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, True, "2.5", None])
 def test_bad_clip(bad):
     with pytest.raises(ConfigError, match=re.escape(f"TernGrad.clip must be a finite number >= 0, got {bad!r}")):

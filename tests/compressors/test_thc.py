@@ -10,6 +10,7 @@ from gradwire.testing._expect import payload_for
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.ranks import mean_rounds
 from gradwire.types import Key
+from tests.cases import together
 from tests.compressors.rounding import decoded, relative_error
 
 
@@ -23,6 +24,7 @@ def mean_of(code, xs, step=0):
     return outs
 
 
+@together
 @pytest.mark.parametrize(("n", "coordinates"), [(1, 16), (33, 64), (1024, 1024), (1025, 1040), (1100, 1024 + 128)])
 def test_a_payload_is_a_byte_for_each_coordinate_of_padded_blocks(n, coordinates):
     blocks = -(-n // 1024)
@@ -118,6 +120,7 @@ def test_too_many_ranks_for_the_sums_decode_to_nan():
     assert mean_of(code, [gaussian(64)] * 3)[0].isnan().all()
 
 
+@together
 @pytest.mark.parametrize(("levels", "ranks"), [(15, 17), (255, 1), (1, 255), (13, 19)])
 def test_as_many_ranks_as_are_allowed_have_a_mean(levels, ranks):
     code = THC(levels=levels)
@@ -149,18 +152,21 @@ def test_nothing_decodes_to_nothing(kind):
     assert decoded(THC(), SPECIAL[kind](1500)).eq(0).all()
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 256, 15.0, True, None])
 def test_bad_levels(bad):
     with pytest.raises(ConfigError, match=re.escape(f"THC.levels must be an integer in [1, 255], got {bad!r}")):
         THC(levels=bad)
 
 
+@together
 @pytest.mark.parametrize("bad", [8, 48, 32768, 1024.0, True, None])
 def test_bad_block(bad):
     with pytest.raises(ConfigError, match=re.escape(f"THC.block must be a power of two in [16, 16384], got {bad!r}")):
         THC(block=bad)
 
 
+@together
 @pytest.mark.parametrize("bad", [0, -1.0, math.nan, math.inf, True, None])
 def test_bad_clip(bad):
     with pytest.raises(ConfigError, match=re.escape(f"THC.clip must be a finite number > 0 in float32, got {bad!r}")):

@@ -6,6 +6,7 @@ import torch
 from gradwire.compressors.three_lc import ThreeLC
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import SPECIAL, gaussian
+from tests.cases import together
 from tests.compressors.rounding import decoded, memory_after, relative_error
 
 
@@ -40,6 +41,7 @@ def test_an_all_zero_block_has_no_bytes_and_a_lone_zero_group_one():
     assert decoded(ThreeLC(block=16), x).tolist() == x.tolist()
 
 
+@together
 @pytest.mark.parametrize("sparsity", [1.0, 1.5, 1.75, 1.99])
 @pytest.mark.parametrize("kind", ["heavy tail", "sorted", "spike", "alternating", "one hot"])
 def test_the_largest_element_is_always_sent_and_the_bound_holds(sparsity, kind):
@@ -103,12 +105,14 @@ def test_inconsistent_bytes_are_refused(at, value, message):
         code.decompress(payload, (3,))
 
 
+@together
 @pytest.mark.parametrize("bad", [0.5, 2.0, -1.0, float("nan"), True, "1", None])
 def test_bad_sparsity(bad):
     with pytest.raises(ConfigError, match=re.escape(f"ThreeLC.sparsity must be in [1, 1.99], got {bad!r}")):
         ThreeLC(sparsity=bad)
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 24, 131072, 512.0, True, None])
 def test_bad_block(bad):
     message = f"ThreeLC.block must be a multiple of 16 in [16, 65536], got {bad!r}"

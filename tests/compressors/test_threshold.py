@@ -8,6 +8,7 @@ from gradwire.compressors.threshold import Threshold
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key
+from tests.cases import together
 
 
 def used(code, x):
@@ -20,6 +21,7 @@ def test_what_is_above_is_sent_and_what_equals_is_not():
     assert code.decompress(code.compress(x), (6,)).tolist() == [0.0, -5.0, 0.0, -2.5, 0.0, 0.0]
 
 
+@together
 @pytest.mark.parametrize("v", [0.0, 0.5, 1.0, 3.0])
 def test_the_error_is_below_what_the_threshold_allows(v):
     x, code = gaussian(5000), Threshold(v)
@@ -82,6 +84,7 @@ def flipped(place, value):
     return code, buffer
 
 
+@together
 @pytest.mark.parametrize(("place", "value"), [(0, 1), (4, 7), (8, 255), (11, 127), (15, 0)])
 def test_bytes_that_are_not_as_written_are_refused(place, value):
     code, buffer = flipped(place, value)
@@ -94,6 +97,7 @@ def test_what_lies_behind_the_stream_is_not_read():
     assert torch.equal(code.decompress(buffer, (500,)), code.decompress(flipped(-1, 0)[1], (500,)))
 
 
+@together
 @pytest.mark.parametrize("bad", [-0.1, math.nan, math.inf, True, "1"])
 def test_bad_threshold(bad):
     with pytest.raises(

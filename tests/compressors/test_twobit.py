@@ -10,6 +10,7 @@ from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key
+from tests.cases import together
 
 GOLDEN = [0.5, -0.5, 0.49, 1.3, 0.0, -0.2, -0.75, -3.0, 0.6, math.nan, math.inf, -0.49999, 0.5, 0.5, 0.5, 0.5, -1.0]
 LEFT = [0.0, 0.0, 0.49, 0.8, 0.0, -0.2, -0.25, -2.5, 0.1, math.nan, math.inf, -0.49999, 0.0, 0.0, 0.0, 0.0, -0.5]
@@ -68,6 +69,7 @@ def test_a_shard_is_cut_at_whole_words():
     assert torch.equal(torch.cat(shards), code.compress(x))
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 0.0, -0.5, math.nan, math.inf, 1e39, 1e-46, True, "0.5", None])
 def test_bad_threshold(bad):
     message = f"TwoBit.threshold must be a finite number > 0 in float32, or 'auto', got {bad!r}"
@@ -86,6 +88,7 @@ def entropy(density: float) -> float:
     return density - density * math.log2(density) - (1 - density) * math.log2(1 - density)
 
 
+@together
 @pytest.mark.parametrize("density", [0.0, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.0626, 0.09, 0.2, 0.3, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("arrangement", ["random", "crowded", "even"])
 def test_the_adaptive_wire_is_near_the_entropy_and_never_above_the_dense_one(density, arrangement):
@@ -108,6 +111,7 @@ def test_the_first_byte_says_the_form(threshold, form):
     assert first == form or (form == 2 and 2 < first < 20)
 
 
+@together
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 1000])
 def test_the_adaptive_wire_changes_neither_what_is_sent_nor_what_is_kept(n):
     kept = []

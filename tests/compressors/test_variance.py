@@ -7,6 +7,7 @@ import torch
 from gradwire.compressors.variance import Variance
 from gradwire.errors import WireError
 from gradwire.testing.inputs import gaussian
+from tests.cases import together
 
 
 def decoded(x):
@@ -41,6 +42,7 @@ def test_an_entry_is_a_word_of_code_and_index():
     assert [word & 0xFFFFFFFF for word in stream[:8].view(torch.int32).tolist()] == [8 << 28 | 3, 2 << 28 | 900]
 
 
+@together
 @pytest.mark.parametrize("k", [0, 1, 7, 35, 36, 37, 500, 1000])
 def test_the_smaller_form_is_chosen(k):
     x = torch.zeros(1000)
@@ -79,6 +81,7 @@ def test_the_bound_is_not_far_from_what_is_possible():
     assert lost < 1 - Variance().delta(len(x)) < 4 * lost
 
 
+@together
 @pytest.mark.parametrize(
     ("head", "nbytes", "words", "text"),
     [([256, 1], 4, [5], "exponent of 256"), ([-1, 1], 4, [5], "exponent of -1"), ([120, -1], 0, [], "-1 entries"),

@@ -13,13 +13,16 @@ from gradwire.testing.feedback import check_feedback, check_undo
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.ranks import check_rounds
 from gradwire.testing.strategies import gradients, matrices
+from tests.cases import together
 
 FOLDER = Path(__file__).parents[1] / "golden"
 NAMES = registry.names("compressors")
 DEFAULTS = [pytest.param(registry.build("compressors", name), id=name) for name in NAMES]
 VARIANTS = [pytest.param(c, id=str(c)) for name in NAMES for c in golden.variants(FOLDER, name)]
-SIZES = (0, 1, 2, 7, 15, 16, 17, 31, 33, 1000)
+SIZES = (0, 1, 2, 7, 16, 17, 33, 1000)
 SHAPES = ((), (3, 0), (1, 50), (50, 1), (40, 25), (8, 3, 3, 3))
+TELLING = ("constant", "spike", "mixed scales")
+"""Inputs on which a claim about an expectation fails first: ties, the worst case of rounding, many scales at once."""
 
 
 def check_exact(compressor, x):
@@ -27,8 +30,9 @@ def check_exact(compressor, x):
         check(compressor, x)
 
 
-@pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("compressor", VARIANTS)
+@together
+@pytest.mark.parametrize("n", SIZES)
 def test_sizes(compressor, n):
     check_exact(compressor, gaussian(n))
 
@@ -38,29 +42,39 @@ def test_a_size_that_divides_by_nothing(compressor):
     contract.check_all(compressor, gaussian(100003))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("compressor", DEFAULTS)
+@together
+@pytest.mark.parametrize("shape", SHAPES)
 def test_shapes(compressor, shape):
     check_exact(compressor, gaussian(torch.Size(shape).numel()).view(shape))
 
 
-@pytest.mark.parametrize("kind", SPECIAL)
 @pytest.mark.parametrize("compressor", DEFAULTS)
+@together
+@pytest.mark.parametrize("kind", SPECIAL)
 def test_special_inputs(compressor, kind):
-    contract.check_all(compressor, SPECIAL[kind](333))
-    check_exact(compressor, SPECIAL[kind](330).view(11, 30))
+    """As vectors; as matrices too where a method makes something else of them."""
+    check_exact(compressor, SPECIAL[kind](333))
+    if compressor.layout((330,)) != compressor.layout((11, 30)):
+        check_exact(compressor, SPECIAL[kind](330).view(11, 30))
+
+
+@pytest.mark.parametrize("compressor", DEFAULTS)
+@together
+@pytest.mark.parametrize("kind", TELLING)
+def test_expectations_of_special_inputs(compressor, kind):
+    for check in contract.BOUNDS:
+        check(compressor, SPECIAL[kind](333))
 
 
 @pytest.mark.parametrize("compressor", VARIANTS)
 def test_expectations(compressor):
     for check in contract.BOUNDS:
         check(compressor, gaussian(333))
-        check(compressor, SPECIAL["spike"](333))
 
 
 @pytest.mark.parametrize("compressor", DEFAULTS)
 @given(x=gradients())
-@settings(max_examples=60, deadline=None)
 def test_feedback_loses_nothing(compressor, x):
     check_feedback(compressor, x)
     check_undo(compressor, x)
@@ -68,7 +82,7 @@ def test_feedback_loses_nothing(compressor, x):
 
 @pytest.mark.parametrize("compressor", DEFAULTS)
 @given(x=gradients(max_size=64))
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(derandomize=True)
 def test_claimed_bounds_hold(compressor, x):
     check_omega(compressor, x)
     check_contraction(compressor, x)
@@ -76,7 +90,6 @@ def test_claimed_bounds_hold(compressor, x):
 
 @pytest.mark.parametrize("compressor", DEFAULTS)
 @given(x=matrices())
-@settings(max_examples=20, deadline=None)
 def test_matrices(compressor, x):
     check_feedback(compressor, x)
     check_rounds(compressor, x)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from gradwire.memory.variance import VarianceMemory
 from gradwire.testing._expect import decode, payload_for
 from gradwire.testing.ranks import mean_rounds
 from gradwire.types import Key, tensor_id
+from tests.cases import run_all
 from tests.contracts.thread_ranks import (
     COMPRESSORS,
     MATRIX,
@@ -81,6 +83,7 @@ def cases() -> Iterator[Case]:
 
 
 CASES = list(cases())
+BY_MEMORY = {str(memory): [case for case in CASES if case.memory == memory] for memory in [*MEMORIES, *OTHER_MEMORIES]}
 
 
 def gradient(step: int, rank: int) -> Tensor:
@@ -157,8 +160,12 @@ def test_every_memory_has_its_law() -> None:
     assert set(LAWS) == set(registry.names("memory"))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_went_in_is_what_came_out_and_what_is_kept(case: Case) -> None:
+@pytest.mark.parametrize("cases", BY_MEMORY.values(), ids=list(BY_MEMORY))
+def test_what_went_in_is_what_came_out_and_what_is_kept(cases: list[Case]) -> None:
+    run_all((str(case), partial(check_case, case)) for case in cases)
+
+
+def check_case(case: Case) -> None:
     options = {"memory": case.memory, "strategy": case.strategy}
     ranks = exchange_in_threads(case.compressor, case.world, STEPS, gradient, **options)
     units = ranks[0].units()

@@ -8,6 +8,7 @@ from gradwire.compressors.twobit import TwoBit
 from gradwire.testing import golden
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.sync import check_no_sync, waits
+from tests.cases import together
 from tests.contracts.test_compressors import FOLDER
 
 FIXED = [
@@ -19,7 +20,8 @@ FIXED = [
 
 
 @pytest.mark.parametrize("compressor", FIXED, ids=str)
-@pytest.mark.parametrize("shape", [(40, 60), (1,), (0,)], ids=str)
+@together
+@pytest.mark.parametrize("shape", [(40, 60), (1,), (0,)])
 def test_an_encode_of_fixed_size_waits_for_nothing(compressor, shape):
     check_no_sync(compressor, gaussian(torch.Size(shape).numel()).view(shape))
 

@@ -13,6 +13,7 @@ from gradwire.comm._channel import Channel
 from gradwire.errors import ConfigError, GroupError
 from gradwire.metrics import Metrics
 from gradwire.testing.processes import run_ranks
+from tests.cases import together
 
 CPU = torch.device("cpu")
 
@@ -29,6 +30,7 @@ def test_equal_descriptions_pass() -> None:
     assert run_ranks(3, _agree, [json.dumps({"a": 1})] * 3) == [""] * 3
 
 
+@together
 @pytest.mark.parametrize(
     ("one", "other", "told"),
     [({"a": {"b": 1}}, {"a": {"b": 2}}, "a.b is 1 on ranks 0, 2; 2 on rank 1"),

@@ -16,6 +16,7 @@ from gradwire.exchange import Exchange
 from gradwire.integrations._setup import trainable
 from gradwire.memory.residual import Residual
 from gradwire.saved import merge_states
+from tests.cases import together
 
 ONE = {"version": 1, "world": 2, "step": 7, "ranks": {}}
 
@@ -60,6 +61,7 @@ SAID: dict[str, tuple[Callable[[], object], str]] = {
 }  # fmt: skip
 
 
+@together
 @pytest.mark.parametrize("case", SAID)
 def test_what_was_given_is_said_in_words(case: str) -> None:
     call, text = SAID[case]

@@ -22,6 +22,7 @@ from gradwire.memory.residual import Residual
 from gradwire.policy import Policy
 from gradwire.schedules import stages
 from gradwire.settings import Settings
+from tests.cases import together
 from tests.contracts.thread_ranks import N, exchange_in_threads
 
 
@@ -56,6 +57,7 @@ REQUIRED = [name for name in registry.names("compressors")
             if registry.build("compressors", name).feedback == "required"]  # fmt: skip
 
 
+@together
 @pytest.mark.parametrize("name", REQUIRED)
 def test_needed_error_feedback_is_refused_only_by_force(name: str) -> None:
     compressor = registry.build("compressors", name)
@@ -66,6 +68,7 @@ def test_needed_error_feedback_is_refused_only_by_force(name: str) -> None:
     assert Exchange(compressor, memory="none", force=True).memory_for(compressor).name == "none"
 
 
+@together
 @pytest.mark.parametrize("name", registry.names("compressors"))
 def test_a_group_of_one_needs_no_process_group_and_still_compresses(name: str) -> None:
     exchange = Exchange(registry.build("compressors", name), policy=Policy(min_numel=0))
@@ -253,6 +256,7 @@ def test_old_gradients_are_applied_with_the_rate_they_were_meant_for() -> None:
     assert moved == [[-3.0, pytest.approx(-0.2)], [-3.0, pytest.approx(-2.0)]]
 
 
+@together
 @pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), "2"])
 def test_a_bad_factor_of_residuals(bad: float) -> None:
     with pytest.raises(ConfigError, match=r"factor must be a finite number > 0, got"):

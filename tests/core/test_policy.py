@@ -12,6 +12,7 @@ from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.policy import Policy
+from tests.cases import together
 
 MAIN = TwoBit()
 
@@ -34,6 +35,7 @@ def test_a_schedule_starts_after_the_warm_up() -> None:
     assert [policy.at(step, MAIN).threshold for step in (0, 10, 15, 99)] == [1.0, 1.0, 0.75, 0.5]  # type: ignore[attr-defined]
 
 
+@together
 @pytest.mark.parametrize(
     ("values", "text"),
     [({"min_numel": -1}, "min_numel must be an integer >= 0, got -1"), ({"start_after": 1.5}, "start_after"),

@@ -16,6 +16,7 @@ from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.memory.dgc import DGCMemory
 from gradwire.types import Key
+from tests.cases import together
 
 
 def kept_for(n: int) -> dict[str, Tensor]:
@@ -97,6 +98,7 @@ def test_a_scaled_payload_keeps_the_velocity_in_gradient_units() -> None:
     assert kept["residual"].tolist() == [0.0, 2**-10]
 
 
+@together
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_bad_step_is_told_and_taken_back(bad: float, nesterov: bool) -> None:
@@ -117,6 +119,7 @@ def test_a_method_of_several_rounds_is_refused() -> None:
     assert PowerSGD().rounds_needed > 1
 
 
+@together
 @pytest.mark.parametrize(
     ("values", "text"),
     [({"momentum": 1.0}, r"DGCMemory.momentum must be in \[0, 1\), got 1.0"), ({"momentum": -0.1}, "momentum"),

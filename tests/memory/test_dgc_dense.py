@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.testing.processes import run_ranks
+from tests.cases import together
 from tests.comm.jobs import gradient
 from tests.memory.dgc_jobs import (
     PLACES,
@@ -35,6 +36,7 @@ def mean_kept(told: list[Any], step: int, name: str) -> Tensor:
     return torch.stack([rank[step]["momentum"][name] for rank in told]).mean(0)
 
 
+@together
 @pytest.mark.parametrize("world", [2, 3, 5])
 @pytest.mark.parametrize("strategy", ["allgather", "two_phase", "oktopk"])
 def test_what_travels_dense_has_momentum_and_the_warm_ups_goes_on(strategy: str, world: int) -> None:

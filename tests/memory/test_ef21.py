@@ -18,6 +18,7 @@ from gradwire.policy import Policy
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.types import Key
+from tests.cases import together
 from tests.comm.jobs import SHAPES, gradient, numel
 from tests.comm.methods import run_method
 
@@ -69,6 +70,7 @@ METHODS = [
 ]  # fmt: skip
 
 
+@together
 @pytest.mark.parametrize(("compressor", "strategy"), METHODS, ids=lambda v: getattr(v, "name", v))
 def test_the_ranks_stay_identical_and_approach_a_fixed_gradient(compressor, strategy):
     results = run_ranks(WORLD, approach, compressor, strategy, 40)
@@ -154,6 +156,7 @@ def test_with_momentum_a_bad_step_leaves_all_tensors_but_the_work_space(compress
         assert bool(result["outputs"][2].isfinite().all())
 
 
+@together
 @pytest.mark.parametrize("bad", [0, -0.5, 1.5, float("nan"), "1", None])
 def test_bad_eta(bad):
     with pytest.raises(ConfigError, match=re.escape(f"EF21.eta must be in (0, 1], got {bad!r}")):

@@ -11,10 +11,12 @@ from gradwire.compressors.signum import Signum
 from gradwire.errors import ConfigError
 from gradwire.memory.momentum import Momentum
 from gradwire.types import Key
+from tests.cases import together
 
 N = 1000
 
 
+@together
 @pytest.mark.parametrize("compressor", [Signum(), Signum(ties="zero"), EFSignSGD(), BF16()], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 0.25])
 def test_the_running_mean_is_sent_and_can_be_taken_back(compressor, scale):
@@ -33,6 +35,7 @@ def test_the_running_mean_is_sent_and_can_be_taken_back(compressor, scale):
     assert torch.equal(momentum, before)
 
 
+@together
 @pytest.mark.parametrize("compressor", [Signum(), Signum(ties="zero")], ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_reported(compressor, bad):
@@ -51,6 +54,7 @@ def test_methods_of_several_rounds_are_refused():
             call()
 
 
+@together
 @pytest.mark.parametrize("bad", [1.0, -0.1, 2, float("nan"), True, "0.9", None])
 def test_a_value_out_of_range_is_named(bad):
     with pytest.raises(ConfigError, match=r"Momentum.beta must be in \[0, 1\), got "):

@@ -12,6 +12,7 @@ from gradwire.compressors.bf16 import BF16
 from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
 from gradwire.types import Key
+from tests.cases import together
 
 N = 1000
 
@@ -29,6 +30,7 @@ def encode(memory: Residual, compressor: Compressor, grad: Tensor, residual: Ten
     return out.view(-1)
 
 
+@together
 @pytest.mark.parametrize("name", registry.names("compressors"))
 @pytest.mark.parametrize(("beta", "gamma"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.25), (0.9, 2.0)])
 def test_decoded_and_residual_make_the_compensated_gradient(name: str, beta: float, gamma: float) -> None:
@@ -43,6 +45,7 @@ def test_decoded_and_residual_make_the_compensated_gradient(name: str, beta: flo
     assert torch.equal(residual, before)
 
 
+@together
 @pytest.mark.parametrize("name", [n for n in registry.names("compressors") if registry.find("compressors", n).summable])
 def test_a_scaled_payload_keeps_the_residual_in_gradient_units(name: str) -> None:
     grad, residual = torch.randn(N), torch.zeros(N)
@@ -73,6 +76,7 @@ def test_update_keeps_the_old_residual_of_a_bad_step() -> None:
     assert residual.tolist() == [4.0, 5.0]
 
 
+@together
 @pytest.mark.parametrize(
     ("values", "text"),
     [({"beta": 0.0}, r"Residual.beta must be in \(0, 1\], got 0.0"), ({"beta": 1.5}, "Residual.beta"),

@@ -13,6 +13,7 @@ from gradwire.compressors.variance import Variance
 from gradwire.errors import ConfigError
 from gradwire.memory.variance import VarianceMemory
 from gradwire.types import Key
+from tests.cases import together
 
 
 def kept_for(n: int) -> dict[str, Tensor]:
@@ -116,6 +117,7 @@ def test_a_method_of_several_rounds_is_refused() -> None:
         VarianceMemory().compensate(torch.zeros(2), kept_for(2))
 
 
+@together
 @pytest.mark.parametrize(
     ("values", "text"),
     [({"alpha": 0.0}, "VarianceMemory.alpha must be a finite number > 0, got 0.0"), ({"alpha": math.nan}, "alpha"),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradwire.ops.base import Op
 from gradwire.ops.native import kernels
+from tests.cases import pairwise
 
 SIZES = (0, 1, 2, 7, 15, 16, 17, 31, 33, 1000, 100003)
 TARGETS: list[str] = kernels.targets() if kernels is not None else []
@@ -139,11 +140,24 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(previous)
 
 
-def check_against_reference(case: Case, target: str, threads: int, offset: int) -> None:
+def check_against_reference(case: Case, threads: int, offset: int) -> None:
+    """On every target of this CPU: what the reference gives, which is computed once."""
+    if not TARGETS:
+        pytest.skip("the C++ extension is not built")
     expected = run(case, case.op.reference)
-    with dispatched(target), torch_threads(threads):
-        actual = run(case, case.op, offset)
-    assert_same_outputs(case, actual, expected)
+    for target in TARGETS:
+        with dispatched(target), torch_threads(threads), _named(f"target={target}, {case.arguments}"):
+            assert_same_outputs(case, run(case, case.op, offset), expected)
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Note in what fails inside what was being done."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(what)
+        raise
 
 
 def assert_same_outputs(case: Case, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -154,6 +168,8 @@ def assert_same_outputs(case: Case, actual: dict[str, Tensor], expected: dict[st
 
 
 def sweep(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test on every ``target`` of this CPU, with every size ``n``, some ``offset`` and one or two ``threads``."""
-    test = pytest.mark.parametrize(("n", "threads", "offset"), SHAPES)(test)
-    return pytest.mark.parametrize("target", TARGETS)(test)
+    """Run a test as one with every size ``n``, some ``offset`` and one or two ``threads``, and its own parameters.
+
+    Every two values meet; all targets of this CPU are compared in each case.
+    """
+    return pairwise(pytest.mark.parametrize(("n", "threads", "offset"), SHAPES)(test))

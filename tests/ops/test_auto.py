@@ -10,6 +10,7 @@ from gradwire.ops import threshold_encode_feedback as encode_feedback
 from gradwire.ops._codes import code_bytes, unpack
 from gradwire.ops._dither import SAMPLE, dither, sampled_places
 from gradwire.ops._threshold import capacity
+from tests.cases import together
 from tests.ops.harness import TARGETS, Case, check_against_reference, gradient, sweep
 
 LEVELS = (1e-45, 0.3, 1.7, math.inf)
@@ -29,46 +30,47 @@ def chosen(x, target, agreed=(0.0, 0.0), turn=0, advice=(0.0, 0.0), residual=Non
 
 
 @sweep
-def test_the_threshold(n, target, threads, offset):
+def test_the_threshold(n, threads, offset):
     for agreed, finite, turn in zip(AGREED, (True, False, True, False, True), (0, 1, 7, 2**31, 2**40), strict=True):
         residual = {"residual": gradient(n, 2, finite=finite)} if turn else {}
         inputs = {"x": gradient(n, 1, finite=finite), "agreed": torch.tensor(agreed), **residual}
         written = {"threshold": ((1,), torch.float32), "level": ((1,), torch.float32), **state(turn, (0.2, 0.25))}
-        check_against_reference(Case(auto_threshold, inputs, written, {"target": 0.07}), target, threads, 2 * offset)
+        check_against_reference(Case(auto_threshold, inputs, written, {"target": 0.07}), threads, 2 * offset)
 
 
 @sweep
-def test_the_codes(n, target, threads, offset):
+def test_the_codes(n, threads, offset):
     for level in LEVELS:
         inputs = {"x": gradient(n, 1, finite=False), "level": torch.tensor([level])}
         case = Case(dithered_encode, inputs, {"codes": ((code_bytes(n, 2),), torch.uint8)})
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("watched", [True, False])
-def test_the_codes_with_a_residual(n, target, threads, offset, watched):
+def test_the_codes_with_a_residual(n, threads, offset, watched):
     for level, finite in zip(LEVELS[1:], (True, False, True), strict=True):
         inputs = {"threshold": torch.tensor([0.7]), "level": torch.tensor([level])}
         written = {"grad": gradient(n, 2, finite=finite), "residual": gradient(n, 3)}
         written |= {"codes": ((code_bytes(n, 2),), torch.uint8)}
         written |= {"status": torch.tensor([2], dtype=torch.int32)} if watched else {}
-        check_against_reference(Case(dithered_encode_feedback, inputs, written), target, threads, offset)
+        check_against_reference(Case(dithered_encode_feedback, inputs, written), threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("finite", [True, False])
-def test_exact_values_above_a_dithered_level(n, target, threads, offset, finite):
+def test_exact_values_above_a_dithered_level(n, threads, offset, finite):
     for level in LEVELS[1:3]:
         sent = {"used": ((1,), torch.int32), "stream": ((capacity(n),), torch.uint8)}
         inputs = {"level": torch.tensor([level])}
         x = {"x": gradient(n, 3, finite=finite)}
-        check_against_reference(Case(threshold_encode, inputs | x, sent, {"threshold": 0.0}), target, threads, 4)
+        check_against_reference(Case(threshold_encode, inputs | x, sent, {"threshold": 0.0}), threads, 4)
         written = {"grad": gradient(n, 1), "residual": gradient(n, 2, finite=finite), **sent}
         case = Case(encode_feedback, inputs, written, {"threshold": 0.0, "status": None})
-        check_against_reference(case, target, threads, 4 * offset)
+        check_against_reference(case, threads, 4 * offset)
 
 
+@together
 @pytest.mark.parametrize("n", [16, 1000, 65536])
 def test_the_dither_is_even_over_every_run(n):
     factors = dither(torch.arange(100_000, 100_000 + n))
@@ -78,6 +80,7 @@ def test_the_dither_is_even_over_every_run(n):
     assert 1 <= float(ordered[0]) <= float(ordered[-1]) < 2
 
 
+@together
 @pytest.mark.parametrize("n", [0, 1, SAMPLE - 1, SAMPLE, SAMPLE + 1, 100_000, 10**9])
 def test_one_place_of_each_run_and_in_time_every_place(n):
     turns = [sampled_places(n, torch.tensor([turn])) for turn in range(200)]
@@ -98,6 +101,7 @@ def test_the_level_lets_the_target_fire():
         assert float((unpack(codes, 2, x.numel()) > 1).float().mean()) == pytest.approx(target, rel=0.4)
 
 
+@together
 @pytest.mark.parametrize("value", [1e-30, -1.0, 1e30])
 def test_of_equal_elements_the_target_fires(value):
     x, codes = torch.full((2000,), value), torch.empty(code_bytes(2000, 2), dtype=torch.uint8)
@@ -133,6 +137,7 @@ def test_what_is_not_finite_counts_as_zero():
     assert chosen(hurt, 0.1) == chosen(zeroed, 0.1)
 
 
+@together
 @pytest.mark.parametrize(("scale", "wish"), [(1e3, 8.0), (1e-3, 0.5), (3.0, 6.0)])
 def test_a_wish_is_within_a_factor_of_4_of_what_was_agreed_on(scale, wish):
     """And the level follows at once: a jump of the scale lets no more elements fire."""

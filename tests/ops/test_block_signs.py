@@ -7,6 +7,7 @@ from gradwire import ops
 from gradwire.errors import ConfigError
 from gradwire.ops import mean_magnitude
 from gradwire.ops._signs import sign_bytes
+from tests.cases import together
 from tests.ops.harness import SIZES, Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
 CODES = {"scaled_sign": ("scales", 1), "two_means": ("means", 2)}
@@ -21,18 +22,18 @@ def payload(code, n, block):
 
 @sweep
 @codes
-def test_encode(n, target, threads, offset, code):
+def test_encode(n, threads, offset, code):
     for block in BLOCKS:
         for finite in (True, False):
             x = {"x": gradient(n, 1, finite=finite)}
             case = Case(getattr(ops, f"{code}_encode"), x, payload(code, n, block), {"block": block})
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
 
 
 @sweep
 @codes
 @pytest.mark.parametrize("watched", [True, False])
-def test_encode_feedback(n, target, threads, offset, code, watched):
+def test_encode_feedback(n, threads, offset, code, watched):
     for block in BLOCKS:
         for finite in (True, False):
             outputs = {"grad": gradient(n, 2, finite=finite), "residual": gradient(n, 3), **payload(code, n, block)}
@@ -42,30 +43,31 @@ def test_encode_feedback(n, target, threads, offset, code, watched):
             else:
                 arguments["status"] = None
             case = Case(getattr(ops, f"{code}_encode_feedback"), {}, outputs, arguments)
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
 
 
 @sweep
 @codes
 @pytest.mark.parametrize("ranks", [0, 1, 9])
-def test_add_decoded(n, target, threads, offset, code, ranks):
+def test_add_decoded(n, threads, offset, code, ranks):
     name, each = CODES[code]
     for block in BLOCKS:
         levels = gradient(ranks * -(-n // block) * each, 4, finite=False).view(ranks, -(-n // block) * each)
         inputs = {name: levels, "codes": random_bytes((ranks, sign_bytes(n)), 5)}
         arguments = {"block": block, "scale": -1 / 3}
         case = Case(getattr(ops, f"{code}_add_decoded"), inputs, {"out": gradient(n, 6)}, arguments, pitch=4)
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
 @sweep
-def test_mean_magnitude(n, target, threads, offset):
+def test_mean_magnitude(n, threads, offset):
     for finite in (True, False):
         x, mean = gradient(n, 7, finite=finite), {"mean": ((1,), torch.float32)}
         for inputs in ({"x": x}, {"x": x, "residual": gradient(n, 8)}):
-            check_against_reference(Case(mean_magnitude, inputs, mean), target, threads, offset)
+            check_against_reference(Case(mean_magnitude, inputs, mean), threads, offset)
 
 
+@together
 @pytest.mark.parametrize("n", SIZES)
 def test_sums_are_near_the_exact_ones(n):
     x, mean, scales = torch.randn(n), torch.empty(1), torch.empty(-(-n // 64))
@@ -87,6 +89,7 @@ def test_threads_do_not_change_a_sum():
     assert results[0] == results[1]
 
 
+@together
 @codes
 def test_a_sum_that_overflows_is_reported(code):
     grad, residual, status = torch.full((64,), 3e38), torch.zeros(64), torch.zeros(1, dtype=torch.int32)
@@ -97,6 +100,7 @@ def test_a_sum_that_overflows_is_reported(code):
     assert grad.eq(0).all()
 
 
+@together
 @codes
 @pytest.mark.parametrize("block", [0, 16, 48, 131072])
 def test_a_wrong_block_is_named(code, block):
@@ -106,6 +110,7 @@ def test_a_wrong_block_is_named(code, block):
         getattr(ops, f"{code}_encode")(torch.ones(32), levels, bits, block)
 
 
+@together
 @codes
 def test_ranks_of_levels_and_codes_must_agree(code):
     name, each = CODES[code]

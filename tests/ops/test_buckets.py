@@ -5,6 +5,7 @@ import torch
 
 from gradwire.errors import ConfigError
 from gradwire.ops import bucket_add_decoded, bucket_encode
+from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
 OUTPUTS = {"sums": ((256,), torch.float64), "counts": ((256,), torch.int64)}
@@ -12,18 +13,18 @@ OUTPUTS = {"sums": ((256,), torch.float64), "counts": ((256,), torch.int64)}
 
 @sweep
 @pytest.mark.parametrize("finite", [True, False])
-def test_encode(n, target, threads, offset, finite):
+def test_encode(n, threads, offset, finite):
     inputs = {"x": gradient(n, 3, finite=finite), "bucket_of": random_bytes((65536,), 1)}
     case = Case(bucket_encode, inputs, {"codes": ((n,), torch.uint8), **OUTPUTS})
-    check_against_reference(case, target, threads, offset)
+    check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("levels", [1, 16, 255, 256])
-def test_add_decoded(n, target, threads, offset, levels):
+def test_add_decoded(n, threads, offset, levels):
     inputs = {"codes": random_bytes((3, n), 2), "levels": gradient(3 * levels, 4).view(3, levels)}
     case = Case(bucket_add_decoded, inputs, {"out": gradient(n, 5)}, {"scale": -1 / 3}, pitch=5)
-    check_against_reference(case, target, threads, offset)
+    check_against_reference(case, threads, offset)
 
 
 def test_sums_do_not_depend_on_the_number_of_threads():
@@ -38,6 +39,7 @@ def test_sums_do_not_depend_on_the_number_of_threads():
     assert torch.equal(*found)
 
 
+@together
 @pytest.mark.parametrize("count", [0, 257])
 def test_too_many_levels_are_refused(count):
     with pytest.raises(ConfigError, match=rf"^bucket_add_decoded\.levels must be 1 to 256 for each rank, got {count}$"):

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 import gradwire.ops
 from gradwire.errors import ConfigError
 from gradwire.ops.base import Op
+from tests.cases import together
 from tests.ops.examples import EXAMPLES
 
 MODULES = [m.name for m in pkgutil.iter_modules(gradwire.ops.__path__) if not m.ispkg]
@@ -81,6 +82,7 @@ def test_a_file_is_an_operation():
     assert set(EXAMPLES) == set(OPS)
 
 
+@together
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_torch_accepts_the_operator(name):
     arguments = EXAMPLES[name]()
@@ -88,6 +90,7 @@ def test_torch_accepts_the_operator(name):
     torch.library.opcheck(getattr(torch.ops.gradwire, name).default, (), arguments, test_utils=checks)
 
 
+@together
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_positional_arguments_are_those_of_the_reference(name):
     by_name, by_place = EXAMPLES[name](), EXAMPLES[name]()
@@ -97,6 +100,7 @@ def test_positional_arguments_are_those_of_the_reference(name):
         assert not isinstance(a, Tensor) or torch.equal(a, b)
 
 
+@together
 @pytest.mark.parametrize(("name", "key"), TENSORS)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_tensor_is_named(name, key, wrong):
@@ -108,6 +112,7 @@ def test_a_wrong_tensor_is_named(name, key, wrong):
         OPS[name](**arguments)
 
 
+@together
 @pytest.mark.parametrize(("name", "key"), TENSORS)
 def test_a_tensor_of_another_size_is_refused(name, key):
     arguments = EXAMPLES[name]()
@@ -118,12 +123,14 @@ def test_a_tensor_of_another_size_is_refused(name, key):
         OPS[name](**arguments)
 
 
+@together
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_fake_tensors_are_left_alone(name):
     arguments = tree_map_only(Tensor, lambda x: x.to("meta"), EXAMPLES[name]())
     assert OPS[name](**arguments) is None
 
 
+@together
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_of_the_docs(module):
     result = doctest.testmod(importlib.import_module(f"gradwire.ops.{module}"))

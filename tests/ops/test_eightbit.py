@@ -6,7 +6,8 @@ import torch
 from gradwire.errors import ConfigError
 from gradwire.ops import eightbit_add_decoded, eightbit_encode, eightbit_encode_feedback
 from gradwire.ops._eightbit import KINDS, codebook, count
-from tests.ops.harness import TARGETS, Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
+from tests.cases import pairwise, together
+from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -26,17 +27,17 @@ def moderate(n, seed):
 
 @sweep
 @kinds
-def test_encode(n, target, threads, offset, kind):
+def test_encode(n, threads, offset, kind):
     for block in blocks(n):
         for x in (gradient(n, 1), gradient(n, 1, finite=False), moderate(n, 2), torch.full((n,), 1e-41)):
             case = Case(eightbit_encode, {"x": x}, outputs(n, block), {"kind": kind, "block": block})
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
 
 
 @sweep
 @kinds
 @pytest.mark.parametrize("watched", [True, False])
-def test_encode_feedback(n, target, threads, offset, kind, watched):
+def test_encode_feedback(n, threads, offset, kind, watched):
     for block in blocks(n):
         for finite in (True, False):
             arguments = {"kind": kind, "block": block}
@@ -46,41 +47,42 @@ def test_encode_feedback(n, target, threads, offset, kind, watched):
             else:
                 arguments["status"] = None
             case = Case(eightbit_encode_feedback, {}, written, arguments)
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pairwise
 @kinds
-def test_a_long_range_is_worked_through_in_parts(target, kind):
+def test_a_long_range_is_worked_through_in_parts(kind):
     n, arguments = 150_001, {"kind": kind, "block": 0}
     case = Case(eightbit_encode, {"x": moderate(n, 2)}, outputs(n, 0), arguments)
-    check_against_reference(case, target, 1, 1)
+    check_against_reference(case, 1, 1)
     written = {"grad": gradient(n, 2), "residual": moderate(n, 3), "status": torch.tensor([2], dtype=torch.int32)}
     case = Case(eightbit_encode_feedback, {}, written | outputs(n, 0), arguments)
-    check_against_reference(case, target, 1, 1)
+    check_against_reference(case, 1, 1)
 
 
 @sweep
 @kinds
 @pytest.mark.parametrize("ranks", [0, 3])
-def test_add_decoded(n, target, threads, offset, kind, ranks):
+def test_add_decoded(n, threads, offset, kind, ranks):
     for block in blocks(n):
         scales = gradient(ranks * count(n, block), 4, finite=False).abs().view(ranks, count(n, block))
         inputs = {"scales": scales, "codes": random_bytes((ranks, n), 5)}
         arguments = {"kind": kind, "block": block, "scale": -1 / 3}
         case = Case(eightbit_add_decoded, inputs, {"out": gradient(n, 6)}, arguments, pitch=8)
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pairwise
 @kinds
-def test_more_ranks_than_have_their_steps_at_once(target, kind):
+def test_more_ranks_than_have_their_steps_at_once(kind):
     n, ranks = 5000, 70
     inputs = {"scales": gradient(ranks, 4).abs().view(ranks, 1), "codes": random_bytes((ranks, n), 5)}
     arguments = {"kind": kind, "block": 0, "scale": -1 / 3}
-    check_against_reference(Case(eightbit_add_decoded, inputs, {"out": gradient(n, 6)}, arguments), target, 1, 1)
+    check_against_reference(Case(eightbit_add_decoded, inputs, {"out": gradient(n, 6)}, arguments), 1, 1)
 
 
+@together
 @kinds
 def test_every_value_of_a_codebook_has_its_own_code(kind):
     values = codebook(kind, torch.device("cpu"))[:256]
@@ -90,6 +92,7 @@ def test_every_value_of_a_codebook_has_its_own_code(kind):
     assert torch.equal(codes, torch.arange(256)[kept].to(torch.uint8))
 
 
+@together
 @kinds
 def test_decoded_and_residual_are_the_input(kind):
     n, block = 1000, 64
@@ -100,6 +103,7 @@ def test_decoded_and_residual_are_the_input(kind):
     torch.testing.assert_close(residual, grad, rtol=0, atol=1e-6)
 
 
+@together
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -6,6 +6,7 @@ import torch
 from gradwire.compressors._coders import elias, frequencies, huffman
 from gradwire.ops import byte_counts, prefix_decode, prefix_encode, rans_decode, rans_encode
 from gradwire.ops._entropy import CHUNK, chunk_count
+from tests.cases import together
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, random_bytes, sweep, torch_threads
 
 SIZES = (1, 2, 7, 8, 9, 1000, CHUNK, CHUNK + 1, 100003)
@@ -38,12 +39,13 @@ def decoded(decode, stream, sizes, table, n):
 
 
 @sweep
-def test_byte_counts(n, target, threads, offset):
+def test_byte_counts(n, threads, offset):
     for symbols in (random_bytes((n,), 3), torch.full((n,), 255, dtype=torch.uint8)):
         case = Case(byte_counts, {"symbols": symbols}, {"counts": ((256,), torch.int64)})
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
+@together
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("coder", CODERS)
 def test_kernel_and_reference_write_the_same_and_read_it_back(coder, n):
@@ -62,6 +64,7 @@ def test_kernel_and_reference_write_the_same_and_read_it_back(coder, n):
                 assert status == 0
 
 
+@together
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("chunks", [2, 7])
 def test_every_target_reads_chunks_together(target, chunks):
@@ -80,6 +83,7 @@ def test_every_target_reads_chunks_together(target, chunks):
     assert torch.equal(found[:CHUNK], symbols[:CHUNK])
 
 
+@together
 @pytest.mark.parametrize("coder", CODERS)
 @pytest.mark.parametrize("kind", ["one symbol", "all symbols", "two symbols"])
 def test_unusual_alphabets(coder, kind):
@@ -95,6 +99,7 @@ def test_unusual_alphabets(coder, kind):
     assert torch.equal(decoded(decode, stream, sizes, table, symbols.numel())[0], symbols)
 
 
+@together
 @pytest.mark.parametrize("coder", CODERS)
 def test_bytes_from_a_peer_give_the_same_whatever_they_are(coder):
     encode, decode, make = CODERS[coder]
@@ -118,6 +123,7 @@ def test_bytes_from_a_peer_give_the_same_whatever_they_are(coder):
     assert noticed > 50
 
 
+@together
 @pytest.mark.parametrize("coder", CODERS)
 def test_too_little_room_and_useless_tables_are_told(coder):
     encode, _, make = CODERS[coder]

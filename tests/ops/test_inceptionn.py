@@ -6,6 +6,7 @@ import torch
 from gradwire.errors import ConfigError
 from gradwire.ops import inceptionn_add_decoded, inceptionn_encode, inceptionn_encode_feedback
 from gradwire.ops._inceptionn import capacity
+from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
 bounds = pytest.mark.parametrize("bound", [1, 6, 10, 15])
@@ -25,46 +26,44 @@ def streams(n, bound):
 
 @sweep
 @bounds
-def test_encode(n, target, threads, offset, bound):
+def test_encode(n, threads, offset, bound):
     for scale in (1e-3, 0.3, 1e3):
         x = gradient(n, 1, finite=False) * scale
-        check_against_reference(
-            Case(inceptionn_encode, {"x": x}, outputs(n), {"bound": bound}), target, threads, offset
-        )
+        check_against_reference(Case(inceptionn_encode, {"x": x}, outputs(n), {"bound": bound}), threads, offset)
 
 
 @sweep
 @bounds
 @pytest.mark.parametrize("watched", [True, False])
-def test_encode_feedback(n, target, threads, offset, bound, watched):
+def test_encode_feedback(n, threads, offset, bound, watched):
     for scale in (1e-3, 0.3, 1e3):
         written = {"grad": gradient(n, 1) * scale, "residual": gradient(n, 2, finite=False) * scale, **outputs(n)}
         arguments = {"bound": bound} | ({} if watched else {"status": None})
         if watched:
             written["status"] = torch.tensor([2], dtype=torch.int32)
-        check_against_reference(Case(inceptionn_encode_feedback, {}, written, arguments), target, threads, offset)
+        check_against_reference(Case(inceptionn_encode_feedback, {}, written, arguments), threads, offset)
 
 
 @sweep
 @bounds
-def test_add_decoded(n, target, threads, offset, bound):
+def test_add_decoded(n, threads, offset, bound):
     found = list(streams(n, bound))
     # One rank with the part in use, and several with the whole capacity, codes and tensors as they are among them.
     for rows in (*(stream[None] for stream in found[1::2]), torch.stack(found[::2])):
         arguments = {"bound": bound, "scale": -1 / 3}
         case = Case(inceptionn_add_decoded, {"streams": rows}, {"out": gradient(n, 6)}, arguments, pitch=3)
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
 @sweep
-def test_any_bytes_decode_alike(n, target, threads, offset):
+def test_any_bytes_decode_alike(n, threads, offset):
     for form in (0, 1, 200):
         for length in (0, 1, n // 8, n // 2, 3 * n):
             rows = random_bytes((2, length), 7)
             rows[:, :1] = form
             arguments = {"bound": 10, "scale": 1.0}
             case = Case(inceptionn_add_decoded, {"streams": rows}, {"out": gradient(n, 6)}, arguments)
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
 
 
 def test_threads_agree():
@@ -78,6 +77,7 @@ def test_threads_agree():
     assert torch.equal(*results)
 
 
+@together
 @pytest.mark.parametrize("bad", [0, 16, -1])
 def test_a_wrong_bound_is_named(bad):
     used, stream = torch.empty(1, dtype=torch.int32), torch.empty(17, dtype=torch.uint8)

@@ -11,7 +11,8 @@ from gradwire.ops import (
     lowrank_right,
     lowrank_right_feedback,
 )
-from tests.ops.harness import TARGETS, Case, check_against_reference, gradient
+from tests.cases import pairwise, together
+from tests.ops.harness import Case, check_against_reference, gradient
 
 # m, L, rank, threads: alone and in groups of rows, several tiles across and down, more ranks than fit into registers.
 FORMS = (
@@ -29,24 +30,23 @@ def both(m, length, rank, finite):
 
 
 def forms(test):
-    test = pytest.mark.parametrize(("m", "length", "rank", "threads"), FORMS)(test)
-    return pytest.mark.parametrize("target", TARGETS)(test)
+    return pairwise(pytest.mark.parametrize(("m", "length", "rank", "threads"), FORMS)(test))
 
 
 @forms
-def test_products(target, m, length, rank, threads):
+def test_products(m, length, rank, threads):
     for finite in (True, False):
         given, x = both(m, length, rank, finite), gradient(m * length, 1, finite=finite)
         left, right = (((rank * size,), torch.float32) for size in (m, length))
         case = Case(lowrank_left, {"x": x, "right": given["right"]}, {"left": left}, {"rank": rank})
-        check_against_reference(case, target, threads, 1)
+        check_against_reference(case, threads, 1)
         case = Case(lowrank_right, {"x": x, "left": given["left"]}, {"right": right}, {"rank": rank})
-        check_against_reference(case, target, threads, 1)
+        check_against_reference(case, threads, 1)
 
 
 @forms
 @pytest.mark.parametrize("watched", [True, False])
-def test_products_of_a_sum(target, m, length, rank, threads, watched):
+def test_products_of_a_sum(m, length, rank, threads, watched):
     for finite in (True, False):
         given, n = both(m, length, rank, True), m * length
         written = {"grad": gradient(n, 1, finite=finite), "residual": gradient(n, 2)}
@@ -55,17 +55,17 @@ def test_products_of_a_sum(target, m, length, rank, threads, watched):
             (lowrank_left_feedback, "right", "left", m), (lowrank_right_feedback, "left", "right", length)
         ):  # fmt: skip
             outputs = written | {solved: ((rank * size,), torch.float32)} | status
-            check_against_reference(Case(op, {held: given[held]}, outputs, {"rank": rank}), target, threads, 2)
+            check_against_reference(Case(op, {held: given[held]}, outputs, {"rank": rank}), threads, 2)
 
 
 @forms
 @pytest.mark.parametrize("watched", [True, False])
-def test_adding_a_product(target, m, length, rank, threads, watched):
+def test_adding_a_product(m, length, rank, threads, watched):
     for finite in (True, False):
         status = {"status": torch.tensor([2], dtype=torch.int32)} if watched else {}
         written = {"out": gradient(m * length, 1)} | status
         case = Case(lowrank_add_decoded, both(m, length, rank, finite), written, {"rank": rank, "scale": -1 / 3})
-        check_against_reference(case, target, threads, 3)
+        check_against_reference(case, threads, 3)
 
 
 def test_they_are_the_products():
@@ -93,6 +93,7 @@ def test_a_matrix_without_elements():
     assert torch.equal(torch.cat([sums, left]), torch.zeros(8))
 
 
+@together
 @pytest.mark.parametrize("rank", [0, -1, 2.0])
 def test_rank_is_a_positive_integer(rank):
     with pytest.raises((ConfigError, RuntimeError), match="rank"):

@@ -6,7 +6,8 @@ import torch
 from gradwire.ops import mark_beyond, mark_drawn, tail_moments, take_beyond, take_drawn, take_marked
 from gradwire.ops._marks import tail_segments
 from gradwire.ops._topk import segments
-from tests.ops.harness import SIZES, TARGETS, Case, check_against_reference, gradient, sweep, torch_threads
+from tests.cases import pairwise
+from tests.ops.harness import SIZES, Case, check_against_reference, gradient, sweep, torch_threads
 
 BEYOND = {"most": (0.1, -5.0), "half": (0.5, 0.5), "few": (2.5, 2.5)}
 
@@ -17,40 +18,39 @@ def marks(n):
 
 @sweep
 @pytest.mark.parametrize(("high", "low"), BEYOND.values(), ids=BEYOND)
-def test_beyond(n, target, threads, offset, high, low):
+def test_beyond(n, threads, offset, high, low):
     case = Case(mark_beyond, {"x": gradient(n, 3, finite=False)}, marks(n), {"high": high, "low": low})
-    check_against_reference(case, target, threads, 4 * offset)
+    check_against_reference(case, threads, 4 * offset)
 
 
 @sweep
 @pytest.mark.parametrize("s", [0.4999, 1e-30, 3e38])
-def test_drawn(n, target, threads, offset, s):
+def test_drawn(n, threads, offset, s):
     whole = {f"whole{rest}": value for rest, value in zip(("", "_counts"), marks(n).values(), strict=True)}
     arguments = {"s": s, "key": 0x123456789ABCDEF0, "step": 5}
     case = Case(mark_drawn, {"x": gradient(n, 4, finite=False)}, marks(n) | whole, arguments)
-    check_against_reference(case, target, threads, 4 * offset)
+    check_against_reference(case, threads, 4 * offset)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_what_float32_cannot_decide_is_drawn_as_in_float64(target):
+def test_what_float32_cannot_decide_is_drawn_as_in_float64():
     """Elements of one magnitude, s chosen so that u s falls within a rounding error of it for some."""
     x = torch.full((65536,), 0.75)
     for s in (0.75000006, 0.7500001, 1.0):
         arguments = {"s": s, "key": 3, "step": 1}
         whole = {"whole": ((8192,), torch.uint8), "whole_counts": ((1,), torch.int32)}
-        check_against_reference(Case(mark_drawn, {"x": x}, marks(65536) | whole, arguments), target, 1, 0)
+        check_against_reference(Case(mark_drawn, {"x": x}, marks(65536) | whole, arguments), 1, 0)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pairwise
 @pytest.mark.parametrize("n", [*SIZES, 65536, 131072, 131073])
 @pytest.mark.parametrize(("high", "low"), BEYOND.values(), ids=BEYOND)
-def test_take(n, target, high, low):
+def test_take(n, high, low):
     x = gradient(n, 5)
     bitmap, counts = (torch.empty(*form[0], dtype=form[1]) for form in marks(n).values())
     mark_beyond(x, bitmap, counts, high, low)
     k = int(counts.sum())
     outputs = {"values": ((k,), torch.float32), "indices": ((k,), torch.int16)}
-    check_against_reference(Case(take_marked, {"x": x, "bitmap": bitmap, "counts": counts}, outputs), target, 2, 4)
+    check_against_reference(Case(take_marked, {"x": x, "bitmap": bitmap, "counts": counts}, outputs), 2, 4)
 
 
 def entries(n, room, which=""):
@@ -63,21 +63,21 @@ def entries(n, room, which=""):
 
 @sweep
 @pytest.mark.parametrize(("high", "low"), BEYOND.values(), ids=BEYOND)
-def test_take_beyond(n, target, threads, offset, high, low):
+def test_take_beyond(n, threads, offset, high, low):
     for room in (n, n // 7):
         arguments = {"high": high, "low": low}
         case = Case(take_beyond, {"x": gradient(n, 3, finite=False)}, entries(n, room), arguments)
-        check_against_reference(case, target, threads, 4 * offset)
+        check_against_reference(case, threads, 4 * offset)
 
 
 @sweep
 @pytest.mark.parametrize("s", [0.4999, 1e-30, 3e38])
-def test_take_drawn(n, target, threads, offset, s):
+def test_take_drawn(n, threads, offset, s):
     for room in (n, n // 7):
         arguments = {"s": s, "key": 0x123456789ABCDEF0, "step": 5}
         outputs = entries(n, room, "whole_") | entries(n, room)
         case = Case(take_drawn, {"x": gradient(n, 4, finite=False)}, outputs, arguments)
-        check_against_reference(case, target, threads, 4 * offset)
+        check_against_reference(case, threads, 4 * offset)
 
 
 def test_entries_are_the_same_whoever_finds_them():
@@ -95,8 +95,8 @@ def test_entries_are_the_same_whoever_finds_them():
 
 @sweep
 @pytest.mark.parametrize(("low", "high", "unit"), [(0.0, float("inf"), 1.0), (0.7, 1e30, 2.0**-40)])
-def test_tail_moments(n, target, threads, offset, low, high, unit):
+def test_tail_moments(n, threads, offset, low, high, unit):
     arguments = {"low": low, "high": high, "unit": unit}
     outputs = {"table": ((4 * tail_segments(n),), torch.float32)}
     case = Case(tail_moments, {"x": gradient(n, 6, finite=False)}, outputs, arguments)
-    check_against_reference(case, target, threads, 4 * offset)
+    check_against_reference(case, threads, 4 * offset)

@@ -10,6 +10,7 @@ import torch
 
 from gradwire.ops import kernel_info, twobit_encode
 from gradwire.ops.native import kernels
+from tests.cases import together
 from tests.ops.harness import TARGETS, dispatched, torch_threads
 
 needs_kernels = pytest.mark.skipif(kernels is None, reason="the C++ extension is not built")
@@ -88,6 +89,7 @@ def test_null_addresses_and_negative_sizes_are_refused():
         kernels.swap(0, 0, -1, 1)
 
 
+@together
 @needs_kernels
 @pytest.mark.parametrize("target", TARGETS)
 def test_triad(target):

@@ -5,6 +5,7 @@ import torch
 
 from gradwire.errors import ConfigError
 from gradwire.ops import natural_add_decoded, natural_encode, natural_encode_feedback
+from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
 roundings = pytest.mark.parametrize("rounding", ["random", "nearest"])
@@ -24,17 +25,17 @@ def settings(rounding, block):
 
 @sweep
 @roundings
-def test_encode(n, target, threads, offset, rounding):
+def test_encode(n, threads, offset, rounding):
     for block in blocks(n):
         for x in (gradient(n, 1), gradient(n, 1, finite=False), gradient(n, 2).clamp(-1, 1) * 1e-37):
             case = Case(natural_encode, {"x": x}, outputs(n, block), settings(rounding, block))
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
 
 
 @sweep
 @roundings
 @pytest.mark.parametrize("watched", [True, False])
-def test_encode_feedback(n, target, threads, offset, rounding, watched):
+def test_encode_feedback(n, threads, offset, rounding, watched):
     for block in blocks(n):
         for finite in (True, False):
             written = {"grad": gradient(n, 2, finite=finite), "residual": gradient(n, 3), **outputs(n, block)}
@@ -44,17 +45,17 @@ def test_encode_feedback(n, target, threads, offset, rounding, watched):
             else:
                 arguments["status"] = None
             case = Case(natural_encode_feedback, {}, written, arguments)
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("ranks", [0, 3])
-def test_add_decoded(n, target, threads, offset, ranks):
+def test_add_decoded(n, threads, offset, ranks):
     for block in blocks(n):
         inputs = {"bases": random_bytes((ranks, -(-n // block)), 4), "codes": random_bytes((ranks, n), 5)}
         arguments = {"block": block, "scale": -1 / 3}
         case = Case(natural_add_decoded, inputs, {"out": gradient(n, 6)}, arguments, pitch=8)
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
 def test_every_byte_of_a_window_decodes_to_its_power():
@@ -77,6 +78,7 @@ def test_threads_do_not_change_the_draw():
     assert torch.equal(*results)
 
 
+@together
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -3,6 +3,7 @@ import torch
 
 from gradwire.ops import onebit_add_decoded, onebit_encode, onebit_encode_feedback
 from gradwire.ops._codes import code_bytes
+from tests.cases import together
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, gradient, random_bytes, sweep
 
 THRESHOLDS = (0.5, 0.0, -0.5)
@@ -12,37 +13,38 @@ GOLDEN_RESIDUAL = [-0.4, 1.5, 0.9, -0.49, 1, -1, 1, float("nan"), -0.3]
 
 
 @sweep
-def test_encode(n, target, threads, offset):
+def test_encode(n, threads, offset):
     for threshold in THRESHOLDS:
         codes = ((code_bytes(n, 1),), torch.uint8)
         x = gradient(n, 1, finite=False)
         for inputs in ({"x": x}, {"x": x, "step": torch.tensor([0.7])}):
             case = Case(onebit_encode, inputs, {"codes": codes}, {"threshold": threshold})
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("finite", [True, False])
 @pytest.mark.parametrize("watched", [True, False])
-def test_encode_feedback(n, target, threads, offset, finite, watched):
+def test_encode_feedback(n, threads, offset, finite, watched):
     codes = ((code_bytes(n, 1),), torch.uint8)
     outputs = {"grad": gradient(n, 2, finite=finite), "residual": gradient(n, 3), "codes": codes}
     if watched:
         outputs["status"] = torch.tensor([2], dtype=torch.int32)
     for inputs in ({}, {"step": torch.tensor([0.7])}):
         case = Case(onebit_encode_feedback, inputs, outputs, {"threshold": -0.25})
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("ranks", [0, 1, 3])
-def test_add_decoded(n, target, threads, offset, ranks):
+def test_add_decoded(n, threads, offset, ranks):
     codes = random_bytes((ranks, code_bytes(n, 1)), 4)
     for inputs in ({"codes": codes}, {"codes": codes, "steps": torch.tensor([[0.3], [7.0], [1e-3]])[:ranks]}):
         case = Case(onebit_add_decoded, inputs, {"out": gradient(n, 5, finite=False)}, {"scale": 1 / 3}, pitch=3)
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
+@together
 @pytest.mark.parametrize("target", TARGETS)
 def test_golden_bytes_of_mxnet(target):
     residual, codes = torch.zeros(9), torch.full((4,), 0xA5, dtype=torch.uint8)
@@ -52,6 +54,7 @@ def test_golden_bytes_of_mxnet(target):
     torch.testing.assert_close(residual, torch.tensor(GOLDEN_RESIDUAL), rtol=0, atol=1e-6, equal_nan=True)
 
 
+@together
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_padding_is_not_decoded(target):
     out = torch.zeros(40)

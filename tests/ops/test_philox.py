@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gradwire.ops import philox
+from tests.cases import together
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, sweep
 
 # The digits of pi, as Random123 has them in its kat_vectors; the counter's upper half is negative as an int64.
@@ -14,12 +15,13 @@ STREAMS = [(0, 0, 0), (-1, 2**62 + 5, 0), (0x123456789ABCDEF0, 7, 2**31 + 3), (3
 
 
 @sweep
-def test_words(n, target, threads, offset):
+def test_words(n, threads, offset):
     for key, step, first in STREAMS:
         case = Case(philox, {}, {"out": ((n,), torch.int32)}, {"key": key, "step": step, "offset": first})
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
+@together
 @pytest.mark.parametrize("target", [*TARGETS, None])
 @pytest.mark.parametrize(
     ("key", "step", "first", "words"),

@@ -5,6 +5,7 @@ import torch
 
 from gradwire.errors import ConfigError
 from gradwire.ops import qsgd_add_decoded, qsgd_encode, qsgd_encode_feedback
+from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
 FORMS = [(bits, block, norm) for bits in range(2, 9) for block, norm in ((16, "linf"), (512, "l2"))] + [
@@ -22,18 +23,18 @@ def outputs(n, bits, block):
 
 
 @sweep
-def test_encode(n, target, threads, offset):
+def test_encode(n, threads, offset):
     for bits, block, norm in forms(n):
         arguments = {"bits": bits, "block": block, "norm": norm, "key": -3, "step": 2**40 + 1}
         for finite in (True, False):
             x = gradient(n, 1, finite=finite)
             case = Case(qsgd_encode, {"x": x}, outputs(n, bits, block), arguments)
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("watched", [True, False])
-def test_encode_feedback(n, target, threads, offset, watched):
+def test_encode_feedback(n, threads, offset, watched):
     for bits, block, norm in forms(n):
         arguments = {"bits": bits, "block": block, "norm": norm, "key": 9, "step": 4}
         written = {"grad": gradient(n, 2), "residual": gradient(n, 3), **outputs(n, bits, block)}
@@ -41,12 +42,12 @@ def test_encode_feedback(n, target, threads, offset, watched):
             written["status"] = torch.tensor([2], dtype=torch.int32)
         else:
             arguments["status"] = None
-        check_against_reference(Case(qsgd_encode_feedback, {}, written, arguments), target, threads, offset)
+        check_against_reference(Case(qsgd_encode_feedback, {}, written, arguments), threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("ranks", [0, 3])
-def test_add_decoded(n, target, threads, offset, ranks):
+def test_add_decoded(n, threads, offset, ranks):
     for bits, block, _ in forms(n):
         norms = (
             gradient(ranks * -(-n // block), 4).abs().view(ranks, -1)
@@ -57,7 +58,7 @@ def test_add_decoded(n, target, threads, offset, ranks):
         arguments = {"bits": bits, "block": block, "scale": -1 / 3}
         inputs = {"norms": norms.clamp(max=1e30), "codes": codes}
         case = Case(qsgd_add_decoded, inputs, {"out": gradient(n, 6)}, arguments, pitch=8)
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
 def decoded(x, bits, block, norm, key):
@@ -68,6 +69,7 @@ def decoded(x, bits, block, norm, key):
     return out
 
 
+@together
 @pytest.mark.parametrize(("bits", "norm"), [(2, "linf"), (4, "linf"), (8, "linf"), (2, "l2"), (4, "l2"), (8, "l2")])
 def test_the_mean_over_keys_is_the_input(bits, norm):
     draws, x = 4000, torch.randn(256, generator=torch.Generator().manual_seed(1))
@@ -88,6 +90,7 @@ def test_the_variance_is_that_of_the_two_nearest_levels():
     assert samples.var(0).sum() == pytest.approx(float(expected), rel=0.05)
 
 
+@together
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_block_that_is_not_finite_decodes_to_nan_and_its_neighbours_do_not(value):
     x = torch.ones(64)
@@ -120,6 +123,7 @@ def test_the_step_can_be_undone_where_the_length_overflows():
     assert grad.eq(1.0).all()
 
 
+@together
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

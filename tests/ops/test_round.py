@@ -15,7 +15,8 @@ from gradwire.ops import (
     round_keep,
     sums_add_decoded,
 )
-from tests.ops.harness import TARGETS, Case, check_against_reference, gradient, random_bytes, sweep
+from tests.cases import pairwise, together
+from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep
 
 STREAM = {"key": -3, "step": 2**40 + 1}
 FORMS = ((2, 1), (4, 5), (5, 15), (8, 127))
@@ -32,15 +33,15 @@ def codes(n, bits):
 
 @sweep
 @pytest.mark.parametrize("centred", [True, False])
-def test_moments(n, target, threads, offset, centred):
+def test_moments(n, threads, offset, centred):
     for finite in (True, False):
         case = Case(moments, {"x": gradient(n, 1, finite=finite)}, {"table": table(n)}, {"centred": centred})
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("watched", [True, False])
-def test_moments_feedback(n, target, threads, offset, watched):
+def test_moments_feedback(n, threads, offset, watched):
     for finite in (True, False):
         written = {"grad": gradient(n, 2, finite=finite), "residual": gradient(n, 3), "table": table(n)}
         arguments = {"centred": finite}
@@ -48,85 +49,84 @@ def test_moments_feedback(n, target, threads, offset, watched):
             written["status"] = torch.tensor([2], dtype=torch.int32)
         else:
             arguments["status"] = None
-        check_against_reference(Case(moments_feedback, {}, written, arguments), target, threads, offset)
+        check_against_reference(Case(moments_feedback, {}, written, arguments), threads, offset)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pairwise
 @pytest.mark.parametrize("scale", [1e-43, 1e-30, 1e-20, 1e20, 1e30, 5e37])
-def test_squares_that_vanish_or_overflow(target, scale):
+def test_squares_that_vanish_or_overflow(scale):
     for n in (5, 33, 5000):
         x, grad = gradient(n, 1) * scale, {"grad": gradient(n, 2) * scale, "residual": gradient(n, 3) * scale}
         for centred in (True, False):
-            check_against_reference(Case(moments, {"x": x}, {"table": table(n)}, {"centred": centred}), target, 1, 1)
+            check_against_reference(Case(moments, {"x": x}, {"table": table(n)}, {"centred": centred}), 1, 1)
             case = Case(moments_feedback, {}, {**grad, "table": table(n)}, {"centred": centred, "status": None})
-            check_against_reference(case, target, 1, 0)
+            check_against_reference(case, 1, 0)
         for block in (16, 512):
             norms = {"norms": ((-(-n // block),), torch.float32)}
-            check_against_reference(Case(block_norms, {"x": x}, norms, {"block": block}), target, 1, 1)
+            check_against_reference(Case(block_norms, {"x": x}, norms, {"block": block}), 1, 1)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_long_range_is_worked_through_in_parts(target):
+def test_a_long_range_is_worked_through_in_parts():
     n, given, arguments = 150_001, torch.tensor([2.0]), {"bits": 3, "levels": 3, **STREAM}
     inputs = {"x": gradient(n, 1), "norm": given}
-    check_against_reference(Case(round_encode, inputs, {"codes": codes(n, 3)}, arguments), target, 1, 1)
+    check_against_reference(Case(round_encode, inputs, {"codes": codes(n, 3)}, arguments), 1, 1)
     written = {"residual": gradient(n, 1), "codes": codes(n, 3)}
     case = Case(round_keep, {"norm": given}, written, {"shrink": 0.7, **arguments})
-    check_against_reference(case, target, 1, 1)
+    check_against_reference(case, 1, 1)
 
 
 @sweep
-def test_round(n, target, threads, offset):
+def test_round(n, threads, offset):
     for bits, levels in FORMS if n <= 1000 else FORMS[:1]:
         for norm in (2.0, 0.0, float("inf"), float("nan")) if n <= 1000 else (2.0,):
             given, arguments = torch.tensor([norm]), {"bits": bits, "levels": levels, **STREAM}
             inputs = {"x": gradient(n, 1), "norm": given}
             case = Case(round_encode, inputs, {"codes": codes(n, bits)}, arguments)
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
             written = {"residual": gradient(n, 1), "codes": codes(n, bits)}
             case = Case(round_keep, {"norm": given}, written, {"shrink": 0.7, **arguments})
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
 
 
 @sweep
-def test_powers(n, target, threads, offset):
+def test_powers(n, threads, offset):
     for bits, block, norm in POWERS if n <= 33 else [(4, 1024, "l2")]:
         arguments = {"bits": bits, "block": block, "norm": norm, "grid": "powers", **STREAM}
         written = {"norms": ((-(-n // block),), torch.float32), "codes": codes(n, bits)}
         case = Case(qsgd_encode, {"x": gradient(n, 1)}, written, arguments)
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
         written = {"grad": gradient(n, 2), "residual": gradient(n, 3), **written}
         case = Case(qsgd_encode_feedback, {}, written, {"shrink": 0.3, **arguments})
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
         norms = gradient(2 * -(-n // block), 4).abs().clamp(max=1e30).view(2, -1) if n else torch.zeros(2, 0)
         inputs = {"norms": norms, "codes": random_bytes((2, -(-n * bits // 8)), 5)}
         arguments = {"bits": bits, "block": block, "scale": -1 / 3, "grid": "powers"}
         check_against_reference(
-            Case(qsgd_add_decoded, inputs, {"out": gradient(n, 6)}, arguments, pitch=8), target, threads, offset
+            Case(qsgd_add_decoded, inputs, {"out": gradient(n, 6)}, arguments, pitch=8), threads, offset
         )
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pairwise
 @pytest.mark.parametrize("grid", ["uniform", "powers"])
-def test_more_ranks_than_have_their_products_at_once(target, grid):
+def test_more_ranks_than_have_their_products_at_once(grid):
     n, ranks, block = 3000, 35, 512
     for bits in (2, 3, 4, 5):
         norms = gradient(ranks * -(-n // block), 4).abs().clamp(max=1e30).view(ranks, -1)
         inputs = {"norms": norms, "codes": random_bytes((ranks, -(-n * bits // 8)), 5)}
         arguments = {"bits": bits, "block": block, "scale": -1 / 3, "grid": grid}
-        check_against_reference(Case(qsgd_add_decoded, inputs, {"out": gradient(n, 6)}, arguments), target, 1, 1)
+        check_against_reference(Case(qsgd_add_decoded, inputs, {"out": gradient(n, 6)}, arguments), 1, 1)
 
 
 @sweep
-def test_fewer_levels_and_one_long_block(n, target, threads, offset):
+def test_fewer_levels_and_one_long_block(n, threads, offset):
     block = max(16, -(-n // 16) * 16)
     inputs = {"norms": torch.ones(3, -(-n // block)), "codes": random_bytes((3, -(-n * 4 // 8)), 5)}
     arguments = {"bits": 4, "block": block, "scale": 0.3, "levels": 5}
     case = Case(qsgd_add_decoded, inputs, {"out": gradient(n, 6)}, arguments, pitch=8)
-    check_against_reference(case, target, threads, offset)
+    check_against_reference(case, threads, offset)
     written = {"norms": ((-(-n // 512),), torch.float32), "codes": codes(n, 4)}
     arguments = {"bits": 4, "block": 512, "norm": "linf", "levels": 5, **STREAM}
-    check_against_reference(Case(qsgd_encode, {"x": gradient(n, 1)}, written, arguments), target, threads, offset)
+    check_against_reference(Case(qsgd_encode, {"x": gradient(n, 1)}, written, arguments), threads, offset)
 
 
 def test_equal_elements_have_no_spread():
@@ -135,6 +135,7 @@ def test_equal_elements_have_no_spread():
     assert rows.view(2, 4)[:, 2:].eq(0).all()
 
 
+@together
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -154,7 +155,7 @@ def test_no_levels_are_no_grid():
 
 
 @sweep
-def test_sums_of_levels(n, target, threads, offset):
+def test_sums_of_levels(n, threads, offset):
     some = min(n, 1)
     for levels, world in ((7, 3), (127, 1), (7, 19), (1, 0), (3, -1)):
         inputs = {
@@ -164,4 +165,4 @@ def test_sums_of_levels(n, target, threads, offset):
         }
         arguments = {"levels": levels, "scale": -1 / 3}
         case = Case(sums_add_decoded, inputs, {"out": gradient(n, 6)}, arguments)
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)

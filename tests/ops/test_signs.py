@@ -6,53 +6,55 @@ import torch
 from gradwire.errors import ConfigError
 from gradwire.ops import momentum_update, sign_add_decoded, sign_encode, sign_encode_feedback, sign_vote, signum_encode
 from gradwire.ops._signs import sign_bytes
+from tests.cases import together
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, gradient, random_bytes, sweep
 
 
 @sweep
-def test_encode(n, target, threads, offset):
+def test_encode(n, threads, offset):
     codes = {"codes": ((sign_bytes(n),), torch.uint8)}
-    check_against_reference(Case(sign_encode, {"x": gradient(n, 1, finite=False)}, codes), target, threads, offset)
+    check_against_reference(Case(sign_encode, {"x": gradient(n, 1, finite=False)}, codes), threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("finite", [True, False])
 @pytest.mark.parametrize("watched", [True, False])
-def test_encode_feedback(n, target, threads, offset, finite, watched):
+def test_encode_feedback(n, threads, offset, finite, watched):
     outputs = {"grad": gradient(n, 2, finite=finite), "residual": gradient(n, 3)}
     outputs["codes"] = ((sign_bytes(n),), torch.uint8)
     if watched:
         outputs["status"] = torch.tensor([2], dtype=torch.int32)
-    check_against_reference(Case(sign_encode_feedback, {}, outputs), target, threads, offset)
+    check_against_reference(Case(sign_encode_feedback, {}, outputs), threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("ranks", [0, 1, 3])
-def test_add_decoded(n, target, threads, offset, ranks):
+def test_add_decoded(n, threads, offset, ranks):
     codes, out = random_bytes((ranks, sign_bytes(n)), 4), gradient(n, 5, finite=False)
     case = Case(sign_add_decoded, {"codes": codes}, {"out": out}, {"scale": 1 / 3}, pitch=3)
-    check_against_reference(case, target, threads, offset)
+    check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("tie", [1.0, 0.0])
-def test_vote(n, target, threads, offset, tie):
+def test_vote(n, threads, offset, tie):
     case = Case(sign_vote, {}, {"mean": gradient(n, 6, finite=False)}, {"tie": tie})
-    check_against_reference(case, target, threads, offset)
+    check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("finite", [True, False])
 @pytest.mark.parametrize("watched", [True, False])
-def test_momentum(n, target, threads, offset, finite, watched):
+def test_momentum(n, threads, offset, finite, watched):
     outputs = {"grad": gradient(n, 2, finite=finite), "momentum": gradient(n, 3)}
     if watched:
         outputs["status"] = torch.tensor([2], dtype=torch.int32)
-    check_against_reference(Case(momentum_update, {}, outputs, {"beta": 0.9}), target, threads, offset)
+    check_against_reference(Case(momentum_update, {}, outputs, {"beta": 0.9}), threads, offset)
     outputs["codes"] = ((sign_bytes(n),), torch.uint8)
-    check_against_reference(Case(signum_encode, {}, outputs, {"beta": 0.9}), target, threads, offset)
+    check_against_reference(Case(signum_encode, {}, outputs, {"beta": 0.9}), threads, offset)
 
 
+@together
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_first_element_is_the_lowest_bit_and_zero_is_positive(target):
     codes = torch.full((2,), 0xA5, dtype=torch.uint8)
@@ -61,6 +63,7 @@ def test_the_first_element_is_the_lowest_bit_and_zero_is_positive(target):
     assert codes.tolist() == [0b10001101, 0b1]
 
 
+@together
 @pytest.mark.parametrize("ranks", [2, 3, 6, 7, 10, 48, 1000, 2047, 2048])
 def test_a_tie_is_one_and_a_majority_of_one_is_not(ranks):
     for ahead in range(-2, 3):
@@ -74,6 +77,7 @@ def test_a_tie_is_one_and_a_majority_of_one_is_not(ranks):
         assert mean.tolist() == [float(margin > 0) - float(margin < 0)] * 2
 
 
+@together
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_vote_that_is_not_a_number_stays_one(target):
     mean = torch.tensor([float("nan"), 0.0, float("-inf")])

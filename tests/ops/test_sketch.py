@@ -7,28 +7,27 @@ from gradwire.errors import ConfigError
 from gradwire.ops import sketch_add, sketch_estimate
 from gradwire.ops._sketch import places
 from gradwire.testing.inputs import gaussian
+from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, sweep
 
 ROWS = (1, 3, 5, 7)
 
 
 @sweep
-def test_adding_against_the_reference(n, target, threads, offset):
+def test_adding_against_the_reference(n, threads, offset):
     rows = ROWS[n % 4]
     table = gradient(rows * 16 * (1 + n % 5), 2)
     arguments = {"rows": rows, "key": 0x1234567890 + n, "step": n}
-    check_against_reference(
-        Case(sketch_add, {"x": gradient(n, 1)}, {"table": table}, arguments), target, threads, offset
-    )
+    check_against_reference(Case(sketch_add, {"x": gradient(n, 1)}, {"table": table}, arguments), threads, offset)
 
 
 @sweep
-def test_estimating_against_the_reference(n, target, threads, offset):
+def test_estimating_against_the_reference(n, threads, offset):
     rows = ROWS[n % 4]
     table = gradient(rows * 16 * (1 + n % 5), 2, finite=False)
     arguments = {"rows": rows, "key": -5 - n, "step": n}
     case = Case(sketch_estimate, {"table": table}, {"out": ((n,), torch.float32)}, arguments)
-    check_against_reference(case, target, threads, offset)
+    check_against_reference(case, threads, offset)
 
 
 def test_sketches_add_up():
@@ -63,6 +62,7 @@ def test_the_estimate_is_right_on_average_and_off_by_the_norm_over_the_square_ro
     assert float(spread.mean(0).square().mean().sqrt()) < 2 * expected / 60**0.5
 
 
+@together
 @pytest.mark.parametrize(
     ("rows", "size", "text"),
     [

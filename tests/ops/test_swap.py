@@ -5,9 +5,9 @@ from tests.ops.harness import Case, check_against_reference, gradient, sweep
 
 
 @sweep
-def test_against_the_reference(n, target, threads, offset):
+def test_against_the_reference(n, threads, offset):
     case = Case(swap, {}, {"a": gradient(n, 1, finite=False), "b": gradient(n, 2, finite=False)})
-    check_against_reference(case, target, threads, offset)
+    check_against_reference(case, threads, offset)
 
 
 def test_twice_is_nothing():

@@ -28,30 +28,30 @@ def words(n, block):
 
 
 @sweep
-def test_block_norms(n, target, threads, offset):
+def test_block_norms(n, threads, offset):
     for block in (16, 1024, 65536):
         for finite in (True, False):
             written = {"norms": ((-(-n // block),), torch.float32)}
             case = Case(block_norms, {"x": gradient(n, 1, finite=finite)}, written, {"block": block})
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
 
 
 @sweep
-def test_encode(n, target, threads, offset):
+def test_encode(n, threads, offset):
     for block, levels, clip in forms(n):
         inputs = {"x": gradient(n, 1).clamp(-9, 9), "norms": norms(n, block), "seed": seed(n)}
         arguments = {"block": block, "levels": levels, "clip": clip, "key": -3, "step": 2**40 + 1}
         case = Case(thc_encode, inputs, {"codes": ((words(n, block),), torch.int32)}, arguments)
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("ranks", [0, 1, 3, 300, -1])
-def test_add_decoded(n, target, threads, offset, ranks):
+def test_add_decoded(n, threads, offset, ranks):
     for block, levels, clip in forms(n):
         codes = torch.randint(-(2**31), 2**31 - 1, (words(n, block),), generator=torch.Generator().manual_seed(1))
         codes[-1:] = ranks
         inputs = {"norms": norms(n, block), "seed": seed(n), "codes": codes.int()}
         arguments = {"block": block, "levels": levels, "clip": clip, "scale": -1 / 3}
         case = Case(thc_add_decoded, inputs, {"out": gradient(n, 6).clamp(-9, 9)}, arguments)
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from gradwire.ops import three_lc_add_decoded, three_lc_encode, three_lc_encode_feedback
+from tests.cases import pairwise, together
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, gradient, random_bytes, sweep
 
 FORMS = ((16, 1.0), (4096, 1.0), (80, 1.9), (4096, 1.75))
@@ -22,17 +23,17 @@ def forms(n):
 
 
 @sweep
-def test_encode(n, target, threads, offset):
+def test_encode(n, threads, offset):
     for block, sparsity in forms(n):
         for finite in (True, False):
             arguments = {"block": block, "sparsity": sparsity}
             case = Case(three_lc_encode, {"x": gradient(n, 1, finite=finite)}, outputs(n, block), arguments)
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("watched", [True, False])
-def test_encode_feedback(n, target, threads, offset, watched):
+def test_encode_feedback(n, threads, offset, watched):
     for block, sparsity in forms(n):
         arguments = {"block": block, "sparsity": sparsity}
         written = {"grad": gradient(n, 2), "residual": gradient(n, 3), **outputs(n, block)}
@@ -40,7 +41,7 @@ def test_encode_feedback(n, target, threads, offset, watched):
             written["status"] = torch.tensor([2], dtype=torch.int32)
         else:
             arguments["status"] = None
-        check_against_reference(Case(three_lc_encode_feedback, {}, written, arguments), target, threads, offset)
+        check_against_reference(Case(three_lc_encode_feedback, {}, written, arguments), threads, offset)
 
 
 def encoded(x, block, sparsity=1.0):
@@ -50,28 +51,29 @@ def encoded(x, block, sparsity=1.0):
 
 
 @sweep
-def test_add_decoded(n, target, threads, offset):
+def test_add_decoded(n, threads, offset):
     for block, sparsity in forms(n):
         rows = [encoded(gradient(n, seed).clamp(-3, 3), block, sparsity) for seed in range(3)]
         names = ("scales", "lengths", "stream")
         inputs = {name: torch.stack([row[i] for row in rows]) for i, name in enumerate(names, 1)}
         arguments = {"block": block, "scale": -1 / 3}
         case = Case(three_lc_add_decoded, inputs, {"out": gradient(n, 6)}, arguments, pitch=8)
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pairwise
 @pytest.mark.parametrize("ranks", [0, 1, 70])
 @pytest.mark.parametrize("n", [1, 33, 1000])
-def test_any_bytes_are_safe(n, ranks, target):
+def test_any_bytes_are_safe(n, ranks):
     capacity, blocks = n // 16 * 4 + -(-(n % 16) // 5), -(-n // 16)
     lengths = (random_bytes((ranks, blocks), 2).to(torch.int16) % 6) - 1
     scales = gradient(ranks * blocks, 3, finite=False).view(ranks, blocks)
     inputs = {"scales": scales, "lengths": lengths, "stream": random_bytes((ranks, capacity), 1)}
     arguments = {"block": 16, "scale": 0.5}
-    check_against_reference(Case(three_lc_add_decoded, inputs, {"out": gradient(n, 6)}, arguments), target, 1, 0)
+    check_against_reference(Case(three_lc_add_decoded, inputs, {"out": gradient(n, 6)}, arguments), 1, 0)
 
 
+@together
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("groups", "codes"),

@@ -4,17 +4,18 @@ import pytest
 import torch
 
 from gradwire.ops import tile_topk, waves_add_decoded
-from tests.ops.harness import TARGETS, Case, check_against_reference, gradient, random_bytes
+from tests.cases import pairwise
+from tests.ops.harness import Case, check_against_reference, gradient, random_bytes
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pairwise
 @pytest.mark.parametrize(("size", "k"), [(1, 1), (7, 3), (64, 1), (256, 2), (1000, 5), (4096, 32), (4096, 4096)])
-def test_topk(size, k, target):
+def test_topk(size, k):
     for kind in ("values", "ties", "zeros"):
         x = gradient(17 * size, 3, finite=False)
         x = x if kind == "values" else x.nan_to_num().clamp(-1, 1).round() * (kind == "ties")
         outputs = {"values": ((17 * k,), torch.float32), "places": ((17 * k,), torch.int16)}
-        check_against_reference(Case(tile_topk, {"x": x}, outputs, {"size": size}), target, 2, 4)
+        check_against_reference(Case(tile_topk, {"x": x}, outputs, {"size": size}), 2, 4)
 
 
 def test_no_tiles_choose_nothing():
@@ -22,9 +23,9 @@ def test_no_tiles_choose_nothing():
     tile_topk(empty, empty, empty.to(torch.int16), 4)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pairwise
 @pytest.mark.parametrize(("a", "b", "k"), [(1, 1, 1), (3, 5, 2), (64, 64, 32), (17, 100, 4), (5, 16, 80)])
-def test_waves(a, b, k, target):
+def test_waves(a, b, k):
     down, across, pitch = 2, 3, 3 * b + 1
     n = (down * a - 1) * pitch + across * b
     places = random_bytes((2, down * across * k * 2), 4).view(torch.int16)
@@ -37,4 +38,4 @@ def test_waves(a, b, k, target):
     }
     sizes = {"a": a, "b": b, "down": down, "across": across, "pitch": pitch, "scale": 0.3}
     case = Case(waves_add_decoded, inputs, {"out": gradient(n, 1)}, sizes, pitch=8)
-    check_against_reference(case, target, 2, 4)
+    check_against_reference(case, 2, 4)

@@ -5,6 +5,7 @@ import torch
 
 from gradwire.errors import ConfigError
 from gradwire.ops import parts_add_decoded, sparse_add_decoded, topk_encode, topk_encode_feedback
+from tests.cases import pairwise, together
 from tests.ops.harness import (
     TARGETS,
     Case,
@@ -59,31 +60,32 @@ def outputs(n, k):
 
 @sweep
 @pytest.mark.parametrize("kind", KINDS)
-def test_encode(n, target, threads, offset, kind):
+def test_encode(n, threads, offset, kind):
     for k in sizes_of(n):
         case = Case(topk_encode, {"x": made(kind, n)}, outputs(n, k))
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("kind", KINDS)
-def test_encode_feedback(n, target, threads, offset, kind):
+def test_encode_feedback(n, threads, offset, kind):
     for k in sizes_of(n):
         for watched in (True, False):
             written = {"grad": gradient(n, 2), "residual": made(kind, n), **outputs(n, k)}
             arguments = {} if watched else {"status": None}
             if watched:
                 written["status"] = torch.tensor([2], dtype=torch.int32)
-            check_against_reference(Case(topk_encode_feedback, {}, written, arguments), target, threads, offset)
+            check_against_reference(Case(topk_encode_feedback, {}, written, arguments), threads, offset)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pairwise
 @pytest.mark.parametrize("n", [SEGMENT - 1, SEGMENT, SEGMENT + 1, 3 * SEGMENT + 5])
-def test_segments(target, n):
+def test_segments(n):
     for k in (1, n // 50, n):
-        check_against_reference(Case(topk_encode, {"x": made("heavy tail", n)}, outputs(n, k)), target, 2, 1)
+        check_against_reference(Case(topk_encode, {"x": made("heavy tail", n)}, outputs(n, k)), 2, 1)
 
 
+@together
 @pytest.mark.parametrize("target", TARGETS)
 def test_ties_go_to_the_lowest_index_and_nan_sorts_above_infinity(target):
     x = torch.tensor([1.0, -2.0, 2.0, float("inf"), float("nan"), 2.0])
@@ -107,14 +109,14 @@ def crowded(kind, n):
     return torch.sort(x).values
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pairwise
 @pytest.mark.parametrize("kind", ["two values", "mostly zero", "a burst", "sorted normal"])
-def test_large_tensors(target, kind):
+def test_large_tensors(kind):
     n = 300_001
     for k in (0, 7, n // 1000, n // 100, n // 50, n // 49, n // 20, n // 2):
-        check_against_reference(Case(topk_encode, {"x": crowded(kind, n)}, outputs(n, k)), target, 2, 1)
+        check_against_reference(Case(topk_encode, {"x": crowded(kind, n)}, outputs(n, k)), 2, 1)
         written = {"grad": gradient(n, 2), "residual": crowded(kind, n), **outputs(n, k)}
-        check_against_reference(Case(topk_encode_feedback, {}, written, {"status": None}), target, 2, 1)
+        check_against_reference(Case(topk_encode_feedback, {}, written, {"status": None}), 2, 1)
 
 
 def test_more_values_than_elements_are_refused():
@@ -131,10 +133,10 @@ def payload(x, k):
     return values, indices, counts
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pairwise
 @pytest.mark.parametrize("n", [1, 1000, 100_003, 200_000])
 @pytest.mark.parametrize("ranks", [0, 1, 3])
-def test_add_decoded(target, n, ranks):
+def test_add_decoded(n, ranks):
     parts = [payload(gradient(n, rank), max(1, n // 50)) for rank in range(ranks)]
     fields = [torch.stack(field) for field in zip(*parts, strict=True)] if ranks else [
         torch.zeros(0, 1), torch.zeros(0, 1, dtype=torch.int16), torch.zeros(0, -(-n // SEGMENT), dtype=torch.int32)
@@ -142,7 +144,7 @@ def test_add_decoded(target, n, ranks):
     inputs = dict(zip(("values", "indices", "counts"), fields, strict=True))
     case = Case(sparse_add_decoded, inputs, {"out": gradient(n, 9)}, {"scale": 1 / 3}, pitch=4)
     if ranks:
-        check_against_reference(case, target, 2, 1)
+        check_against_reference(case, 2, 1)
     else:
         check_against_reference_without_kernel(case)
 
@@ -153,6 +155,7 @@ def check_against_reference_without_kernel(case):
     assert torch.equal(out, case.outputs["out"])
 
 
+@together
 @pytest.mark.parametrize("target", TARGETS)
 def test_hostile_bytes_write_nothing_outside(target):
     generator = torch.Generator().manual_seed(0)
@@ -191,10 +194,10 @@ def parts(n, hostile):
         yield bits if rank % 2 else value, low, counts, levels
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@together
 @pytest.mark.parametrize("n", [1, 1000, 100_003, 200_000])
 @pytest.mark.parametrize("hostile", [False, True])
-def test_parts_add_decoded(target, n, hostile):
+def test_parts_add_decoded(n, hostile):
     values, indices, counts, levels = (list(each) for each in zip(*parts(n, hostile), strict=True))
     case = Case(parts_add_decoded, {}, {"out": gradient(n, 9)}, {
         "values": values, "indices": indices, "counts": counts, "levels": levels, "scale": 1 / 3,
@@ -202,12 +205,14 @@ def test_parts_add_decoded(target, n, hostile):
     if hostile:
         # A place that is named twice in a part is added to in another order by torch.
         expected = run(case, case.op.reference)["out"]
-        with dispatched(target):
-            torch.testing.assert_close(run(case, case.op)["out"], expected, rtol=1e-5, atol=1e-5)
+        for target in TARGETS:
+            with dispatched(target):
+                torch.testing.assert_close(run(case, case.op)["out"], expected, rtol=1e-5, atol=1e-5)
     else:
-        check_against_reference(case, target, 2, 1)
+        check_against_reference(case, 2, 1)
 
 
+@together
 @pytest.mark.parametrize("broken", [
     {"levels": [torch.zeros(1)]},
     {"values": [torch.zeros(1, dtype=torch.uint8)]},

@@ -3,6 +3,7 @@ import torch
 
 from gradwire.ops import twobit_add_decoded, twobit_encode, twobit_encode_feedback
 from gradwire.ops._codes import code_bytes
+from tests.cases import together
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, gradient, random_bytes, sweep
 
 THRESHOLDS = (0.5, 1e-3, 1e-45, 3e38)
@@ -12,36 +13,36 @@ GOLDEN_RESIDUAL = [0, 0, 0.49, 0.8, 0, -0.2, -0.25, -2.5, 0.1, float("nan"), flo
 
 
 @sweep
-def test_encode(n, target, threads, offset):
+def test_encode(n, threads, offset):
     for threshold in THRESHOLDS:
         codes = ((code_bytes(n, 2),), torch.uint8)
         x = gradient(n, 1, finite=False)
         case = Case(twobit_encode, {"x": x}, {"codes": codes}, {"threshold": threshold})
-        check_against_reference(case, target, threads, offset)
+        check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("finite", [True, False])
 @pytest.mark.parametrize("watched", [True, False])
-def test_encode_feedback(n, target, threads, offset, finite, watched):
+def test_encode_feedback(n, threads, offset, finite, watched):
     codes = ((code_bytes(n, 2),), torch.uint8)
     outputs = {"grad": gradient(n, 2, finite=finite), "residual": gradient(n, 3), "codes": codes}
     if watched:
         outputs["status"] = torch.tensor([2], dtype=torch.int32)
     case = Case(twobit_encode_feedback, {}, outputs, {"threshold": 0.5})
-    check_against_reference(case, target, threads, offset)
+    check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("ranks", [0, 1, 3])
-def test_add_decoded(n, target, threads, offset, ranks):
+def test_add_decoded(n, threads, offset, ranks):
     codes = random_bytes((ranks, code_bytes(n, 2)), 4)
     arguments = {"threshold": 0.3, "scale": -1 / 3}
     for steps in ({}, {"steps": torch.tensor([[0.3], [0.3], [2.0]])[:ranks]}):
         inputs, out = {"codes": codes, **steps}, {"out": gradient(n, 5, finite=False)}
         if ranks or not steps:
             case = Case(twobit_add_decoded, inputs, out, arguments, pitch=5)
-            check_against_reference(case, target, threads, offset)
+            check_against_reference(case, threads, offset)
 
 
 def test_a_payload_brings_its_own_step():
@@ -51,6 +52,7 @@ def test_a_payload_brings_its_own_step():
     assert out.tolist() == [3.5, -3.5, 0.0, 0.0]
 
 
+@together
 @pytest.mark.parametrize("target", TARGETS)
 def test_golden_bytes_of_mxnet(target):
     residual, codes = torch.zeros(17), torch.full((8,), 0xA5, dtype=torch.uint8)
@@ -60,6 +62,7 @@ def test_golden_bytes_of_mxnet(target):
     torch.testing.assert_close(residual, torch.tensor(GOLDEN_RESIDUAL), rtol=0, atol=1e-6, equal_nan=True)
 
 
+@together
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("pushes", "steps"),

@@ -15,15 +15,16 @@ from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError, GradwireError, WireError
 from gradwire.wire import MAX_DIMS, MAX_HEADER, frame, unframe
+from tests.cases import together
 from tests.wire.frames import every, forge, small, sparse
 
 SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 FRAMES = [small(), sparse()]
 
 
+@together
 @pytest.mark.parametrize("compressor", every(), ids=lambda c: c.name)
 @given(shape=SHAPES, seed=st.integers(0, 2**32))
-@settings(max_examples=20, deadline=None)
 def test_round_trip(compressor, shape, seed):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     payload = compressor.compress(x)
@@ -39,7 +40,6 @@ def test_round_trip(compressor, shape, seed):
     | st.builds(QSGD, st.integers(2, 8), st.integers(1, 9).map(lambda n: 16 * n), st.sampled_from(["l2", "linf"]))
     | st.builds(TopK, st.floats(0.01, 1.0))
 )
-@settings(max_examples=50, deadline=None)
 def test_configurations_travel_exactly(compressor):
     payload = compressor.compress(torch.ones(7))
     assert unframe(frame(compressor, (7,), payload)).compressor == compressor
@@ -55,6 +55,7 @@ def test_every_form_of_bytes_is_read():
         assert torch.equal(unframe(given_as).payload, unframe(data).payload)
 
 
+@together
 @pytest.mark.parametrize("bad", ["text", [1, 2], None, torch.zeros(3), torch.zeros(2, 2, dtype=torch.uint8)])
 def test_what_is_no_bytes_is_the_callers_fault(bad):
     with pytest.raises(ConfigError, match=r"unframe\.data must be"):
@@ -173,6 +174,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@together
 @pytest.mark.parametrize("case", REFUSED)
 def test_each_fault_has_its_own_words(case):
     data, message = REFUSED[case]

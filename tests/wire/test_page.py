@@ -26,6 +26,7 @@ from gradwire.testing import golden
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key
 from gradwire.wire import Packing, frame
+from tests.cases import together
 from tests.wire import parsers
 from tests.wire.frames import every, small
 from tests.wire.parsers import topk, twobit
@@ -65,6 +66,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@together
 @pytest.mark.parametrize(("compressor", "shape"), CASES, ids=str)
 def test_a_parser_written_from_the_page(compressor, shape):
     payload = compressor.compress(gaussian(count(shape)).view(shape))

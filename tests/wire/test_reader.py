@@ -4,11 +4,12 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire.errors import WireError
 from gradwire.wire import Reader, unframe
+from tests.cases import together
 from tests.wire.frames import forge, small, sparse
 
 GOOD = [small(), sparse(), small()]
@@ -49,12 +50,12 @@ def same(a, b):
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=12), st.sampled_from([None, *BROKEN]))
-@settings(max_examples=60, deadline=None)
 def test_cuts_do_not_matter(places, end):
     stream = b"".join(GOOD) + (BROKEN[end] if end else b"")
     assert same(read(cut(stream, places)), read([stream]))
 
 
+@together
 @pytest.mark.parametrize("end", BROKEN)
 def test_whole_and_byte_by_byte(end):
     stream = b"".join(GOOD) + BROKEN[end]
@@ -70,6 +71,7 @@ EARLY = {
 }  # fmt: skip
 
 
+@together
 @pytest.mark.parametrize("end", EARLY)
 def test_a_fault_is_raised_by_the_byte_that_shows_it(end):
     reader = Reader()
@@ -87,6 +89,7 @@ def test_a_broken_stream_stays_broken():
             call()
 
 
+@together
 @pytest.mark.parametrize("length", range(1, 124))
 def test_a_stream_that_ends_inside_a_frame(length):
     reader = Reader()

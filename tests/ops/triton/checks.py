@@ -6,9 +6,16 @@ from typing import Any
 import pytest
 
 from gradwire.ops.base import Op
-from tests.ops.harness import SIZES, Case, assert_same_outputs, run
+from tests.cases import pairwise
+from tests.ops.harness import Case, assert_same_outputs, run
 
-sizes = pytest.mark.parametrize("n", SIZES)
+SIZES = (0, 1, 7, 16, 33, 1000, 100003)
+"""Nothing, parts of a byte and of a word, whole ones, a part of a program, and several programs."""
+
+
+def sizes(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test as one with every size ``n`` and its own parameters, of which every two values meet."""
+    return pairwise(pytest.mark.parametrize("n", SIZES)(test))
 
 
 def check(case: Case, on: Callable[[Op[Any]], Callable[..., None]], offset: int = 0) -> None:

@@ -28,7 +28,7 @@ def interpreter(installed: None) -> Iterator[Executor]:
         yield process
 
 
-@pytest.fixture(scope="session", params=[80, 90])
+@pytest.fixture(scope="session")
 def compiler(installed: None, request: pytest.FixtureRequest) -> Iterator[Executor]:
     """A process that compiles for GPUs of this compute capability."""
     with _process(worker.start_compiler, request.param) as process:

@@ -3,11 +3,15 @@ import torch
 
 from gradwire.ops import bitmap_decode, bitmap_encode
 from gradwire.ops._topk import segments, write_places
+from tests.cases import pairwise
 from tests.ops.harness import Case, random_bytes
 from tests.ops.triton.checks import check
 
 SIZES = (0, 1, 2, 7, 33, 1000, 5001, 70_003)
-sizes = pytest.mark.parametrize("n", SIZES)
+
+
+def sizes(test):
+    return pairwise(pytest.mark.parametrize("n", SIZES)(test))
 
 
 def places(n, k, crowded):
@@ -40,6 +44,7 @@ def test_decode_whatever_the_bits_are(on, n):
             check(Case(bitmap_decode, {"bitmap": data}, room(n, k), {"n": n}), on, n % 3)
 
 
+@pairwise
 @pytest.mark.parametrize("counts", [[50, 50], [-5, 50], [2**31 - 1, 7], [0, 0]])
 def test_counts_that_do_not_add_up_write_nothing_outside(on, counts):
     n, k = 100_000, 50

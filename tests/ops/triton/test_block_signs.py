@@ -3,8 +3,9 @@ import torch
 
 from gradwire import ops
 from gradwire.ops._signs import sign_bytes
-from tests.ops.harness import SIZES, Case, gradient, random_bytes
-from tests.ops.triton.checks import check
+from tests.cases import pairwise
+from tests.ops.harness import Case, gradient, random_bytes
+from tests.ops.triton.checks import SIZES, check
 
 CODES = {"scaled_sign": ("scales", 1), "two_means": ("means", 2)}
 codes = pytest.mark.parametrize("code", CODES)
@@ -19,6 +20,7 @@ def _payload(code, n, block):
     return {name: ((-(-n // block) * each,), torch.float32), "codes": ((sign_bytes(n),), torch.uint8)}
 
 
+@pairwise
 @codes
 @shapes
 @pytest.mark.parametrize("finite", [True, False])
@@ -27,6 +29,7 @@ def test_encode(on, code, n, block, finite):
     check(Case(getattr(ops, f"{code}_encode"), x, _payload(code, n, block), {"block": block}), on, n % 3)
 
 
+@pairwise
 @codes
 @shapes
 @pytest.mark.parametrize("watched", [True, False])
@@ -38,6 +41,7 @@ def test_encode_feedback(on, code, n, block, watched):
         check(Case(getattr(ops, f"{code}_encode_feedback"), {}, outputs, {"block": block}), on, n % 3)
 
 
+@pairwise
 @codes
 @shapes
 def test_add_decoded(on, code, n, block):
@@ -49,6 +53,7 @@ def test_add_decoded(on, code, n, block):
         check(Case(getattr(ops, f"{code}_add_decoded"), inputs, {"out": gradient(n, 6)}, arguments, pitch=4), on, n % 3)
 
 
+@pairwise
 @pytest.mark.parametrize("n", [0, 1, 33, 4097, 70001])
 @pytest.mark.parametrize("finite", [True, False])
 def test_mean_magnitude(on, n, finite):

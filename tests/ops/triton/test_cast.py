@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from gradwire.ops import cast_add_decoded, cast_encode, cast_encode_feedback
+from tests.cases import pairwise
 from tests.ops.harness import Case, gradient
 from tests.ops.triton.checks import check, sizes
 
@@ -39,12 +40,14 @@ def test_encode_feedback(on, n, dtype):
         check(Case(cast_encode_feedback, {}, written), on, n % 3)
 
 
+@pairwise
 @halves
 def test_every_value_decodes_exactly(on, dtype):
     values = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
     check(Case(cast_add_decoded, {"payloads": values[None]}, {"out": torch.zeros(65536)}, {"scale": 1.0}), on)
 
 
+@pairwise
 @halves
 def test_ties_round_to_even(on, dtype):
     lower = torch.arange(0, 0x7800, 7, dtype=torch.int16)

@@ -8,6 +8,7 @@ import pytest
 
 import gradwire.ops
 from gradwire.ops.base import Op
+from tests.cases import together
 
 pytestmark = pytest.mark.usefixtures("installed")
 
@@ -43,12 +44,14 @@ def test_only_what_is_not_element_wise_is_left_to_torch():
     assert set(OPS) - set(KERNELS) == set().union(*LEFT_TO_TORCH.values())
 
 
+@together
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_is_called_as_its_operation(name):
     kernel = getattr(importlib.import_module(f"gradwire.ops.triton.{name}"), name)
     assert inspect.signature(kernel) == inspect.signature(OPS[name].reference)
 
 
+@together
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_cuda_tensor_finds_its_kernel(name):
     module = importlib.import_module(f"gradwire.ops.triton.{name}")

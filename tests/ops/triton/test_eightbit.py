@@ -3,6 +3,7 @@ import torch
 
 from gradwire.ops import eightbit_add_decoded, eightbit_encode, eightbit_encode_feedback
 from gradwire.ops._eightbit import KINDS, count
+from tests.cases import pairwise
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check
 
@@ -15,6 +16,7 @@ def _payload(n, block):
     return {"scales": ((count(n, block),), torch.float32), "codes": ((n,), torch.uint8)}
 
 
+@pairwise
 @shapes
 @kinds
 def test_encode(on, n, block, kind):
@@ -22,6 +24,7 @@ def test_encode(on, n, block, kind):
         check(Case(eightbit_encode, {"x": x}, _payload(n, block), {"kind": kind, "block": block}), on, n % 3)
 
 
+@pairwise
 @shapes
 @kinds
 @pytest.mark.parametrize("watched", [True, False])
@@ -33,6 +36,7 @@ def test_encode_feedback(on, n, block, kind, watched):
         check(Case(eightbit_encode_feedback, {}, outputs, {"kind": kind, "block": block}), on, n % 3)
 
 
+@pairwise
 @shapes
 @kinds
 def test_add_decoded(on, n, block, kind):

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from gradwire.ops import exponent_add_decoded, exponent_encode
+from tests.cases import pairwise
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.test_exponents import LEAST
 from tests.ops.triton.checks import check
@@ -42,6 +43,7 @@ def test_add_decoded(on, n):
         check(Case(exponent_add_decoded, rows, {"out": gradient(n, 1)}, {"scale": 0.3}, 8), on, n % 3)
 
 
+@pairwise
 @pytest.mark.parametrize("n", [0, 1, 7, 33, 1000])
 def test_bytes_from_a_peer_give_what_the_reference_gives(on, n):
     for seed in range(12):

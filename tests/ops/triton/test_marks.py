@@ -4,12 +4,18 @@ import torch
 from gradwire.ops import mark_beyond, mark_drawn, tail_moments, take_beyond, take_drawn, take_marked
 from gradwire.ops._marks import tail_segments
 from gradwire.ops._topk import SEGMENT
+from tests.cases import pairwise
 from tests.ops.harness import Case, gradient
 from tests.ops.test_marks import BEYOND, entries, marks
 from tests.ops.triton.checks import check
 
 SIZES = (0, 1, 7, 33, 1000, 5001)
-sizes = pytest.mark.parametrize("n", [*SIZES, SEGMENT + 5])
+
+
+def sizes(test):
+    return pairwise(pytest.mark.parametrize("n", [*SIZES, SEGMENT + 5])(test))
+
+
 thresholds = pytest.mark.parametrize(("high", "low"), BEYOND.values(), ids=BEYOND)
 
 
@@ -34,6 +40,7 @@ def test_drawn(on, n, s):
     check(Case(mark_drawn, {"x": gradient(n, 4, finite=False)}, marks(n) | whole, arguments), on, 4 * (n % 3))
 
 
+@pairwise
 @pytest.mark.parametrize("s", [0.75000006, 0.7500001, 1.0])
 def test_what_float32_cannot_decide_is_drawn_as_in_float64(on, s):
     """Elements of one magnitude, s chosen so that u s falls within a rounding error of it for some."""

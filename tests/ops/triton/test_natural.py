@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from gradwire.ops import natural_add_decoded, natural_encode, natural_encode_feedback
+from tests.cases import pairwise
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check
 
@@ -18,6 +19,7 @@ def _settings(rounding, block):
     return {"rounding": rounding, "block": block, "key": -12345678901234567, "step": 2**31 + 5}
 
 
+@pairwise
 @shapes
 @roundings
 def test_encode(on, n, block, rounding):
@@ -26,6 +28,7 @@ def test_encode(on, n, block, rounding):
         check(Case(natural_encode, x, _payload(n, block), _settings(rounding, block)), on, n % 3)
 
 
+@pairwise
 @shapes
 @roundings
 @pytest.mark.parametrize("watched", [True, False])
@@ -37,6 +40,7 @@ def test_encode_feedback(on, n, block, rounding, watched):
         check(Case(natural_encode_feedback, {}, outputs, _settings(rounding, block)), on, n % 3)
 
 
+@pairwise
 @shapes
 def test_add_decoded(on, n, block):
     for ranks in (0, 1, 3):

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from gradwire.ops import nonfinite
-from tests.ops.harness import SIZES, Case, gradient
-from tests.ops.triton.checks import check, sizes
+from tests.cases import pairwise
+from tests.ops.harness import Case, gradient
+from tests.ops.triton.checks import SIZES, check, sizes
 
 
 @sizes
@@ -13,6 +14,7 @@ def test_against_the_reference(on, n, finite):
     check(Case(nonfinite, {"x": gradient(n, 1, finite=finite)}, {"status": status}), on, n % 3)
 
 
+@pairwise
 @pytest.mark.parametrize("n", SIZES[1:-1])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_one_value_anywhere_is_seen(on, n, value):

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from gradwire.ops import qsgd_add_decoded, qsgd_encode, qsgd_encode_feedback
-from tests.ops.harness import SIZES, Case, gradient, random_bytes
-from tests.ops.triton.checks import check
+from tests.cases import pairwise
+from tests.ops.harness import Case, gradient, random_bytes
+from tests.ops.triton.checks import SIZES, check
 
 STREAM = {"key": -12345678901234567, "step": 2**31 + 5}
 SMALL = [(n, bits, block) for n in SIZES[:-1] for bits, block in ((2, 16), (4, 528), (8, 16))]
@@ -20,6 +21,7 @@ def _settings(bits, block, norm="linf"):
     return {"bits": bits, "block": block, "norm": norm, **STREAM}
 
 
+@pairwise
 @shapes
 @pytest.mark.parametrize("finite", [True, False])
 def test_encode(on, n, bits, block, finite):
@@ -27,6 +29,7 @@ def test_encode(on, n, bits, block, finite):
     check(Case(qsgd_encode, x, _payload(n, bits, block), _settings(bits, block)), on, n % 3)
 
 
+@pairwise
 @shapes
 @pytest.mark.parametrize("watched", [True, False])
 def test_encode_feedback(on, n, bits, block, watched):
@@ -37,6 +40,7 @@ def test_encode_feedback(on, n, bits, block, watched):
         check(Case(qsgd_encode_feedback, {}, outputs, _settings(bits, block)), on, n % 3)
 
 
+@pairwise
 @shapes
 def test_add_decoded(on, n, bits, block):
     for ranks in (0, 1, 3):
@@ -46,6 +50,7 @@ def test_add_decoded(on, n, bits, block):
         check(Case(qsgd_add_decoded, payload, {"out": gradient(n, 6)}, arguments, pitch=3), on, n % 3)
 
 
+@pairwise
 @pytest.mark.parametrize("n", [1, 33, 1000])
 def test_fewer_levels_and_a_smaller_decoded_value(on, n):
     form = _settings(4, 48) | {"levels": 5}
@@ -65,6 +70,7 @@ def test_powers_run_the_reference(on):
     check(Case(qsgd_add_decoded, payload, {"out": x}, arguments), on)
 
 
+@pairwise
 @pytest.mark.parametrize("magnitude", [2.0**-121, 2.0**-120, 1e-45, 3.4e38])
 def test_norms_at_the_edges(on, magnitude):
     x = {"x": gradient(64, 7).clamp(-1, 1) * magnitude}

@@ -3,13 +3,15 @@ import torch
 
 from gradwire.ops import randomk_add_decoded, randomk_encode
 from gradwire.ops._randomk import draws
-from tests.ops.harness import SIZES, Case, gradient
-from tests.ops.triton.checks import check
+from tests.cases import pairwise
+from tests.ops.harness import Case, gradient
+from tests.ops.triton.checks import SIZES, check
 
 RATIOS = (0.001, 0.07, 1.0)
 shapes = pytest.mark.parametrize(("n", "run"), [*((n, run) for n in SIZES[:-1] for run in (1, 3)), (100003, 16)])
 
 
+@pairwise
 @shapes
 @pytest.mark.parametrize("scaled", [True, False])
 def test_encode(on, n, run, scaled):
@@ -19,6 +21,7 @@ def test_encode(on, n, run, scaled):
         check(Case(randomk_encode, {"x": gradient(n, 1, finite=False)}, outputs, arguments), on, n % 3)
 
 
+@pairwise
 @shapes
 def test_add_decoded(on, n, run):
     for ratio in RATIOS:

@@ -3,6 +3,7 @@ import torch
 
 from gradwire.ops import parts_add_decoded, sparse_add_decoded
 from gradwire.ops._topk import SEGMENT, segments
+from tests.cases import pairwise
 from tests.ops.harness import Case, gradient
 from tests.ops.test_topk import parts
 from tests.ops.triton.checks import check
@@ -18,6 +19,7 @@ def _payload(n, k, ranks):
     return {"values": values, "indices": indices.to(torch.int16), "counts": counts.to(torch.int32)}
 
 
+@pairwise
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 1), (7, 7), (1000, 33), (100003, 5000), (200000, 1000)])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_against_the_reference(on, n, k, ranks):
@@ -25,6 +27,7 @@ def test_against_the_reference(on, n, k, ranks):
     check(case, on, n % 3)
 
 
+@pairwise
 @pytest.mark.parametrize(("n", "k", "ranks"), [(0, 0, 2), (9, 0, 2), (9, 3, 0)])
 def test_nothing_to_add(on, n, k, ranks):
     payload = {
@@ -35,6 +38,7 @@ def test_nothing_to_add(on, n, k, ranks):
     check(Case(sparse_add_decoded, payload, {"out": gradient(n, 2)}, {"scale": 1.0}), on)
 
 
+@pairwise
 @pytest.mark.parametrize(
     "counts",
     [[10, 10], [-5, 20], [2**31 - 1, 2**31 - 1], [-(2**31), 7], [0, 0], [3, 2**31 - 1]],
@@ -50,6 +54,7 @@ def test_bytes_from_a_peer_cannot_reach_beyond(on, counts):
     check(Case(sparse_add_decoded, payload, {"out": gradient(n, 4)}, {"scale": 1.0}), on)
 
 
+@pairwise
 @pytest.mark.parametrize("n", [1, 1000, 100_003, 200_000])
 def test_parts_of_several_lengths_and_kinds(on, n):
     values, indices, counts, levels = (list(each) for each in zip(*parts(n, hostile=False), strict=True))

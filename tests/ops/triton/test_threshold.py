@@ -4,13 +4,17 @@ import torch
 from gradwire.ops import threshold_add_decoded, threshold_encode, threshold_encode_feedback
 from gradwire.ops._threshold import BLOCK, capacity
 from gradwire.ops._topk import SEGMENT, segments
+from tests.cases import pairwise
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check
 
 SIZES = (0, 1, 2, 7, 33, 1000, 5001)
 # With these all three forms occur from 1000 elements on.
 THRESHOLDS = (0.0, 0.3, 1.7, 3.1, 1e9)
-sizes = pytest.mark.parametrize("n", [*SIZES, SEGMENT + 5])
+
+
+def sizes(test):
+    return pairwise(pytest.mark.parametrize("n", [*SIZES, SEGMENT + 5])(test))
 
 
 def outputs(n):
@@ -64,6 +68,7 @@ def test_add_decoded(on, n):
         check(case, on, n % 3)
 
 
+@pairwise
 @pytest.mark.parametrize("form", [0, 1, 3, -1])
 @pytest.mark.parametrize("n", [0, 1, 33, 1000])
 def test_bytes_from_a_peer_give_what_the_reference_gives(on, n, form):
@@ -73,6 +78,7 @@ def test_bytes_from_a_peer_give_what_the_reference_gives(on, n, form):
         check(Case(threshold_add_decoded, {"streams": rows}, {"out": gradient(n, 1)}, {"scale": 1.0}), on)
 
 
+@pairwise
 @pytest.mark.parametrize("counts", [[10, 10], [-5, 20], [2**31 - 1, 2**31 - 1], [-(2**31), 7], [0, 0], [3, 2**31 - 1]])
 def test_counts_from_a_peer_cannot_reach_beyond(on, counts):
     n, k = SEGMENT + 30, 20

@@ -2,12 +2,14 @@ import pytest
 import torch
 
 from gradwire.ops import tile_topk, waves_add_decoded
+from tests.cases import pairwise
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check
 
 TILES = 5
 
 
+@pairwise
 @pytest.mark.parametrize(("size", "k"), [(1, 1), (7, 3), (64, 1), (256, 2), (1000, 5), (4096, 32), (4100, 4100)])
 @pytest.mark.parametrize("kind", ["values", "ties", "zeros"])
 def test_topk(on, size, k, kind):
@@ -17,6 +19,7 @@ def test_topk(on, size, k, kind):
     check(Case(tile_topk, {"x": x}, outputs, {"size": size}), on, size % 3)
 
 
+@pairwise
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7FFFFFFE, 0x7F800000])
 def test_the_largest_magnitudes_of_all(on, bits):
     x = torch.randn(33)
@@ -30,6 +33,7 @@ def test_no_tiles_choose_nothing(on):
     check(Case(tile_topk, {"x": torch.empty(0)}, outputs, {"size": 4}), on)
 
 
+@pairwise
 @pytest.mark.parametrize(("a", "b", "k"), [(1, 1, 1), (3, 5, 2), (64, 64, 4), (17, 100, 4), (5, 16, 80)])
 def test_waves(on, a, b, k):
     down, across, pitch = 2, 3, 3 * b + 1

@@ -3,6 +3,7 @@ import torch
 
 from gradwire.ops import topk_encode, topk_encode_feedback
 from gradwire.ops._topk import SEGMENT, segments
+from tests.cases import pairwise
 from tests.ops.harness import Case, gradient
 from tests.ops.triton.checks import check
 
@@ -32,6 +33,7 @@ def sizes_of(n):
     return sorted({0, min(n, 1), n // 100, n // 3, n})
 
 
+@pairwise
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_encode(on, n, kind):
@@ -39,6 +41,7 @@ def test_encode(on, n, kind):
         check(Case(topk_encode, {"x": made(kind, n)}, outputs(n, k)), on, n % 3)
 
 
+@pairwise
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("kind", ["normal", "ties"])
 @pytest.mark.parametrize("watched", [True, False])
@@ -50,6 +53,7 @@ def test_encode_feedback(on, n, kind, watched):
         check(Case(topk_encode_feedback, {}, written), on, n % 3)
 
 
+@pairwise
 @pytest.mark.parametrize("n", [SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT + 5])
 def test_segments(on, n):
     for k in (1, n // 50):
