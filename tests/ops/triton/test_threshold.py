@@ -28,26 +28,28 @@ def row(n, threshold):
 
 
 @sizes
+@pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize("finite", [True, False])
-def test_encode(on, n, finite):
-    for threshold in THRESHOLDS:
-        x = {"x": gradient(n, 3, finite=finite)}
-        check(Case(threshold_encode, x, outputs(n), {"threshold": threshold}), on, 4 * (n % 3))
-        x["level"] = torch.tensor([threshold + 0.2])
-        check(Case(threshold_encode, x, outputs(n), {"threshold": threshold}), on)
+@pytest.mark.parametrize("level", [None, 0.2])
+def test_encode(on, n, threshold, finite, level):
+    x = {"x": gradient(n, 3, finite=finite)}
+    if level is not None:
+        x["level"] = torch.tensor([threshold + level])
+    check(Case(threshold_encode, x, outputs(n), {"threshold": threshold}), on, 4 * (n % 3))
 
 
 @sizes
+@pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize("watched", [True, False])
-def test_encode_feedback(on, n, watched):
-    for threshold in THRESHOLDS:
-        written = {"grad": gradient(n, 1), "residual": gradient(n, 2), **outputs(n)}
-        # The sum is a NaN that devices would write differently, were there an infinity in both.
-        written["residual"][n // 2 : n // 2 + 1] = float("inf")
-        if watched:
-            written["status"] = torch.tensor([2], dtype=torch.int32)
-        for level in ({}, {"level": torch.tensor([threshold + 0.2])}):
-            check(Case(threshold_encode_feedback, level, written, {"threshold": threshold}), on, 4 * (n % 3))
+@pytest.mark.parametrize("level", [None, 0.2])
+def test_encode_feedback(on, n, threshold, watched, level):
+    written = {"grad": gradient(n, 1), "residual": gradient(n, 2), **outputs(n)}
+    # The sum is a NaN that devices would write differently, were there an infinity in both.
+    written["residual"][n // 2 : n // 2 + 1] = float("inf")
+    if watched:
+        written["status"] = torch.tensor([2], dtype=torch.int32)
+    inputs = {} if level is None else {"level": torch.tensor([threshold + level])}
+    check(Case(threshold_encode_feedback, inputs, written, {"threshold": threshold}), on, 4 * (n % 3))
 
 
 @sizes
