@@ -35,7 +35,6 @@ from gradwire.compressors.three_lc import ThreeLC
 from gradwire.compressors.topk import TopK
 from gradwire.testing._expect import decode, encode
 from gradwire.types import Key
-from tests.cases import together
 
 N = 4096
 
@@ -91,14 +90,12 @@ DELTA: list[tuple[Compressor, float]] = [
 ]
 
 
-@together
 @pytest.mark.parametrize(("compressor", "published"), OMEGA, ids=str)
 def test_the_variance_factor_is_no_larger_than_published(compressor: Compressor, published: float) -> None:
     assert compressor.unbiased
     assert 0 <= compressor.omega(N) <= published * (1 + 1e-12)
 
 
-@together
 @pytest.mark.parametrize(("compressor", "published"), DELTA, ids=str)
 def test_the_contraction_constant_is_no_smaller_than_published(compressor: Compressor, published: float) -> None:
     assert compressor.contraction
@@ -158,7 +155,6 @@ WORST: list[tuple[Compressor, Callable[[int], Tensor]]] = [
 ]
 
 
-@together
 @pytest.mark.parametrize(("compressor", "worst"), WORST, ids=lambda v: str(v) if isinstance(v, Compressor) else "")
 def test_the_worst_gradient_attains_the_constant(compressor: Compressor, worst: Callable[[int], Tensor]) -> None:
     x = worst(N)

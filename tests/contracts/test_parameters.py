@@ -14,7 +14,6 @@ from gradwire import registry
 from gradwire.compressors.topk import TopK
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
-from tests.cases import together
 
 CLASSES = [registry.find(kind, name) for kind in ("compressors", "memory", "comm") for name in registry.names(kind)]
 PARAMETERS = [
@@ -43,7 +42,6 @@ def _wrong(cls: Any, field: dataclasses.Field[Any]) -> list[Any]:
     return values + ([0, 1, "True"] if "bool" in kind else [True, False])
 
 
-@together
 @pytest.mark.parametrize(("cls", "field"), PARAMETERS)
 def test_a_wrong_value_is_refused_with_the_parameter_and_the_value(cls: Any, field: dataclasses.Field[Any]) -> None:
     for value in _wrong(cls, field):
@@ -57,7 +55,6 @@ def test_a_wrong_value_is_refused_with_the_parameter_and_the_value(cls: Any, fie
 SCALARS = {bool: np.bool_, int: np.int64, float: np.float64, str: np.str_}
 
 
-@together
 @pytest.mark.parametrize(("cls", "field"), PARAMETERS)
 def test_a_scalar_of_numpy_becomes_one_of_python(cls: Any, field: dataclasses.Field[Any]) -> None:
     default = _default(field)

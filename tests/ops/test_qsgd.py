@@ -61,6 +61,16 @@ def test_add_decoded(n, threads, offset, ranks):
         check_against_reference(case, threads, offset)
 
 
+@together
+@pytest.mark.parametrize("block", [16, 528, 2064, 65536])
+def test_the_largest_element_may_be_the_last_of_its_block(block):
+    x = gradient(5000, 1).clamp(-1, 1)
+    x[block - 1 :: block] = 3.0
+    x[-1] = 3.0
+    arguments = {"bits": 4, "block": block, "norm": "linf", "key": 1, "step": 2}
+    check_against_reference(Case(qsgd_encode, {"x": x}, outputs(5000, 4, block), arguments), 1, 1)
+
+
 def decoded(x, bits, block, norm, key):
     norms, codes = torch.empty(-(-x.numel() // block)), torch.empty(-(-x.numel() * bits // 8), dtype=torch.uint8)
     qsgd_encode(x, norms, codes, bits, block, norm, key, 0)

@@ -62,6 +62,15 @@ def test_fewer_levels_and_a_smaller_decoded_value(on, n):
     check(Case(qsgd_add_decoded, payload, {"out": gradient(n, 6)}, arguments), on)
 
 
+@pairwise
+@pytest.mark.parametrize("block", [16, 528, 2064, 65536])
+def test_the_largest_element_may_be_the_last_of_its_block(on, block):
+    x = gradient(5000, 1).clamp(-1, 1)
+    x[block - 1 :: block] = 3.0
+    x[-1] = 3.0
+    check(Case(qsgd_encode, {"x": x}, _payload(5000, 4, block), _settings(4, block)), on)
+
+
 def test_powers_run_the_reference(on):
     x, form = gradient(1000, 8), _settings(4, 48) | {"grid": "powers"}
     check(Case(qsgd_encode, {"x": x}, _payload(1000, 4, 48), form), on)
