@@ -18,7 +18,7 @@ from tests.cases import together
 FOLDER = Path(__file__).parents[1] / "golden"
 NAMES = registry.names("compressors")
 DEFAULTS = [pytest.param(registry.build("compressors", name), id=name) for name in NAMES]
-VARIANTS = [pytest.param(c, id=str(c)) for name in NAMES for c in golden.variants(FOLDER, name)]
+VARIANTS = [pytest.param(c, id=f"{name}: {c}") for name in NAMES for c in golden.variants(FOLDER, name)]
 SIZES = (0, 1, 2, 7, 16, 17, 33, 1000)
 SHAPES = ((), (3, 0), (1, 50), (50, 1), (40, 25), (8, 3, 3, 3))
 TELLING = ("constant", "spike", "mixed scales")
