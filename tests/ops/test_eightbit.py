@@ -25,29 +25,36 @@ def moderate(n, seed):
     return gradient(n, seed).clamp(-1e9, 1e9) ** 3
 
 
+INPUTS = {
+    "awkward": lambda n: gradient(n, 1),
+    "not finite": lambda n: gradient(n, 1, finite=False),
+    "moderate": lambda n: moderate(n, 2),
+    "denormal": lambda n: torch.full((n,), 1e-41),
+}
+
+
 @sweep
 @kinds
-def test_encode(n, threads, offset, kind):
+@pytest.mark.parametrize("x", INPUTS)
+def test_encode(n, threads, offset, kind, x):
     for block in blocks(n):
-        for x in (gradient(n, 1), gradient(n, 1, finite=False), moderate(n, 2), torch.full((n,), 1e-41)):
-            case = Case(eightbit_encode, {"x": x}, outputs(n, block), {"kind": kind, "block": block})
-            check_against_reference(case, threads, offset)
+        case = Case(eightbit_encode, {"x": INPUTS[x](n)}, outputs(n, block), {"kind": kind, "block": block})
+        check_against_reference(case, threads, offset)
 
 
 @sweep
 @kinds
 @pytest.mark.parametrize("watched", [True, False])
-def test_encode_feedback(n, threads, offset, kind, watched):
+@pytest.mark.parametrize("finite", [True, False])
+def test_encode_feedback(n, threads, offset, kind, watched, finite):
     for block in blocks(n):
-        for finite in (True, False):
-            arguments = {"kind": kind, "block": block}
-            written = {"grad": gradient(n, 2, finite=finite), "residual": moderate(n, 3), **outputs(n, block)}
-            if watched:
-                written["status"] = torch.tensor([2], dtype=torch.int32)
-            else:
-                arguments["status"] = None
-            case = Case(eightbit_encode_feedback, {}, written, arguments)
-            check_against_reference(case, threads, offset)
+        arguments = {"kind": kind, "block": block}
+        written = {"grad": gradient(n, 2, finite=finite), "residual": moderate(n, 3), **outputs(n, block)}
+        if watched:
+            written["status"] = torch.tensor([2], dtype=torch.int32)
+        else:
+            arguments["status"] = None
+        check_against_reference(Case(eightbit_encode_feedback, {}, written, arguments), threads, offset)
 
 
 @pairwise

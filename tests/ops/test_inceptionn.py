@@ -10,6 +10,7 @@ from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
 bounds = pytest.mark.parametrize("bound", [1, 6, 10, 15])
+scales = pytest.mark.parametrize("scale", [1e-3, 0.3, 1e3])
 
 
 def outputs(n):
@@ -26,22 +27,22 @@ def streams(n, bound):
 
 @sweep
 @bounds
-def test_encode(n, threads, offset, bound):
-    for scale in (1e-3, 0.3, 1e3):
-        x = gradient(n, 1, finite=False) * scale
-        check_against_reference(Case(inceptionn_encode, {"x": x}, outputs(n), {"bound": bound}), threads, offset)
+@scales
+def test_encode(n, threads, offset, bound, scale):
+    x = gradient(n, 1, finite=False) * scale
+    check_against_reference(Case(inceptionn_encode, {"x": x}, outputs(n), {"bound": bound}), threads, offset)
 
 
 @sweep
 @bounds
+@scales
 @pytest.mark.parametrize("watched", [True, False])
-def test_encode_feedback(n, threads, offset, bound, watched):
-    for scale in (1e-3, 0.3, 1e3):
-        written = {"grad": gradient(n, 1) * scale, "residual": gradient(n, 2, finite=False) * scale, **outputs(n)}
-        arguments = {"bound": bound} | ({} if watched else {"status": None})
-        if watched:
-            written["status"] = torch.tensor([2], dtype=torch.int32)
-        check_against_reference(Case(inceptionn_encode_feedback, {}, written, arguments), threads, offset)
+def test_encode_feedback(n, threads, offset, bound, scale, watched):
+    written = {"grad": gradient(n, 1) * scale, "residual": gradient(n, 2, finite=False) * scale, **outputs(n)}
+    arguments = {"bound": bound} | ({} if watched else {"status": None})
+    if watched:
+        written["status"] = torch.tensor([2], dtype=torch.int32)
+    check_against_reference(Case(inceptionn_encode_feedback, {}, written, arguments), threads, offset)
 
 
 @sweep
@@ -56,14 +57,15 @@ def test_add_decoded(n, threads, offset, bound):
 
 
 @sweep
-def test_any_bytes_decode_alike(n, threads, offset):
-    for form in (0, 1, 200):
-        for length in (0, 1, n // 8, n // 2, 3 * n):
-            rows = random_bytes((2, length), 7)
-            rows[:, :1] = form
-            arguments = {"bound": 10, "scale": 1.0}
-            case = Case(inceptionn_add_decoded, {"streams": rows}, {"out": gradient(n, 6)}, arguments)
-            check_against_reference(case, threads, offset)
+@pytest.mark.parametrize("form", [0, 1, 200])
+@pytest.mark.parametrize("length", ["none", "one", "an eighth", "half", "three times"])
+def test_any_bytes_decode_alike(n, threads, offset, form, length):
+    lengths = {"none": 0, "one": 1, "an eighth": n // 8, "half": n // 2, "three times": 3 * n}
+    rows = random_bytes((2, lengths[length]), 7)
+    rows[:, :1] = form
+    arguments = {"bound": 10, "scale": 1.0}
+    case = Case(inceptionn_add_decoded, {"streams": rows}, {"out": gradient(n, 6)}, arguments)
+    check_against_reference(case, threads, offset)
 
 
 def test_threads_agree():
