@@ -8,12 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.docs.blocks import blocks
-
-
-def side(diff: str, sign: str) -> str:
-    """One side of a diff: its common lines and those with ``sign``."""
-    return "".join(f"{line[1:]}\n" for line in diff.splitlines() if line[:1] in ("", " ", sign))
+from tests.docs.blocks import blocks, side
 
 
 def run(script: str, folder: Path) -> str:
