@@ -95,7 +95,7 @@ def test_parameters_behind_a_name_may_have_settings_of_their_own() -> None:
     assert "[`twobit:threshold=auto`](#twobit)" in markdown([dataclasses.replace(GOOD, method="twobit:threshold=auto")])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_methods_train_beside_the_baseline_and_an_error_is_a_row() -> None:
     wrong = Method("wrong", BF16(), {"min_numel": -1})
     dense, same, failed = rows([recommended("none"), recommended("bf16"), wrong], [2], seeds=2, epochs=1)

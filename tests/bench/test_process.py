@@ -25,7 +25,7 @@ for line in sys.stdin:
 def peer(tmp_path):
     script = tmp_path / "peer.py"
     script.write_text(ECHO)
-    with Process(Path(sys.executable), script, {"PEER_WORD": "hello"}, deadline=30.0) as process:
+    with Process(Path(sys.executable), script, {"PEER_WORD": "hello"}, deadline=120.0) as process:
         yield process
 
 

@@ -67,6 +67,7 @@ def test_workers_that_disagree_are_an_error_and_a_step_is_the_slowest_ones() -> 
         _figures([one, Result([1.0], 100.0, 4.0, {}, None, "b")])
 
 
+@pytest.mark.timeout(600)
 def test_rows_compare_methods_and_an_error_is_a_row() -> None:
     wrong = Contestant("wrong", TwoBit(), {"min_numel": -1})
     plain, failed, twobit = replay(PLAN, [Contestant("ddp"), wrong, Contestant("twobit", TwoBit())])
@@ -79,6 +80,7 @@ def test_rows_compare_methods_and_an_error_is_a_row() -> None:
     assert json.loads(json.dumps(twobit)) == twobit
 
 
+@pytest.mark.timeout(600)
 def test_traffic_of_a_lab_crosses_its_links() -> None:
     reason = here()
     if reason:

@@ -35,7 +35,7 @@ def what_is_not_time(run: Run) -> dict[str, object]:
     return {**dataclasses.asdict(run), "history": history, **dict.fromkeys(timed)}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_resumed_run_is_the_unbroken_one(workers: int, tmp_path: Path) -> None:
     cases = CASES if workers == 2 else CASES[:1]
@@ -156,7 +156,7 @@ def test_what_the_interface_sent_before_a_break_is_counted(group: None, tmp_path
     assert without.interface_bytes_per_step is None
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_interfaces_of_a_lab_sent_as_much_for_a_resumed_run(tmp_path: Path) -> None:
     reason = here()
     if reason:

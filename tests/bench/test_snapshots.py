@@ -94,7 +94,7 @@ def test_what_is_in_the_way_of_a_checkpoint_is_replaced(group: None, tmp_path: P
     assert resumed(tmp_path) == (whole.digest, [])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_all_workers_pass_over_what_one_of_them_cannot_read(tmp_path: Path) -> None:
     found = launch(2, past_damage, tmp_path)
     for digest, again, first_step, _ in found:
@@ -105,7 +105,7 @@ def test_all_workers_pass_over_what_one_of_them_cannot_read(tmp_path: Path) -> N
     assert none == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_full_disk_of_one_worker_is_told_by_all(tmp_path: Path) -> None:
     said = launch(2, one_full_disk, tmp_path)
     assert said[0] == said[1]

@@ -3,7 +3,7 @@ import json
 import pytest
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_method_that_misses_the_goal_ends_with_exit_code_1_and_is_in_the_tables(gradwire, tmp_path):
     page, figures = tmp_path / "methods.md", tmp_path / "figures.json"
     page.write_text("before\n<!-- convergence -->\nold\n<!-- end of convergence -->\nafter\n")
@@ -29,7 +29,7 @@ def test_a_method_that_misses_the_goal_ends_with_exit_code_1_and_is_in_the_table
     assert f"| [`{silent}`](#twobit) |" in text
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_all_that_reach_it_end_with_exit_code_0(gradwire, tmp_path):
     table = tmp_path / "table.md"
     arguments = ["--method", "none", "--workers", "2", "--seeds", "1", "--epochs", "1"]
