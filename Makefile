@@ -16,7 +16,7 @@ help:
 	@echo 'make demo      train with 2 local workers, dense and with 2-bit gradients, and compare (DEMO="--compressor topk")'
 	@echo 'make convergence  train every method on 2 and 4 workers, and write the table of docs/methods.md (hours on 2 cores)'
 	@echo 'make test      lint, type check and run the whole suite (PYTEST="-k ddp")'
-	@echo 'make test-frameworks  test the adapters of JAX, Keras, Lightning, Hugging Face and dashboards (installs them: 2.3 GB)'
+	@echo 'make test-frameworks  the tests that need JAX, Keras, Lightning, Hugging Face, dashboards or Triton (installs them: 3 GB)'
 	@echo 'make lint      ruff, mypy, pre-commit configuration'
 	@echo 'make format    let ruff mend what it can'
 	@echo 'make tables    rewrite the tables of README.md and docs/ from the registry'
@@ -36,7 +36,7 @@ test: lint
 
 # A file at a time: what its ranks have trained is shared by all of its tests.
 test-frameworks: .venv/.frameworks
-	$(BIN)/pytest -n auto --dist loadfile tests/frameworks $(PYTEST)
+	$(BIN)/pytest -n auto --dist loadfile tests/frameworks tests/ops/triton $(PYTEST)
 
 lint: .venv/.test
 	$(BIN)/ruff check .

@@ -5,9 +5,17 @@ import hypothesis
 import pytest
 import torch
 
+from gradwire.testing import processes
+from tests.missing import pytest_terminal_summary
+
+__all__ = ["pytest_terminal_summary"]
+
 # A shell that runs the tests in the background has them ignore Ctrl-C, and what they start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Whatever function of a test module a rank runs, it would import pytest first, a tenth of a second for each of them.
+processes.PRELOAD.append("pytest")
 
 # No example has a time limit of its own: on a busy machine a fifth of a second says nothing.
 hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)

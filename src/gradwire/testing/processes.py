@@ -22,6 +22,10 @@ import torch.distributed as dist
 
 __all__ = ["RankFailedError", "run_ranks"]
 
+# A DDP model imports torch._dynamo when it is made, more than a second in each rank if the server has not.
+PRELOAD = ["torch", "torch.distributed", "torch.profiler", "torch._dynamo", "gradwire"]
+"""What the server imports before the first rank; a test suite adds what its own modules import."""
+
 
 class RankFailedError(AssertionError):
     """A rank raised, died or did not finish; ``errors`` maps ranks to what they said."""
@@ -35,7 +39,7 @@ def run_ranks(
     world: int,
     function: Callable[..., Any],
     *args: Any,
-    timeout: float = 60.0,
+    timeout: float = 600.0,
     backend: str = "gloo",
     end: bool = False,
 ) -> list[Any]:
@@ -53,8 +57,7 @@ def run_ranks(
         RankFailedError: with the traceback of every rank that failed.
     """
     context = mp.get_context("forkserver")
-    # A DDP model imports torch._dynamo when it is made, more than a second in each rank if the server has not.
-    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "gradwire"])
+    context.set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(world)]
         processes: list[BaseProcess] = [
