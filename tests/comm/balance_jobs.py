@@ -55,6 +55,9 @@ def fresh(step: int, rank: int) -> Tensor:
     return gradient(step, rank, N)
 
 
+GRADIENTS: dict[str, Gradients] = {"constant": constant, "fresh": fresh}
+
+
 def carried(memory: Memory, before: Kept, grad: Tensor) -> Tensor:
     """What is to come out of a step or to be kept, the mean over the ranks: the law of each memory.
 
@@ -107,6 +110,11 @@ def exchange_of(compressor: Compressor, memory: Memory | str | None, strategy: s
     )
 
 
+def _exchange(memory: str, way: str) -> Exchange:
+    compressor, strategy = WAYS[way]
+    return exchange_of(compressor, MEMORIES[memory], strategy)
+
+
 def kept_of(exchange: Exchange) -> Kept:
     """What this rank contributes: its buffers over the world size, and the shards that it owns."""
     world, keeper = exchange.channel.world, exchange.keeper
@@ -148,17 +156,9 @@ def run_steps(rank: int, exchange: Exchange, gradients: Gradients, steps: int) -
     return {"outputs": outputs, "before": before, "after": after}
 
 
-def run_everything(rank: int) -> dict[tuple[str, str, str], dict[str, list[Any]]]:
-    """Each memory by each way, with gradients that stay and that change."""
-    return {
-        (memory, way, gradients.__name__): run_steps(rank, exchange_of(code, MEMORIES[memory], strategy), gradients,
-                                                     STEPS)
-        for memory, each in MEMORIES.items()
-        if each.balanced
-        for way, (code, strategy) in WAYS.items()
-        if works(memory, way)
-        for gradients in (constant, fresh)
-    }  # fmt: skip
+def run_each(rank: int, cases: list[tuple[str, str, str]]) -> dict[tuple[str, str, str], dict[str, list[Any]]]:
+    """``run_steps`` for each memory, way and kind of gradients that is named."""
+    return {case: run_steps(rank, _exchange(case[0], case[1]), GRADIENTS[case[2]], STEPS) for case in cases}
 
 
 def run_lossless(rank: int) -> dict[tuple[str, str], list[Tensor]]:
@@ -175,6 +175,13 @@ def approach(
     """What each method makes of a gradient that stays, after ``steps`` steps, and its mean over them."""
     results = []
     for compressor, strategy in methods:
-        outputs = run_steps(rank, exchange_of(compressor, memory, strategy), constant, steps)["outputs"]
+        exchange, outputs = exchange_of(compressor, memory, strategy), []
+        for step in range(steps):
+            if step == AGAIN:
+                exchange.forget_plans()
+            flat = constant(step, rank)
+            exchange.begin_step()
+            exchange.run(flat, SHAPES)
+            outputs.append(flat)
         results.append([outputs[-1], torch.stack(outputs).mean(0)])
     return results

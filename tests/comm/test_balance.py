@@ -23,6 +23,7 @@ from gradwire.memory.ef21 import EF21
 from gradwire.memory.residual import Residual
 from gradwire.testing.processes import run_ranks
 from tests.comm.balance_jobs import (
+    GRADIENTS,
     MEMORIES,
     STEPS,
     STRATEGIES,
@@ -31,29 +32,43 @@ from tests.comm.balance_jobs import (
     carried,
     constant,
     few,
-    fresh,
-    run_everything,
+    run_each,
     run_lossless,
     together,
     works,
 )
 from tests.comm.methods import Tracks
-
-pytestmark = pytest.mark.timeout(300)
+from tests.once import once
 
 BALANCED = [name for name, each in MEMORIES.items() if each.balanced]
 NEAR = {"rtol": 0, "atol": 2e-4}
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4, 5])
-def told(request: pytest.FixtureRequest) -> list[dict[tuple[str, str, str], dict[str, list[Any]]]]:
-    return run_ranks(request.param, run_everything, timeout=240)
+WORLDS = (2, 3, 4, 5)
 
 
-@pytest.mark.parametrize("gradients", [constant, fresh], ids=lambda each: each.__name__)
-@pytest.mark.parametrize(("memory", "way"), [pair for pair in product(BALANCED, WAYS) if works(*pair)])
-def test_what_went_in_is_what_came_out_and_what_is_kept(memory: str, way: str, gradients: Any, told: Any) -> None:
-    results = [rank[memory, way, gradients.__name__] for rank in told]
+def dealt(world: int) -> list[tuple[str, str, str]]:
+    """The memories, ways and gradients of a world: each pair of a memory and a way is in two worlds, an even one and an
+    odd one, with gradients that stay in one and change in the other; each memory and each way is in all of them."""
+    pairs = [(m, w) for m, w in product(range(len(BALANCED)), range(len(WAYS)))]
+    ways = list(WAYS)
+    return [
+        (BALANCED[m], ways[w], name)
+        for m, w in pairs
+        for turn, name in enumerate(("constant", "fresh"))
+        if works(BALANCED[m], ways[w]) and WORLDS[(m + w + turn) % len(WORLDS)] == world
+    ]
+
+
+@once
+def told(world: int) -> list[dict[tuple[str, str, str], dict[str, list[Any]]]]:
+    return run_ranks(world, run_each, dealt(world), timeout=800.0)
+
+
+@pytest.mark.parametrize(("world", "memory", "way", "gradients"),
+                         [(world, *case) for world in WORLDS for case in dealt(world)])  # fmt: skip
+def test_what_went_in_is_what_came_out_and_what_is_kept(world: int, memory: str, way: str, gradients: str) -> None:
+    results = [rank[memory, way, gradients] for rank in told(world)]
     for step in range(STEPS):
         before, after = (together([result[when][step] for result in results]) for when in ("before", "after"))
         out = results[0]["outputs"][step]
@@ -64,7 +79,7 @@ def test_what_went_in_is_what_came_out_and_what_is_kept(memory: str, way: str, g
             if way != "allreduce-rounds":
                 torch.testing.assert_close(out + after.shards, after.mean["local"], **NEAR)
         else:
-            grad = torch.stack([gradients(step, rank) for rank in range(len(told))]).double().mean(0)
+            grad = torch.stack([GRADIENTS[gradients](step, rank) for rank in range(world)]).double().mean(0)
             there = out + after.mean["residual"] + after.shards
             torch.testing.assert_close(there, carried(MEMORIES[memory], before, grad), **NEAR)
 

@@ -12,7 +12,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-DEADLINE = 300.0
+DEADLINE = 800.0
 
 
 def torchrun(script: str, *arguments: str) -> str:
@@ -47,7 +47,6 @@ def test_a_gpt_reads_python() -> None:
     assert ratio > 8
 
 
-@pytest.mark.timeout(600)
 def test_workers_of_diloco_learn_what_only_the_others_saw(tmp_path: Path) -> None:
     entry = [sys.executable, "-c", "from gradwire.cli.main import main; main()", "meeting", "--bind", "127.0.0.1:0"]
     with subprocess.Popen(entry, stdout=subprocess.PIPE, text=True) as keeper:

@@ -69,7 +69,7 @@ Rows = dict[int, dict[str, float]]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("logs")
-    told: dict[str, Any] = run_ranks(2, _train, str(folder), timeout=100)[0]
+    told: dict[str, Any] = run_ranks(2, _train, str(folder))[0]
     return {**told, "tensorboard": board_rows(folder), "wandb": run_rows(folder)}
 
 

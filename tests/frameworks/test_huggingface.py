@@ -13,10 +13,7 @@ from tests.frameworks.huggingface_jobs import STEPS, everything
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(2, everything, str(tmp_path_factory.mktemp("huggingface")), timeout=560)
-
-
-pytestmark = pytest.mark.timeout(600)
+    return run_ranks(2, everything, str(tmp_path_factory.mktemp("huggingface")), timeout=800.0)
 
 
 @pytest.mark.parametrize("way", ["accelerate", "trainer"])

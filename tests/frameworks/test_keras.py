@@ -13,12 +13,10 @@ from gradwire.testing.processes import run_ranks
 from tests.frameworks.array_jobs import METHODS, check_compared
 from tests.frameworks.keras_jobs import everything
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(scope="module")
 def told() -> list[dict[str, Any]]:
-    return run_ranks(2, everything, timeout=560)
+    return run_ranks(2, everything, timeout=800.0)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -14,10 +14,7 @@ from tests.frameworks.lightning_jobs import STEPS, WAYS, everything
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(2, everything, str(tmp_path_factory.mktemp("lightning")), timeout=560)
-
-
-pytestmark = pytest.mark.timeout(600)
+    return run_ranks(2, everything, str(tmp_path_factory.mktemp("lightning")), timeout=800.0)
 
 
 def test_gradients_travel_compressed_and_ranks_stay_equal(told: list[dict[str, Any]]) -> None:

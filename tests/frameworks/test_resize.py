@@ -11,14 +11,12 @@ import torch
 from gradwire.testing.processes import run_ranks
 from tests.frameworks.resize_jobs import everything
 
-pytestmark = pytest.mark.timeout(600)
-
 WAYS = ("accelerate", "trainer", "lightning")
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(3, everything, str(tmp_path_factory.mktemp("resize")), timeout=560)
+    return run_ranks(3, everything, str(tmp_path_factory.mktemp("resize")), timeout=800.0)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,6 +80,24 @@ def train_loop(rank: int, compressor: str, steps: int, options: dict[str, Any]) 
     metrics = state.metrics()
     state.close()
     return {"digest": digest(model), "loss": loss_of(model), "metrics": metrics, "world": dist.get_world_size()}
+
+
+def note(folder: str, rank: int) -> None:
+    """Tell the ranks that ``wait_for`` this one how far it is."""
+    Path(folder, f"rank {rank}").touch()
+
+
+def wait_for(folder: str, ranks: Iterable[int], seconds: float = 200.0) -> None:
+    """Return when all these ranks have left their note, however long that takes them on a busy machine.
+
+    Raises:
+        TimeoutError: one of them has not after ``seconds``.
+    """
+    deadline = time.monotonic() + seconds
+    while missing := [rank for rank in ranks if not Path(folder, f"rank {rank}").exists()]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"ranks {missing} left no note in {seconds:g} s")
+        time.sleep(0.02)
 
 
 def answers(calls: dict[str, Callable[[], object]]) -> dict[str, str]:

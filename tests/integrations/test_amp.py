@@ -18,7 +18,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def told() -> list[dict[str, Any]]:
-    return run_ranks(2, everything, METHODS, timeout=110)
+    return run_ranks(2, everything, METHODS)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gradwire.testing.processes import run_ranks
 from tests.integrations.apart_jobs import (
-    TIMEOUT,
+    SHORT,
     alone,
     apart,
     late,
@@ -21,13 +23,13 @@ from tests.integrations.apart_jobs import (
 CALLS = {"load": "load_state_dict", "change": "change"}
 
 
-def heard(results: list[tuple[str, str, float]]) -> str:
-    """What all ranks raised, without waiting for a timeout."""
-    kinds, texts, seconds = zip(*results, strict=True)
+def heard(results: list[tuple[str, str]]) -> str:
+    """What all ranks raised: not that they have waited for a timeout."""
+    kinds, texts = zip(*results, strict=True)
     assert set(kinds) <= {"GroupError", "RuntimeError"}
     assert "GroupError" in kinds or len(set(kinds)) == 1
     assert len(set(texts)) == 1, texts
-    assert max(seconds) < TIMEOUT
+    assert "waited timeout" not in texts[0]
     return str(texts[0])
 
 
@@ -54,9 +56,9 @@ def test_a_schedule_that_differs_late_is_named_on_all(way: str) -> None:
 
 def test_a_call_that_a_rank_makes_alone_while_fsdp_waits_for_it_says_whom_it_waits_for() -> None:
     """FSDP's own collectives come first there, so that nobody answers; neither process may end in Gloo."""
-    *_, (kind, told, _) = run_ranks(2, apart, "fsdp", "change", end=True)
+    *_, (kind, told) = run_ranks(2, apart, "fsdp", "change", SHORT, end=True)
     assert kind == "GroupError"
-    assert told.startswith("rank 1 of 2 in change waited timeout=8 s for rank 0 and got no answer")
+    assert told.startswith("rank 1 of 2 in change waited timeout=10 s for rank 0 and got no answer")
 
 
 def test_after_coming_apart_nobody_goes_on() -> None:
@@ -100,13 +102,13 @@ def test_what_is_wrong_on_one_rank_before_its_exchange_is_raised_on_all() -> Non
     assert told.startswith("rank 1 was configured wrongly: ConfigError: optimizer must be over the parameters")
 
 
-def test_a_rank_that_was_silent_is_named_by_the_others_and_told_so_itself() -> None:
-    results = run_ranks(3, late, 5.0, end=True)
+def test_a_rank_that_was_silent_is_named_by_the_others_and_told_so_itself(tmp_path: Path) -> None:
+    results = run_ranks(3, late, str(tmp_path), end=True)
     assert [kind for kind, _ in results] == ["GroupError"] * 3
     for rank in (0, 2):
-        assert f"rank {rank} of 3 in step 2 waited timeout=2 s for rank 1 and got no answer" in results[rank][1]
+        assert f"rank {rank} of 3 in step 2 waited timeout=10 s for rank 1 and got no answer" in results[rank][1]
         assert "longer timeout=" in results[rank][1]
-    assert "rank 1 of 3 in step 2 came too late: ranks 0, 2 waited timeout=2 s for this rank" in results[1][1]
+    assert "rank 1 of 3 in step 2 came too late: ranks 0, 2 waited timeout=10 s for this rank" in results[1][1]
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, 37.0), (5.0, 5.0)])

@@ -10,7 +10,6 @@ AUTO = {"twobit": {"threshold": "auto"}, "strom": {"threshold": "auto"}, "thresh
 OPTIONS = {name: {"min_numel": 128, **params} for name, params in AUTO.items()}
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("strategy", [None, "two_phase"])
 def test_fifty_steps_of_ddp_end_bit_identical_and_as_good_as_plain(strategy):
     """Two per cent of a small network's elements, sent late, make four fifths of the progress in fifty steps."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import Any
 
@@ -14,6 +13,7 @@ from gradwire.errors import ConfigError
 from gradwire.saved import merge_states
 from gradwire.testing.processes import run_ranks
 from tests.integrations.checkpoint_jobs import cases, ddp_and_dcp, load_resized, resume_each, save_some
+from tests.once import once
 
 STEPS = 5
 RESIZED: dict[str, dict[str, Any]] = {
@@ -22,12 +22,11 @@ RESIZED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@functools.cache
+@once
 def resumed() -> list[dict[tuple[str, str], list[bool]]]:
-    return run_ranks(2, resume_each, cases(), STEPS, timeout=400)
+    return run_ranks(2, resume_each, cases(), STEPS, timeout=800.0)
 
 
-@pytest.mark.timeout(420)
 @pytest.mark.parametrize("case", cases(), ids="-".join)
 def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(case: tuple[str, str]) -> None:
     """Through ``torch.load(weights_only=True)``: what every later step gives, and what is kept at the end."""
@@ -50,7 +49,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def ddp(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(2, ddp_and_dcp, str(tmp_path_factory.mktemp("dcp")), timeout=110)
+    return run_ranks(2, ddp_and_dcp, str(tmp_path_factory.mktemp("dcp")))
 
 
 def test_a_fresh_ddp_goes_on_bit_for_bit_from_files_and_from_distributed_checkpoints(ddp: list[dict[str, Any]]) -> None:
@@ -67,11 +66,11 @@ def test_what_would_lose_residuals_is_refused(case: str, ddp: list[dict[str, Any
         assert re.search(REFUSED[case], result["refused"][case]), result["refused"][case]
 
 
-@functools.cache
+@once
 def moved(before: int, after: int) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[dict[str, Any]]]]:
-    by_rank = run_ranks(before, save_some, RESIZED, timeout=110)
+    by_rank = run_ranks(before, save_some, RESIZED)
     saved = {name: [states[name] for states in by_rank] for name in RESIZED}
-    loaded = run_ranks(after, load_resized, RESIZED, saved, timeout=110)
+    loaded = run_ranks(after, load_resized, RESIZED, saved)
     return saved, {name: [told[name] for told in loaded] for name in RESIZED}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
@@ -10,15 +9,16 @@ import torch
 
 from gradwire.testing.processes import run_ranks
 from tests.integrations.fsdp_factor_jobs import DTYPES, FACTORS, flat, hybrid
+from tests.once import once
 
 WAYS = {"flat on 2": (flat, 2), "2 x 2": (hybrid, 4), "2 x 1": (hybrid, 2)}
 CLOSE = {torch.float32: 1e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 
 
-@functools.cache
+@once
 def told(way: str) -> list[dict[Any, Any]]:
     function, world = WAYS[way]
-    return run_ranks(world, function, timeout=110)
+    return run_ranks(world, function)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from gradwire.testing.processes import run_ranks
 from tests.integrations.fsdp_mistakes_jobs import closed, fsdp1, fsdp2, smaller
+from tests.once import once
 
 JOBS = {"fsdp1": fsdp1, "fsdp2": fsdp2, "smaller": smaller}
 STATE = r"give it another method with state\.change\(\.\.\.\), or close it first with state\.close\(\)"
@@ -66,9 +66,9 @@ FSDP1 = {
 }
 
 
-@functools.cache
+@once
 def told(job: str) -> list[dict[str, Any]]:
-    return run_ranks(4, JOBS[job], timeout=110)
+    return run_ranks(4, JOBS[job])
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_mesh_of_half_of_the_ranks_is_judged_by_the_names_of_the_rest(name: st
 
 
 def test_after_close_another_state_takes_the_place() -> None:
-    for result in run_ranks(4, closed, timeout=110):
+    for result in run_ranks(4, closed):
         for name in ("replicas", "alone", "fsdp1"):
             assert re.match(r"ConfigError: state of the model must be open when gradients are reduced", result[name])
             assert result[name, "steps"] == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import Any
 
@@ -11,11 +10,12 @@ import torch
 
 from gradwire.testing.processes import run_ranks
 from tests.integrations.fsdp_ways_jobs import WAYS, first_form, hybrid, ways
+from tests.once import once
 
 
-@functools.cache
+@once
 def told(world: int) -> list[dict[str, Any]]:
-    return run_ranks(world, ways, timeout=110)
+    return run_ranks(world, ways)
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -67,14 +67,14 @@ def test_what_would_not_be_compressed_as_it_lies_is_refused(case: str) -> None:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_replicas_accumulate_as_fsdps_own_and_are_taken_up_again(world: int, tmp_path) -> None:
-    for result in run_ranks(world, hybrid, str(tmp_path / "hybrid"), timeout=100):
+    for result in run_ranks(world, hybrid, str(tmp_path / "hybrid")):
         assert result["resumed"]
         for plain, dense in zip(result["plain"], result["none"], strict=True):
             torch.testing.assert_close(dense, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_fsdp1_under_no_sync_and_in_16_bits() -> None:
-    first, second = run_ranks(2, first_form, timeout=100)
+    first, second = run_ranks(2, first_form)
     for name in ("no_sync", "mixed", "original"):
         plain, dense, half = (first[f"{name}/{method}"] for method in (None, "none", "qsgd"))
         close = {"rtol": 1e-5, "atol": 1e-6} if name != "mixed" else {"rtol": 1e-2, "atol": 2e-3}

@@ -10,12 +10,10 @@ from tests.integrations.momentum_jobs import DENSE, MEMORIES, WAYS, Weights, eve
 
 Told = list[dict[tuple[str, ...], Weights]]
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def told() -> Told:
-    return run_ranks(4, everything, timeout=240)
+    return run_ranks(4, everything)
 
 
 @pytest.mark.parametrize("form", MEMORIES)

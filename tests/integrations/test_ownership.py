@@ -66,7 +66,7 @@ def _over_ddp(rank: int) -> dict[str, str]:
 
 
 def test_what_ddp_averages_is_not_exchanged_again() -> None:
-    results = run_ranks(2, _over_ddp, timeout=240)
+    results = run_ranks(2, _over_ddp)
     assert results[0] == results[1]
     for case, told in results[0].items():
         assert re.match(r"ConfigError: .*, which DistributedDataParallel averages: use gradwire.compress_ddp", told), (

@@ -17,7 +17,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def told() -> list[dict[str, Any]]:
-    return run_ranks(2, unused, STRATEGIES, timeout=100)
+    return run_ranks(2, unused, STRATEGIES)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -42,7 +42,7 @@ JOINED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def test_uneven_inputs_by_every_strategy() -> None:
-    first, second = run_ranks(2, joined, JOINED, timeout=100)
+    first, second = run_ranks(2, joined, JOINED)
     assert "divide_by_initial_world_size must be True" in first["refused"]
     assert "divide_by_initial_world_size must be True" in second["refused"]
     for name in JOINED:

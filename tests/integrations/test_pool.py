@@ -142,7 +142,7 @@ def _out_of_step(rank: int) -> tuple[str, str, str]:
             told = str(error)
     dist.barrier()
     state.close()
-    state = compress_ddp(model, "twobit", timeout=2.0)
+    state = compress_ddp(model, "twobit")
     _step(model, 0, rank)
     return told, name, _group(state)
 
@@ -218,7 +218,7 @@ def _replaced(rank: int, folder: str) -> float:
                 "gloo", init_method=f"file://{folder}/{life}", rank=processes.index(rank), world_size=2
             )
             model = DistributedDataParallel(model_of())
-            state = compress_ddp(model, "twobit", timeout=5.0)
+            state = compress_ddp(model, "twobit", timeout=200.0)
             _step(model, life, rank)
             state.change("topk")
             _step(model, life, rank)

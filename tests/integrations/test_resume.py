@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from gradwire.testing.processes import run_ranks
 from tests.integrations.resume_jobs import fails, goes_on, others, units
+from tests.once import once
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "twobit": ("twobit", {"threshold": 1e-3, "strategy": "two_phase"}),
@@ -23,9 +23,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 """Three ranks: a ring adds three numbers in an order that depends on where in the bucket they are."""
 
 
-@functools.cache
+@once
 def gone_on() -> list[dict[str, dict[str, Any]]]:
-    return run_ranks(3, goes_on, CASES, timeout=110)
+    return run_ranks(3, goes_on, CASES)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -36,7 +36,7 @@ def test_it_goes_on_bit_for_bit_in_the_buckets_of_the_run(case: str) -> None:
 
 
 def test_a_copy_is_of_the_step_it_was_asked_for_and_buckets_may_change(tmp_path) -> None:
-    first, *rest = run_ranks(2, others, str(tmp_path / "async"), timeout=100)
+    first, *rest = run_ranks(2, others, str(tmp_path / "async"))
     assert first["digest"] == rest[0]["digest"]
     for result in (first, *rest):
         for way in ("static", "changed"):

@@ -13,7 +13,7 @@ from tests.integrations.traced_jobs import reducers
 
 @pytest.fixture(scope="module")
 def told() -> list[dict[str, Any]]:
-    return run_ranks(2, reducers, timeout=110)
+    return run_ranks(2, reducers)
 
 
 @pytest.mark.parametrize("way", ["eager", "compiled"])
