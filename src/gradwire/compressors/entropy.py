@@ -22,7 +22,7 @@ __all__ = ["Entropy"]
 
 @dataclass(frozen=True)
 class Entropy(Compressor):
-    """Send what ``inner`` sends, its one-byte fields entropy-coded: C(x) is that of ``inner``, bit for bit.
+    """Send the payload of ``inner`` with its one-byte fields entropy-coded: C(x) is that of ``inner``, bit for bit.
 
     Bytes of probability p cost about log2(1 / p) bits: for Gaussian gradients ``qsgd`` with the l2 norm falls from 4
     bits an element to about 1.1, ternary codes from 2 to 1.2 or less; codes relative to the largest element hardly, and

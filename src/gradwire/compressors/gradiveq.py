@@ -20,7 +20,7 @@ __all__ = ["GradiVeQ"]
 
 @dataclass(frozen=True)
 class GradiVeQ(MultiRound):
-    """Cut the gradient into slices, and send of each its coordinates along a few directions that are common to all.
+    """Cut the gradient into slices, and send each slice's coordinates along a few directions that all share.
 
     For a slice s of K elements, "mean" over the ranks and U of K x d with orthonormal columns, the same on all ranks:
 

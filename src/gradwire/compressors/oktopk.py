@@ -11,7 +11,7 @@ __all__ = ["OkTopk"]
 
 @dataclass(frozen=True)
 class OkTopk(ExactTopK):
-    """Send the k = max(1, ceil(ratio n)) largest elements to where strategy ``oktopk`` finds the largest of their sum.
+    """Send the k = max(1, ceil(ratio n)) largest elements; strategy ``oktopk`` returns the k largest of their sum.
 
     C(x) = x on the k largest |x|, 0 elsewhere:  |C(x) - x|^2 <= (1 - k/n) |x|^2 for every x.
 

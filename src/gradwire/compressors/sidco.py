@@ -23,7 +23,7 @@ _WORST = 1e300
 
 @dataclass(frozen=True)
 class SIDCo(Compressor):
-    """Send the elements above a threshold that a distribution fitted to |x| says a share ``ratio`` of them exceeds.
+    """Fit a distribution to |x|, and send the elements above the value that a share ``ratio`` of it exceeds.
 
     C(x) = x where |x| >= eta, 0 elsewhere. With a = mean |x|, an exponential tail gives eta = a ln(1 / ratio). Fits of
     all of |x| miss the tail, so M stages refine it: stage 1 fits for the share 1/4, each further stage fits

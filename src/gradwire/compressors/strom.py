@@ -23,7 +23,7 @@ __all__ = ["Strom"]
 
 @dataclass(frozen=True)
 class Strom(Compressor):
-    """Send +t or -t for the elements beyond a threshold, with their places, and keep the rest.
+    """Send +t or -t for the elements beyond a threshold, with their indices, and keep the rest.
 
     r = residual + g;  r > t: +t, residual = r - t;  r < -t: -t, residual = r + t;  else nothing is sent.
 

@@ -26,7 +26,7 @@ _INDEX_BITS = 28
 
 @dataclass(frozen=True)
 class Variance(Compressor):
-    """Send the elements whose accumulated gradient is not ambiguous, rounded to a power of two: 32 bits each.
+    """Send the elements whose accumulated gradient exceeds its noise, rounded to a power of two: 32 bits each.
 
     Memory ``variance`` decides which: r^2 > alpha v; the others are 0 here. Of those, with p(x) = |x| rounded to the
     nearest power of two (up from 1.5) and e = max log2 p(x): C(x) = sign(x) p(x) where log2 p(x) >= e - 7, 0 elsewhere.
