@@ -80,7 +80,7 @@ def test_fifty_steps_end_bit_identical_and_as_good_as_plain_ddp(compressor: str)
 def test_four_ranks_stay_bit_identical(compressor: str) -> None:
     ours = few_steps()[compressor]
     assert len({result["digest"] for result in ours}) == 1
-    assert ours[0]["loss"] < loss_of(model_of())
+    assert ours[0]["digest"] != digest(model_of())
     assert (ours[0]["metrics"]["steps"], ours[0]["metrics"]["nonfinite_steps"]) == (FEW, 0)
 
 
