@@ -46,8 +46,12 @@ def made(kind, n):
 KINDS = ("zeros", "constant", "ties", "one-hot", "sorted", "two scales", "denormal", "awkward", "heavy tail")
 
 
-def sizes_of(n):
-    return sorted({min(n, 1), n // 100, n // 3, n})
+CHOSEN = {
+    "one": lambda n: min(n, 1),
+    "a hundredth": lambda n: n // 100,
+    "a third": lambda n: n // 3,
+    "all": lambda n: n,
+}
 
 
 def outputs(n, k):
@@ -60,22 +64,22 @@ def outputs(n, k):
 
 @sweep
 @pytest.mark.parametrize("kind", KINDS)
-def test_encode(n, threads, offset, kind):
-    for k in sizes_of(n):
-        case = Case(topk_encode, {"x": made(kind, n)}, outputs(n, k))
-        check_against_reference(case, threads, offset)
+@pytest.mark.parametrize("share", CHOSEN)
+def test_encode(n, threads, offset, kind, share):
+    case = Case(topk_encode, {"x": made(kind, n)}, outputs(n, CHOSEN[share](n)))
+    check_against_reference(case, threads, offset)
 
 
 @sweep
 @pytest.mark.parametrize("kind", KINDS)
-def test_encode_feedback(n, threads, offset, kind):
-    for k in sizes_of(n):
-        for watched in (True, False):
-            written = {"grad": gradient(n, 2), "residual": made(kind, n), **outputs(n, k)}
-            arguments = {} if watched else {"status": None}
-            if watched:
-                written["status"] = torch.tensor([2], dtype=torch.int32)
-            check_against_reference(Case(topk_encode_feedback, {}, written, arguments), threads, offset)
+@pytest.mark.parametrize("share", CHOSEN)
+@pytest.mark.parametrize("watched", [True, False])
+def test_encode_feedback(n, threads, offset, kind, share, watched):
+    written = {"grad": gradient(n, 2), "residual": made(kind, n), **outputs(n, CHOSEN[share](n))}
+    arguments = {} if watched else {"status": None}
+    if watched:
+        written["status"] = torch.tensor([2], dtype=torch.int32)
+    check_against_reference(Case(topk_encode_feedback, {}, written, arguments), threads, offset)
 
 
 @pairwise
@@ -111,12 +115,15 @@ def crowded(kind, n):
 
 @pairwise
 @pytest.mark.parametrize("kind", ["two values", "mostly zero", "a burst", "sorted normal"])
-def test_large_tensors(kind):
+@pytest.mark.parametrize("k", [7, 300, 6000, 6122, 150_000])
+@pytest.mark.parametrize("feedback", [True, False])
+def test_large_tensors(kind, k, feedback):
     n = 300_001
-    for k in (0, 7, n // 1000, n // 100, n // 50, n // 49, n // 20, n // 2):
-        check_against_reference(Case(topk_encode, {"x": crowded(kind, n)}, outputs(n, k)), 2, 1)
+    if feedback:
         written = {"grad": gradient(n, 2), "residual": crowded(kind, n), **outputs(n, k)}
         check_against_reference(Case(topk_encode_feedback, {}, written, {"status": None}), 2, 1)
+    else:
+        check_against_reference(Case(topk_encode, {"x": crowded(kind, n)}, outputs(n, k)), 2, 1)
 
 
 def test_more_values_than_elements_are_refused():
