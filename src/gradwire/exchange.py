@@ -32,6 +32,7 @@ from gradwire.errors import Told, as_python, is_float32, is_int, require
 from gradwire.keeper import Keeper
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
+from gradwire.ops.native import check_environment
 from gradwire.plan import Moving, Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
 from gradwire.policy import Policy
 from gradwire.types import Key
@@ -74,6 +75,7 @@ class Exchange:
         group: dist.ProcessGroup | None = None, policy: Policy | None = None, seed: int = 0,
         device: torch.device | str = "cpu", force: bool = False, residual_dtype: str = "float32",
     ) -> None:  # fmt: skip
+        check_environment()
         require(is_int(seed, 0), "seed", "an integer >= 0", seed)
         seed = int(seed)
         require(isinstance(policy, Policy | None), "policy", "a Policy or None", policy)

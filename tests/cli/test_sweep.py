@@ -8,7 +8,7 @@ def test_mistakes_are_told_before_anything_starts(gradwire, tmp_path):
     for arguments, said in (
         (["--results", str(tmp_path / "nowhere" / "results.jsonl")], "cannot be written: No such file or directory"),
         (["--results", str(notes)], "must be a file of results"),
-        (["--timeout", "nan"], "'nan' is no time"),
+        (["--timeout", "nan"], "'nan' is not a number of seconds"),
         (["--timeout", "inf"], "inf is not in the range"),
         (["--budget", "soon"], "budget must be a time above 0"),
         (["--budget", "0h"], "budget must be a time above 0"),

@@ -135,7 +135,7 @@ def test_mistakes_are_told_before_anything_starts(gradwire, tmp_path, monkeypatc
         (["--data", str(tmp_path / "nowhere")], "nowhere"),
         (["--results", str(tmp_path / "nowhere" / "results.jsonl")], "cannot be written: No such file or directory"),
         (["--results", str(notes)], "must be a file of results"),
-        (["--timeout", "nan"], "'nan' is no time"),
+        (["--timeout", "nan"], "'nan' is not a number of seconds"),
         (["--timeout", "1e300"], "1e+300 is not in the range"),
         (["--seed", "99999999999999999999"], "99999999999999999999 is not in the range"),
         (["--recipe", "lr=Infinity"], "recipe.lr must be texts, finite numbers"),

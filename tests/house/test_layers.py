@@ -7,7 +7,7 @@ import pytest
 from tests.house.source import imported, modules
 
 LAYERS = (
-    ("errors", "version", "_extras"),
+    ("errors", "version", "_extras", "_files"),
     ("types", "registry", "metrics", "worker", "helpers", "meeting"),
     ("_header",),
     ("wire", "ops"),

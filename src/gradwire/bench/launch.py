@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -76,7 +77,7 @@ def launch(
     require(is_int(workers, 1), "workers", "an integer >= 1", workers)
     require(lab is None or lab.workers == workers, "workers", "as many as the lab has", workers)
     names = None if lab is None else lab.names
-    with ended_by(until), quiet(), signals_restored(), tempfile.TemporaryDirectory() as folder:
+    with ended_by(until), quiet(), signals_restored(), interrupted_alone(), tempfile.TemporaryDirectory() as folder:
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=workers, run_id=uuid.uuid4().hex, max_restarts=0,
             rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", shutdown_timeout=5,
@@ -122,6 +123,49 @@ def ended_by(until: float | None) -> Iterator[None]:
         raise OutOfTimeError(f"the time was over at {time.ctime(until)}: the workers were stopped") from None
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@contextmanager
+def interrupted_alone() -> Iterator[None]:
+    """Ctrl-C is for this process and not for those that it starts, which the terminal interrupts as well.
+
+    Whoever is started by a thread that blocks a signal blocks it, too, from its first instruction on: a handler would
+    come too late for a worker that is importing torch. So this thread blocks it, and another one waits for it.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in (
+        signal.SIG_IGN, None,
+    ):  # fmt: skip
+        yield
+        return
+    done = threading.Event()
+    main = threading.main_thread().ident or 0
+
+    def wait() -> None:
+        signal.sigwait({signal.SIGINT})
+        if not done.is_set():
+            # With a handler of the main thread, so that it stops whatever that waits for.
+            signal.pthread_kill(main, signal.SIGUSR2)
+
+    # It unblocks the signal in whoever starts it, and is started once.
+    resource_tracker.ensure_running()
+    before = signal.signal(signal.SIGUSR2, interrupted)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if waiter.is_alive():
+            signal.pthread_kill(waiter.ident or 0, signal.SIGINT)
+        waiter.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.signal(signal.SIGUSR2, before)
+
+
+def interrupted(*_: object) -> NoReturn:
+    """A handler of Ctrl-C."""
+    raise KeyboardInterrupt
 
 
 def late(*_: object) -> NoReturn:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from gradwire.bench import models
 from gradwire.errors import ConfigError, nearest
 
 __all__ = ["NETWORKS", "network_shapes"]
@@ -70,7 +71,7 @@ NETWORKS: dict[str, Callable[[], Iterator[Shape]]] = {
 
 
 def network_shapes(text: str) -> list[Shape]:
-    """The parameters of a network by its name, or shapes as one writes them.
+    """The parameters of a network, or of a model of ``gradwire models``, by its name; or shapes as one writes them.
 
     Args:
         text: a name, or ``COUNTxSIZE`` and ``SIZE`` separated by commas, SIZE in elements.
@@ -87,11 +88,13 @@ def network_shapes(text: str) -> list[Shape]:
     """
     if text in NETWORKS:
         return list(NETWORKS[text]())
+    if text in models.names():
+        return list(models.facts(text).shapes.values())
     shapes: list[Shape] = []
     for part in text.split(","):
         found = re.fullmatch(r"(?:(\d{1,6})x)?(\d{1,10})", part.strip())
         if found is None or not int(found[2]) or found[1] == "0":
-            known = nearest(text, NETWORKS)
+            known = nearest(text, {*NETWORKS, *models.names()})
             raise ConfigError(f"network must be a known one ({known}) or shapes as 100x10000,25000000, got {text!r}")
         shapes += [(int(found[2]),)] * int(found[1] or 1)
     return shapes

@@ -10,6 +10,7 @@ from rich.table import Table
 from gradwire.bench.advise.check import SHARE, WITHIN, Compared, Setting, compare, holds
 from gradwire.bench.netlab import Link
 from gradwire.bench.written import parse_method
+from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import emit, json_option
 
 __all__ = ["advise_command"]
@@ -21,15 +22,15 @@ MODELS, WORKERS, LINKS = ("resnet9", "vgg16_cifar"), (2, 4), ("100mbit", "1gbit"
 @click.command("advise")
 @click.option("--model", "models", multiple=True, help=f"May be repeated. Default: {', '.join(MODELS)}.")
 @click.option("--small", is_flag=True, help="The small variants of the models.")
-@click.option("--workers", multiple=True, type=click.IntRange(2, 64), help="May be repeated. Default: 2 and 4.")
+@click.option("--workers", multiple=True, type=Integer(2, 64), help="May be repeated. Default: 2 and 4.")
 @click.option("--link", "links", multiple=True, metavar="RATE", help=f"Default: {' and '.join(LINKS)}.")
 @click.option(
     "--method", "methods", multiple=True, metavar="METHOD",
     help="NAME or NAME:PARAMETER=VALUE,...; may be repeated; no compression comes in addition.",
 )  # fmt: skip
-@click.option("--steps", default=7, show_default=True, type=click.IntRange(3), help="Of each measured row, at most.")
+@click.option("--steps", default=7, show_default=True, type=Integer(3), help="Of each measured row, at most.")
 @click.option(
-    "--budget", default=8.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    "--budget", default=8.0, show_default=True, type=Number(0, min_open=True), metavar="SECONDS",
     help="Make fewer steps, but at least 3, where they would take longer.",
 )  # fmt: skip
 @json_option

@@ -8,16 +8,17 @@ import click
 from rich.console import RenderableType
 
 from gradwire.bench.soak import GROWTH, ROUNDING, Plan, Report, soak
+from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import emit, json_option
 
 __all__ = ["soak_command"]
 
 
 @click.command("soak")
-@click.option("--minutes", default=10.0, show_default=True, type=click.FloatRange(0, 10_000), help="To train for.")
-@click.option("--steps", default=0, type=click.IntRange(0), help="To make at least; with --minutes 0 these alone.")
-@click.option("--workers", default=4, show_default=True, type=click.IntRange(2, 64))
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of all that is drawn.")
+@click.option("--minutes", default=10.0, show_default=True, type=Number(0, 10_000), help="To train for.")
+@click.option("--steps", default=0, type=Integer(0), help="To make at least; with --minutes 0 these alone.")
+@click.option("--workers", default=4, show_default=True, type=Integer(2, 64))
+@click.option("--seed", default=0, show_default=True, type=Integer(0), help="Of all that is drawn.")
 @json_option
 @click.pass_context
 def soak_command(

@@ -5,17 +5,21 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gradwire._extras import declared
-from gradwire.ops.native import kernel_info
+from gradwire.errors import ConfigError, nearest, require
+from gradwire.ops.native import kernel_info, problem
 from gradwire.version import __version__
 
-__all__ = ["findings"]
+__all__ = ["environment", "findings", "wrong"]
 
 Fact = dict[str, Any]
 
@@ -24,11 +28,11 @@ def findings() -> dict[str, dict[str, Fact]]:
     """Section -> item -> ``{"value": ..., "reason": ...}``.
 
     >>> sorted(findings())
-    ['backends', 'extras', 'gpu', 'kernels', 'threads', 'versions']
+    ['backends', 'environment', 'extras', 'gpu', 'kernels', 'threads', 'versions']
     """
     return {
         "versions": _versions(), "kernels": _kernels(), "threads": _threads(), "backends": _backends(), "gpu": _gpu(),
-        "extras": _extras(),
+        "extras": _extras(), "environment": environment(),
     }  # fmt: skip
 
 
@@ -49,16 +53,24 @@ def _versions() -> dict[str, Fact]:
 def _kernels() -> dict[str, Fact]:
     info = kernel_info()
     forced = os.environ.get("GRADWIRE_SIMD")
-    why_target = f"GRADWIRE_SIMD={forced}" if forced else "the best this CPU has"
+    why_target = f"GRADWIRE_SIMD={forced}" if forced and not info["problem"] else "the best this CPU has"
     return {
-        "in use": _fact("C++" if info["loaded"] else "torch reference", _why_kernels(info)),
+        "in use": _fact(_kernels_in_use(info), _why_kernels(info)),
         "target": _fact(info["target"], why_target if info["loaded"] else "the reference has none"),
         "targets": _fact(info["targets"], "supported by this CPU and built in, best first"),
         "openmp": _fact(info["openmp"], "built with OpenMP" if info["openmp"] else "kernels run on one thread"),
     }
 
 
+def _kernels_in_use(info: dict[str, object]) -> str | None:
+    if info["problem"]:
+        return None
+    return "C++" if info["loaded"] else "torch reference"
+
+
 def _why_kernels(info: dict[str, object]) -> str:
+    if info["problem"]:
+        return f"no operation runs: {info['problem']}"
     if info["loaded"]:
         return "the extension gradwire._kernels is loaded"
     if info["reference_forced"]:
@@ -111,6 +123,64 @@ def _why_gpu_kernels(cuda: bool, triton: bool) -> str:
     if not cuda:
         return "there is no GPU to run them on"
     return "CUDA and triton are here" if triton else "torch reference in use on the GPU because triton is missing"
+
+
+READ, _NONE_SET = "read from the environment", "none of gradwire's variables is set"
+
+
+def _of_kernels(name: str, _text: str) -> None:
+    """Both were read when gradwire was imported; what was wrong then begins with the name."""
+    if problem is not None and problem.startswith(name):
+        raise ConfigError(problem)
+
+
+def _integer(name: str, least: int, text: str) -> None:
+    right = text.strip().isdecimal() and int(text) >= least
+    require(right, name, f"an integer >= {least}", text)
+
+
+def _seconds(name: str, text: str) -> None:
+    try:
+        right = 0 < float(text) < 1e9
+    except ValueError:
+        right = False
+    require(right, name, "seconds > 0", text)
+
+
+VARIABLES: dict[str, Callable[[str], object]] = {
+    **{name: partial(_of_kernels, name) for name in ("GRADWIRE_KERNELS", "GRADWIRE_SIMD")},
+    "GRADWIRE_SERVERS": lambda text: require(bool(text), "GRADWIRE_SERVERS", "endpoints separated by commas", text),
+    "GRADWIRE_KEYS": lambda text: require(Path(text).is_dir(), "GRADWIRE_KEYS", "a folder of gradwire keygen", text),
+    "GRADWIRE_RANK": partial(_integer, "GRADWIRE_RANK", 0),
+    "GRADWIRE_WORLD_SIZE": partial(_integer, "GRADWIRE_WORLD_SIZE", 1),
+    "GRADWIRE_NUM_SERVERS": partial(_integer, "GRADWIRE_NUM_SERVERS", 1),
+    "GRADWIRE_INSECURE": lambda text: require(text in ("", "0", "1"), "GRADWIRE_INSECURE", "0 or 1", text),
+    "GRADWIRE_START_TIMEOUT": partial(_seconds, "GRADWIRE_START_TIMEOUT"),
+    "GRADWIRE_SERVER_TIMEOUT": partial(_seconds, "GRADWIRE_SERVER_TIMEOUT"),
+    "GRADWIRE_HOST": str, "GRADWIRE_SERVER_OPTIONS": str,
+}  # fmt: skip
+"""Every variable that gradwire reads, and what raises ConfigError where its value cannot work."""
+
+
+def environment() -> dict[str, Fact]:
+    """The variables of gradwire that are set, and what is wrong with them."""
+    facts = {name: _fact(text, _why(name, text)) for name, text in os.environ.items() if name.startswith("GRADWIRE_")}
+    return facts or {"GRADWIRE_...": _fact(None, _NONE_SET)}
+
+
+def wrong() -> list[str]:
+    """What is wrong with the variables, one line each."""
+    return [fact["reason"] for fact in environment().values() if fact["reason"] not in (READ, _NONE_SET)]
+
+
+def _why(name: str, text: str) -> str:
+    if name not in VARIABLES:
+        return f"unknown variable: {nearest(name, VARIABLES)}"
+    try:
+        VARIABLES[name](text)
+    except ConfigError as error:
+        return str(error)
+    return READ
 
 
 def _extras() -> dict[str, Fact]:

@@ -8,8 +8,12 @@ extra is imported within a command, so that its help needs none.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import pkgutil
+import sys
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -19,7 +23,13 @@ from gradwire._extras import remedy
 from gradwire.errors import GradwireError, nearest
 from gradwire.version import __version__
 
-__all__ = ["Folder", "app"]
+__all__ = ["INTERRUPTED", "Folder", "app"]
+
+
+INTERRUPTED = 130
+"""The exit code that a shell gives for Ctrl-C."""
+
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 class _Refused(click.ClickException):
@@ -33,16 +43,21 @@ class Folder(click.Group):
         found = (module.name for module in pkgutil.iter_modules(cli.__path__))
         return sorted({name for name in found if not name.startswith("_") and name != "main"})
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         known = self.list_commands(ctx)
         if cmd_name not in known:
+            if ctx.resilient_parsing:
+                return None
             raise click.UsageError(f"unknown command {cmd_name!r}: {nearest(cmd_name, known)}", ctx)
         command: click.Command = importlib.import_module(f"gradwire.cli.{cmd_name}").command
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            found = super().invoke(ctx)
+            # Now, where it can still be said: a full disk shows when the last of the output is written.
+            sys.stdout.flush()
+            return found
         except GradwireError as error:
             raise _Refused(" ".join(str(error).split())) from error
         except ImportError as error:
@@ -50,9 +65,26 @@ class Folder(click.Group):
             if said is None:
                 raise
             raise _Refused(said) from error
+        except KeyboardInterrupt:
+            click.echo("stopped", err=True)
+            ctx.exit(INTERRUPTED)
+        except OSError as error:
+            if error.errno not in _UNWRITTEN:
+                raise
+            if error.filename is None:
+                _forget_output()
+            raise click.ClickException(
+                f"{error.filename or 'the output'} cannot be written: {error.strerror}"
+            ) from error
+
+
+def _forget_output() -> None:
+    """What is left of it goes nowhere: at the end of the process it would fail again."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=Folder, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, package_name="gradwire")
+@click.version_option(__version__, "-V", "--version", package_name="gradwire")
 def app() -> None:
     """Compressed gradients on the wire: what is there, what runs here, and what it costs."""

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from gradwire.bench.shapes import NETWORKS, network_shapes
+from gradwire.cli._groups import Integer
 from gradwire.cli._output import json_option
 from gradwire.cli._rows import RowFile
 
@@ -28,19 +29,20 @@ Column = tuple[str, int, Any]
 @click.option("--gc-threshold", type=float, default=0.5, show_default=True, help="Of 2bit and 1bit.")
 @click.option(
     "--network", default="resnet18", show_default=True,
-    help=f"Whose parameters are the keys: {', '.join(NETWORKS)}; or shapes as 100x10000,25000000.",
+    help=f"Whose parameters are the keys: one of gradwire models, {', '.join(NETWORKS)}; or shapes as "
+    "100x10000,25000000.",
 )  # fmt: skip
-@click.option("--devices", type=click.IntRange(1), default=2, show_default=True, help="Senders of each worker.")
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes, of a dist store.")
-@click.option("--servers", type=click.IntRange(1), default=1, show_default=True, help="Of a dist store.")
-@click.option("--num-batches", type=click.IntRange(1), default=5, show_default=True, help="After one that warms up.")
+@click.option("--devices", type=Integer(1), default=2, show_default=True, help="Senders of each worker.")
+@click.option("--workers", type=Integer(1), default=1, show_default=True, help="Processes, of a dist store.")
+@click.option("--servers", type=Integer(1), default=1, show_default=True, help="Of a dist store.")
+@click.option("--num-batches", type=Integer(1), default=5, show_default=True, help="After one that warms up.")
 @click.option("--peer", type=click.Choice(["mxnet"]), help="Side by side with the dist_sync of this one, on loopback.")
 @click.option(
     "--peer-dir", type=click.Path(path_type=Path, file_okay=False),
     help="The virtual environment of the peer, made if need be. Default: .peers/NAME.",
 )  # fmt: skip
 @click.option("--link", metavar="RATE", help="Over cables of this rate, as 100mbit or 1gbit: see gradwire netlab.")
-@click.option("--repeats", type=click.IntRange(1), help="Rounds of each row beside a peer. Default: 7.")
+@click.option("--repeats", type=Integer(1), help="Rounds of each row beside a peer. Default: 7.")
 @click.option("--samples", is_flag=True, help="Keep the time of every round in the rows of --json.")
 @json_option
 @click.pass_context
@@ -164,12 +166,12 @@ def _follow(measured: Iterable[Row], columns: Sequence[Column], json_to: str | N
     with RowFile(path) if path else nullcontext() as file:
         for row in measured:
             rows.append({name: value for name, value in row.items() if samples or not name.endswith("samples")})
-            if file is not None:
-                file.add(rows[-1])
             if json_to != "-":
                 if len(rows) == 1:
                     click.echo(f"{row['machine']}; {row['threads']} threads; {row['target']}; torch {row['torch']}")
                     click.echo(" ".join(f"{name:>{width}}" for name, width, _ in columns))
                 click.echo(" ".join(f"{text(row):>{width}}" for _, width, text in columns))
+            if file is not None:
+                file.add(rows[-1])
     if json_to == "-":
         click.echo(json.dumps(rows, indent=2))

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from gradwire._files import replace_text
+
 __all__ = ["write_all", "write_between"]
 
 
@@ -19,7 +21,7 @@ def write_between(path: Path, name: str, text: str) -> None:
     """
     page = path.read_text(encoding="utf-8") if path.exists() else ""
     found = re.search(rf"(<!-- {re.escape(name)} -->\n)(.*?)(<!-- end of {re.escape(name)} -->)", page, re.DOTALL)
-    path.write_text(page[: found.end(1)] + text + page[found.start(3) :] if found else text, encoding="utf-8")
+    replace_text(path, page[: found.end(1)] + text + page[found.start(3) :] if found else text)
 
 
 def write_all(path: Path, texts: Mapping[str, str]) -> None:
@@ -34,4 +36,4 @@ def write_all(path: Path, texts: Mapping[str, str]) -> None:
     for name in marked:
         write_between(path, name, texts[name])
     if not marked:
-        path.write_text("\n".join(texts.values()), encoding="utf-8")
+        replace_text(path, "\n".join(texts.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import fields
@@ -13,6 +12,7 @@ import click
 from gradwire import registry
 from gradwire.bench.method import Method
 from gradwire.bench.written import assignment, method_of, text_of
+from gradwire.cli._groups import Number
 from gradwire.errors import ConfigError, nearest
 
 __all__ = ["PATIENCE", "Seconds", "chosen", "pairs", "parse_size"]
@@ -20,16 +20,10 @@ __all__ = ["PATIENCE", "Seconds", "chosen", "pairs", "parse_size"]
 _LARGEST = 1 << 31
 
 
-class Seconds(click.FloatRange):
-    """A time that is a number: a range lets "nan" pass, of which nothing is less or greater."""
+class Seconds(Number):
+    """A time."""
 
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds: float = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is no time.", param, ctx)
-        return seconds
+    noun = "a number of seconds"
 
 
 PATIENCE = Seconds(0, 1e6, min_open=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,18 @@ from typing import Any, TypeVar
 
 import click
 from rich.console import Console, RenderableType
+from rich.table import Table
 
+from gradwire._files import replace_text
 from gradwire.bench.records import check
 from gradwire.errors import ConfigError
 
-__all__ = ["appendable", "emit", "json_option", "writable"]
+__all__ = ["appendable", "counted", "emit", "json_option", "show", "writable"]
+
+_WIDEST = 10_000
+"""Columns of what is no terminal."""
+
+_NUMBER = re.compile(r"[-+~]?\d[\d,.]*\s?\S*")
 
 Named = TypeVar("Named", bound=str | Path | None)
 
@@ -59,14 +67,44 @@ json_option = click.option(
 
 
 def emit(data: Any, json_to: str | None, tables: Callable[[], list[RenderableType]]) -> None:
-    """Write ``data`` where ``--json`` says, and the tables to standard output unless JSON went there."""
+    """Write ``data`` where ``--json`` says, and before that the tables to standard output unless JSON goes there."""
     text = json.dumps(data, indent=2) + "\n"
     if json_to == "-":
         click.echo(text, nl=False)
         return
+    show(*tables())
     if json_to is not None:
-        Path(json_to).write_text(text, encoding="utf-8")
+        replace_text(json_to, text)
+
+
+def show(*found: RenderableType) -> None:
+    """Print tables and texts to standard output; no letter of a table is cut, however narrow the terminal.
+
+    Into a pipe or a file each line is as long as it is. In a terminal a table that does not fit is wrapped by it.
+    """
     # Without markup: a name such as gradwire[cli] is text, not a style.
     console = Console(markup=False)
-    for table in tables():
-        console.print(table)
+    width = console.width if console.is_terminal else _WIDEST
+    for each in found:
+        needed = width
+        if isinstance(each, Table):
+            _whole(each)
+            needed = max(width, console.measure(each, options=console.options.update(max_width=_WIDEST)).minimum)
+        Console(markup=False, width=needed).print(each)
+
+
+def _whole(table: Table) -> None:
+    """Numbers stand in one line, and words that are too long go on in the next."""
+    for column in table.columns:
+        cells = [str(cell) for cell in column.cells]
+        column.no_wrap = column.no_wrap or any(_NUMBER.fullmatch(cell) for cell in cells)
+        column.overflow = "fold"
+
+
+def counted(number: int, thing: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "epoch"), counted(2, "epoch"), counted(1_500, "step")
+    ('1 epoch', '2 epochs', '1,500 steps')
+    """
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")

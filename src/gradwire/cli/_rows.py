@@ -36,9 +36,15 @@ class RowFile:
         file = self._file = self._file or io.FileIO(self._path, "w")
         text = ("[\n" if first else ",\n") + textwrap.indent(json.dumps(row, indent=2), "  ")
         if file.seekable():
-            if not first:
-                file.seek(-len(_END), os.SEEK_END)
-            _write(file, text.encode() + _END)
+            end = 0 if first else file.seek(-len(_END), os.SEEK_END)
+            try:
+                _write(file, text.encode() + _END)
+            except OSError:
+                # The disk is full: the rows before this one stay, and they had room for their end.
+                file.truncate(end)
+                file.seek(end)
+                _write(file, _END if end else b"[]\n")
+                raise
         else:
             _write(file, text.encode())
 

@@ -16,6 +16,7 @@ from gradwire.bench.advise.consult import Question
 from gradwire.bench.netlab import Link
 from gradwire.bench.progress import Stages
 from gradwire.bench.written import parse_method
+from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import emit, json_option
 from gradwire.errors import ConfigError
 
@@ -27,7 +28,7 @@ _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
 @click.command("advise", context_settings={"allow_interspersed_args": True})
 @click.option("--model", help="One of gradwire models: its step is measured here, on random examples.")
 @click.option("--small", is_flag=True, help="The small variant of the model.")
-@click.option("--batch", default=8, show_default=True, type=click.IntRange(1), help="Examples of a worker's step.")
+@click.option("--batch", default=8, show_default=True, type=Integer(1), help="Examples of a worker's step.")
 @click.option(
     "--script", type=click.Path(path_type=Path), metavar="FILE",
     help="A training script for torchrun, in place of --model: one worker runs it for a few steps. Its own arguments "
@@ -36,17 +37,17 @@ _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--deadline", default=120.0, show_default=True, metavar="SECONDS", help="For the script.")
 @click.option(
-    "--compute", type=click.FloatRange(0), metavar="SECONDS",
+    "--compute", type=Number(0), metavar="SECONDS",
     help="Of a step without exchange, on an accelerator: instead of measuring. Gradients come evenly.",
 )  # fmt: skip
 @click.option("--link", default="1gbit", show_default=True, metavar="RATE", help=_LINK_HELP)
 @click.option("--latency", default="100us", show_default=True, metavar="TIME", help="Of a message over that link.")
 @click.option("--measure-link", is_flag=True, help="Measure latency, and what the processor moves: see docs/advise.md.")
-@click.option("--workers", default=4, show_default=True, type=click.IntRange(2), help="In all.")
-@click.option("--nodes", type=click.IntRange(2), help="The workers are dealt out to so many machines.")
+@click.option("--workers", default=4, show_default=True, type=Integer(2), help="In all.")
+@click.option("--nodes", type=Integer(2), help="The workers are dealt out to so many machines.")
 @click.option("--intra-link", default="100gbit", show_default=True, metavar="RATE", help="Inside a node.")
 @click.option(
-    "--together", default=1, show_default=True, type=click.IntRange(1),
+    "--together", default=1, show_default=True, type=Integer(1),
     help="Workers that share one machine like this one, and its cores; codecs are measured that way.",
 )  # fmt: skip
 @click.option(
@@ -59,11 +60,11 @@ _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
     help="Nanoseconds an element of encoding, and of decoding one payload, of every method: instead of measuring.",
 )  # fmt: skip
 @click.option(
-    "--budget", default=6.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    "--budget", default=6.0, show_default=True, type=Number(0, min_open=True), metavar="SECONDS",
     help="For measuring a codec: fewer repeats where they would take longer.",
 )  # fmt: skip
 @click.option(
-    "--within", default=45.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    "--within", default=45.0, show_default=True, type=Number(0, min_open=True), metavar="SECONDS",
     help="For all measurements together, a script left out: what is not measured by then, nobody can tell.",
 )  # fmt: skip
 @json_option

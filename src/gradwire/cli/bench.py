@@ -18,6 +18,7 @@ from gradwire.bench.plot import write_violins
 from gradwire.bench.steps import STEPS
 from gradwire.bench.written import parse_method
 from gradwire.cli import _kvstore
+from gradwire.cli._groups import Group, Integer, Number
 from gradwire.cli._lines import goal_lines, head, line, skipped_lines
 from gradwire.cli._options import parse_size
 from gradwire.cli._output import json_option
@@ -28,14 +29,11 @@ __all__ = ["command"]
 
 Row = dict[str, Any]
 
-_INTERRUPTED = 130
-"""The exit code that a shell gives for Ctrl-C."""
-
 _PEER_WIDTH = 24
 """Of the names in the table of a peer, which only its rows know."""
 
 
-@click.group("bench")
+@click.group("bench", cls=Group)
 def command() -> None:
     """Measure what compression costs on this machine."""
 
@@ -52,12 +50,12 @@ command.add_command(_kvstore.command)
     "--size", "sizes", multiple=True, metavar="N",
     help="Elements, as 16777216 or 2^24; may be repeated. Default: 2^12 to 2^26 in factors of 4.",
 )  # fmt: skip
-@click.option("--repeats", type=click.IntRange(1), help="Rounds of each row. Default: what a second allows.")
+@click.option("--repeats", type=Integer(1), help="Rounds of each row. Default: what a second allows.")
 @click.option(
-    "--budget", type=click.FloatRange(0, min_open=True), default=codec.BUDGET, show_default=True, metavar="SECONDS",
+    "--budget", type=Number(0, min_open=True), default=codec.BUDGET, show_default=True, metavar="SECONDS",
     help="Skip a row that would take longer, by what the size before it took.",
 )  # fmt: skip
-@click.option("--threads", type=click.IntRange(1), help="Default: as many as torch uses, all cores.")
+@click.option("--threads", type=Integer(1), help="Default: as many as torch uses, all cores.")
 @click.option(
     "--plot", "plot_to", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
     help="Write violins of the latency of compressing and decompressing to FILE, an HTML page.",
@@ -70,9 +68,7 @@ command.add_command(_kvstore.command)
     help="The virtual environment of the peer, made if need be. Default: .peers/NAME.",
 )  # fmt: skip
 @json_option
-@click.pass_context
 def codec_command(
-    ctx: click.Context,
     every: bool,
     methods: tuple[str, ...],
     sizes: tuple[str, ...],
@@ -111,11 +107,11 @@ def codec_command(
         measured = codec.rows(chosen, numbers, repeats, budget)
     with _threads(threads):
         complete = run.follow(measured)
+    run.finish(goals)
     if plot_to is not None and run.rows:
         write_violins(run.rows, plot_to)
-    run.finish(goals)
     if not complete:
-        ctx.exit(_INTERRUPTED)
+        raise KeyboardInterrupt
 
 
 class _Run:
@@ -140,9 +136,9 @@ class _Run:
             try:
                 for row in measured:
                     self.rows.append(row)
+                    self._show(row, bar)
                     if file is not None:
                         file.add(self._stored(row))
-                    self._show(row, bar)
             except KeyboardInterrupt:
                 return False
         return True

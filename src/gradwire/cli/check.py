@@ -16,6 +16,7 @@ from gradwire.bench.recommended import labels
 from gradwire.bench.written import method_of
 from gradwire.cli._check_advise import advise_command
 from gradwire.cli._check_soak import soak_command
+from gradwire.cli._groups import Group, Integer
 from gradwire.cli._markers import write_between
 from gradwire.cli._output import emit, json_option
 from gradwire.memory.residual import DTYPES
@@ -23,7 +24,7 @@ from gradwire.memory.residual import DTYPES
 __all__ = ["command"]
 
 
-@click.group("check")
+@click.group("check", cls=Group)
 def command() -> None:
     """Check on this machine what compression promises."""
 
@@ -37,13 +38,13 @@ command.add_command(soak_command)
     "--method", "methods", multiple=True, metavar="METHOD",
     help="NAME with its recommended settings, or NAME:PARAMETER=VALUE,...; may be repeated. Default: every one.",
 )  # fmt: skip
-@click.option("--workers", multiple=True, type=click.IntRange(2, 64), help="May be repeated. Default: 2 and 4.")
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each method.")
+@click.option("--workers", multiple=True, type=Integer(2, 64), help="May be repeated. Default: 2 and 4.")
+@click.option("--seeds", default=3, show_default=True, type=Integer(1), help="Runs of each method.")
 @click.option(
     "--residual-dtype", "residual_dtypes", multiple=True, type=click.Choice(list(DTYPES)),
     help="Of residuals; may be repeated, to compare. Methods that keep none train once. Default: float32.",
 )  # fmt: skip
-@click.option("--epochs", default=10, show_default=True, type=click.IntRange(1), help="Passes over the data.")
+@click.option("--epochs", default=10, show_default=True, type=Integer(1), help="Passes over the data.")
 @click.option(
     "--markdown", "markdown_to", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
     help="Write the table to FILE; in a page that has the markers of the table, between them.",

@@ -8,14 +8,14 @@ from typing import Any
 import click
 from rich import box
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from gradwire import registry
 from gradwire.bench.demo import Report, compare
 from gradwire.bench.written import method_of
-from gradwire.cli._output import emit, json_option
+from gradwire.cli._groups import Integer
+from gradwire.cli._output import counted, emit, json_option
 
 __all__ = ["command"]
 
@@ -34,8 +34,8 @@ _NOTE = (
     "--compressor", "names", multiple=True, metavar="METHOD",
     help="Compare this one too: a name, or NAME:PARAMETER=VALUE,...; may be repeated.",
 )  # fmt: skip
-@click.option("--workers", default=2, show_default=True, type=click.IntRange(2, 64), help="Worker processes.")
-@click.option("--epochs", type=click.IntRange(1), help="Passes over the data. Default: as the task's recipe says.")
+@click.option("--workers", default=2, show_default=True, type=Integer(2, 64), help="Worker processes.")
+@click.option("--epochs", type=Integer(1), help="Passes over the data. Default: as the task's recipe says.")
 @click.option(
     "--task", default="classification", show_default=True, type=click.Choice(registry.names("bench.tasks")),
     help="What is trained, with the data that is embedded.",
@@ -48,13 +48,14 @@ def command(names: tuple[str, ...], workers: int, epochs: int | None, task: str,
     """
     methods = [method_of(text) for text in dict.fromkeys(("none", "twobit", *names))]
     report = compare(methods, workers=workers, epochs=epochs, task=task)
-    emit(dataclasses.asdict(report), json_to, lambda: [table(report), Padding(_NOTE, (1, 0)), verdict(report)])
+    emit(dataclasses.asdict(report), json_to, lambda: [table(report), f"\n{_NOTE}\n", verdict(report)])
     report.check()
 
 
 def table(report: Report) -> RenderableType:
     """The comparison, within 80 columns."""
-    title = f"{report.task}: {report.workers} workers, {report.epochs} epochs, {report.steps} steps"
+    parts = counted(report.workers, "worker"), counted(report.epochs, "epoch"), counted(report.steps, "step")
+    title = f"{report.task}: {', '.join(parts)}"
     grid = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=0)
     grid.add_column("method", overflow="fold")
     for head in (report.measure.replace(" ", "\n"), "bytes\n/ step", "ratio", *_PHASES):

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 
 from gradwire.cli import _facts
 from gradwire.cli._output import emit, json_option
@@ -16,14 +16,20 @@ __all__ = ["command"]
 
 @click.command("doctor")
 @json_option
-def command(json_to: str | None) -> None:
-    """Show which kernels, backends, threads and extras are in use here, and the reason for each."""
-    findings = _facts.findings()
-    emit(findings, json_to, lambda: [_table(findings)])
+@click.pass_context
+def command(ctx: click.Context, json_to: str | None) -> None:
+    """Show which kernels, backends, threads and extras are in use here, and the reason for each.
+
+    Ends with exit code 1 where a variable of the environment has a value that cannot work.
+    """
+    findings, wrong = _facts.findings(), _facts.wrong()
+    emit(findings, json_to, lambda: [_table(findings), *(f"WRONG: {each}" for each in wrong)])
+    if wrong:
+        ctx.exit(1)
 
 
 def _table(findings: dict[str, dict[str, dict[str, Any]]]) -> RenderableType:
-    table = Table("", "item", "here", "because")
+    table = Table("", Column("item", no_wrap=True), "here", "because")
     for section, items in findings.items():
         for i, (item, fact) in enumerate(items.items()):
             table.add_row("" if i else section, item, _shown(fact["value"]), fact["reason"])

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from gradwire.cli._groups import Integer
+
 __all__ = ["command"]
 
 
 @click.command("keygen")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--workers", type=click.IntRange(1), required=True, help="How many workers get a key.")
+@click.option("--workers", type=Integer(1), required=True, help="How many workers get a key.")
 def command(folder: Path, workers: int) -> None:
     """Make FOLDER/servers and FOLDER/worker-0, ...: CURVE keys with which only these workers may speak to the servers.
 

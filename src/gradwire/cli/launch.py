@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from gradwire.cli._groups import Integer
 from gradwire.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ __all__ = ["command"]
 
 
 @click.command("launch", context_settings={"allow_interspersed_args": False})
-@click.option("-n", "--workers", type=click.IntRange(1), default=2, show_default=True, help="Processes of the script.")
-@click.option("-s", "--servers", type=click.IntRange(1), default=1, show_default=True)
+@click.option("-n", "--workers", type=Integer(1), default=2, show_default=True, help="Processes of the script.")
+@click.option("-s", "--servers", type=Integer(1), default=1, show_default=True)
 @click.option("--keys", type=click.Path(path_type=Path, file_okay=False), help="A folder of gradwire keygen.")
 @click.option("--server-option", multiple=True, metavar="OPTION", help="For gradwire server, as --staleness=4.")
 @click.option(
@@ -63,8 +64,6 @@ def command(
             code = group.wait()
             if code:
                 click.echo(f"{group.failure()[0]} ended with exit code {code}", err=True)
-    except KeyboardInterrupt:
-        code = 130
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

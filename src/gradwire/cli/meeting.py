@@ -34,8 +34,10 @@ def command(bind: str) -> None:
     store = kind(host.strip("[]"), port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60),
                  master_listen_fd=listening.detach())  # fmt: skip
     click.echo(f"meeting place at {host}:{port}")
-    signal.sigwait(ends)
+    number = signal.sigwait(ends)
     del store
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
 
 
 def listen(host: str, port: int) -> socket.socket:

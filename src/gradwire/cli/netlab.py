@@ -15,18 +15,19 @@ from gradwire.bench.netlab.check import Row, check
 from gradwire.bench.netlab.names import INTERFACE, MOST_WORKERS, Names
 from gradwire.bench.netlab.status import lab_of, labs
 from gradwire.bench.netlab.system import require_system
+from gradwire.cli._groups import Group, Integer, Number
 from gradwire.cli._output import emit, json_option
 from gradwire.errors import ConfigError, nearest
 
 __all__ = ["command"]
 
 _workers = click.option(
-    "--workers", default=4, show_default=True, type=click.IntRange(2, MOST_WORKERS), help="Namespaces with a link each."
+    "--workers", default=4, show_default=True, type=Integer(2, MOST_WORKERS), help="Namespaces with a link each."
 )
 _delay = click.option("--delay", default="0ms", metavar="TIME", help="From one worker to another; needs netem.")
 
 
-@click.group("netlab")
+@click.group("netlab", cls=Group)
 def command() -> None:
     """A network namespace for each worker, joined by a bridge, with links of a given rate. Needs root."""
 
@@ -74,7 +75,7 @@ def status_command(json_to: str | None) -> None:
     "--rate", "rates", multiple=True, metavar="RATE", help="May be repeated. Default: 100mbit, 1gbit, 10gbit."
 )
 @_delay
-@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1), help="Of each transfer.")
+@click.option("--seconds", default=2.0, show_default=True, type=Number(0.1), help="Of each transfer.")
 @json_option
 @click.pass_context
 def check_command(

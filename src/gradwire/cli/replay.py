@@ -12,6 +12,7 @@ from gradwire.bench.netlab import Link
 from gradwire.bench.records import append_line
 from gradwire.bench.replay import HOOKS, Contestant, Plan, replay
 from gradwire.bench.written import parse_method
+from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import appendable
 
 __all__ = ["command"]
@@ -22,7 +23,7 @@ Row = dict[str, Any]
 @click.command("replay")
 @click.argument("model")
 @click.option("--small", is_flag=True, help="The small variant of the model.")
-@click.option("--workers", default=4, show_default=True, type=click.IntRange(2, 64), help="Worker processes.")
+@click.option("--workers", default=4, show_default=True, type=Integer(2, 64), help="Worker processes.")
 @click.option(
     "--link", "links", multiple=True, metavar="RATE",
     help="As 100mbit, or none: the loopback. Needs root; may be repeated. Default: none.",
@@ -36,13 +37,13 @@ Row = dict[str, Any]
 @click.option(
     "--hook", "hooks", multiple=True, type=click.Choice(HOOKS[1:]), help="A hook that torch brings; may be repeated."
 )
-@click.option("--steps", default=10, show_default=True, type=click.IntRange(3), help="That count, after two others.")
+@click.option("--steps", default=10, show_default=True, type=Integer(3), help="That count, after two others.")
 @click.option(
-    "--budget", default=60.0, show_default=True, type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+    "--budget", default=60.0, show_default=True, type=Number(0, min_open=True), metavar="SECONDS",
     help="Make fewer steps, but at least 3, where they would take longer.",
 )  # fmt: skip
 @click.option(
-    "--compute", default=0.0, show_default=True, type=click.FloatRange(0), metavar="SECONDS",
+    "--compute", default=0.0, show_default=True, type=Number(0), metavar="SECONDS",
     help="Of a pretended backward pass, beside which gradients travel.",
 )  # fmt: skip
 @click.option("--samples", is_flag=True, help="Keep the time of every step in the rows of --json.")
@@ -98,9 +99,9 @@ def _show(row: Row, json_to: str | None) -> None:
     if json_to == "-":
         click.echo(text)
         return
+    click.echo(_line(row))
     if json_to is not None:
         append_line(Path(json_to), text)
-    click.echo(_line(row))
 
 
 def _line(row: Row) -> str:

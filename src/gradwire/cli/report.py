@@ -70,13 +70,13 @@ def command(
     """
     results = report.read(files)
     found = report.sections(results)
+    emit(_data(results, found), json_to, lambda: _tables(results, found))
     if output is not None:
         report.write(output, results, found, title)
     if markdown_to is not None:
         write_all(markdown_to, report.markdown(results))
     if static_to is not None:
         report.images(static_to, found)
-    emit(_data(results, found), json_to, lambda: _tables(results, found))
 
 
 def _data(results: Results, found: Sequence[Section]) -> dict[str, Any]:

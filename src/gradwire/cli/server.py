@@ -11,11 +11,13 @@ from pathlib import Path
 import click
 import torch
 
+from gradwire.cli._groups import Integer, Number
+
 __all__ = ["command"]
 
 
 @click.command("server")
-@click.option("--workers", type=click.IntRange(1), required=True, help="How many workers there are.")
+@click.option("--workers", type=Integer(1), required=True, help="How many workers there are.")
 @click.option("--bind", default="tcp://127.0.0.1:0", show_default=True, help="Where to listen; port 0 is a free one.")
 @click.option(
     "--keys", type=click.Path(path_type=Path, file_okay=False), help="The servers' folder of gradwire keygen."
@@ -23,23 +25,19 @@ __all__ = ["command"]
 @click.option("--insecure", is_flag=True, help="Listen where others can reach it, without keys.")
 @click.option("--on-dead-worker", type=click.Choice(["error", "continue"]), default="error", show_default=True)
 @click.option(
-    "--dead-after", type=click.FloatRange(0, min_open=True), default=8.0, show_default=True, metavar="SECONDS",
+    "--dead-after", type=Number(0, min_open=True), default=8.0, show_default=True, metavar="SECONDS",
     help="Silence after which a worker counts as dead.",
 )  # fmt: skip
-@click.option(
-    "--staleness", type=click.IntRange(0), help="In async: how many steps ahead of the slowest. Default: any."
-)
+@click.option("--staleness", type=Integer(0), help="In async: how many steps ahead of the slowest. Default: any.")
 @click.option(
     "--snapshot", type=click.Path(path_type=Path, dir_okay=False),
     help="Go on from this file if it is there, and write it every so many steps.",
 )  # fmt: skip
-@click.option("--snapshot-every", type=click.IntRange(1), default=100, show_default=True, metavar="STEPS")
-@click.option(
-    "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics on loopback; 0: free one."
-)
+@click.option("--snapshot-every", type=Integer(1), default=100, show_default=True, metavar="STEPS")
+@click.option("--metrics-port", type=Integer(0, 65535), help="Serve Prometheus metrics on loopback; 0: free one.")
 @click.option("--until-finished", is_flag=True, help="End when all workers have ended in peace, or are gone for long.")
 @click.option("--scheduler", metavar="ENDPOINT", help="Tell this scheduler where workers find this server.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="That add gradients up.")
+@click.option("--threads", type=Integer(1), default=1, show_default=True, help="That add gradients up.")
 def command(
     workers: int, bind: str, keys: Path | None, insecure: bool, on_dead_worker: str, dead_after: float,
     staleness: int | None, snapshot: Path | None, snapshot_every: int, metrics_port: int | None,
@@ -83,6 +81,8 @@ def command(
             stack.callback(member.leave)
             after.append(member.attend)
         server.run(lambda: bool(ended) or (over is not None and over()), lambda: call_all(after))
+    if signal.SIGINT in ended:
+        raise KeyboardInterrupt
 
 
 def call_all(functions: Sequence[Callable[[], None]]) -> None:

@@ -13,8 +13,9 @@ import click
 
 from gradwire.bench.suite import load
 from gradwire.bench.sweep import Order, Standing, duration, standing, sweep
+from gradwire.cli._groups import Integer
 from gradwire.cli._options import PATIENCE
-from gradwire.cli._output import appendable
+from gradwire.cli._output import appendable, counted
 from gradwire.cli._signals import interrupt
 from gradwire.errors import ConfigError
 
@@ -45,7 +46,7 @@ def parse_duration(text: str) -> float:
 @click.option("--budget", metavar="TIME", help="As 30m or 2h: no run goes on for longer.")
 @click.option("--retry", is_flag=True, help="Make runs that failed again.")
 @click.option(
-    "--jobs", default=1, show_default=True, type=click.IntRange(1), metavar="N",
+    "--jobs", default=1, show_default=True, type=Integer(1), metavar="N",
     help="Groups at the same time: for quality alone; their times mean nothing, and the records say so.",
 )  # fmt: skip
 @click.option(
@@ -81,10 +82,11 @@ def command(
 
 def said(after: Standing, jobs: int) -> Iterator[str]:
     """What has become of the runs."""
-    yield f"{after.ok} runs ended well, {len(after.failed)} failed; {left_over(after, jobs)}"
+    yield f"{counted(after.ok, 'run')} ended well, {len(after.failed)} failed; {left_over(after, jobs)}"
     for record in after.failed:
         known = record.settings
-        yield f"failed: {known.task} {known.method}, {known.workers} workers, seed {known.seed}: {record.error}"
+        where = f"{counted(known.workers, 'worker')}, seed {known.seed}"
+        yield f"failed: {known.task} {known.method}, {where}: {record.error}"
 
 
 def left_over(after: Standing, jobs: int) -> str:

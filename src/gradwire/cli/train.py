@@ -24,8 +24,9 @@ from gradwire.bench.records import Record, append
 from gradwire.bench.snapshots import newest
 from gradwire.bench.tasks.base import Task
 from gradwire.bench.written import assignment
+from gradwire.cli._groups import Integer
 from gradwire.cli._options import PATIENCE, chosen, pairs
-from gradwire.cli._output import appendable
+from gradwire.cli._output import appendable, counted
 from gradwire.cli._signals import interrupt
 from gradwire.errors import ConfigError, GroupError, require
 
@@ -36,7 +37,7 @@ _LOCAL = 2
 
 @click.command("train", context_settings={"ignore_unknown_options": True})
 @click.argument("task", type=click.Choice(registry.names("bench.tasks")))
-@click.option("--workers", type=click.IntRange(1, 64), help="Processes on this machine. Default: 2, or as the job has.")
+@click.option("--workers", type=Integer(1, 64), help="Processes on this machine. Default: 2, or as the job has.")
 @click.option(
     "--compressor", default="none", show_default=True, metavar="METHOD", help="NAME or NAME:PARAMETER=VALUE,..."
 )
@@ -51,11 +52,9 @@ _LOCAL = 2
 @click.option(
     "--data", type=click.Path(path_type=Path, file_okay=False), help="A folder of real data; the full-size model."
 )
-@click.option("--epochs", type=click.IntRange(1), help="Passes over the data. Default: as the recipe says.")
+@click.option("--epochs", type=Integer(1), help="Passes over the data. Default: as the recipe says.")
 @click.option("--recipe", multiple=True, metavar="NAME=VALUE", help="Change the recipe, as lr=0.05; may be repeated.")
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0, MOST_SEED), help="Of the initial parameters."
-)
+@click.option("--seed", default=0, show_default=True, type=Integer(0, MOST_SEED), help="Of the initial parameters.")
 @click.option("--backend", default="gloo", show_default=True, type=click.Choice(list(BACKENDS)))
 @click.option("--device", type=click.Choice(list(BACKENDS.values())), help="Default: the backend's.")
 @click.option(
@@ -63,7 +62,7 @@ _LOCAL = 2
 )
 @click.option("--delay", default="0ms", show_default=True, metavar="TIME", help="Of the link; needs netem.")
 @click.option("--checkpoint", type=click.Path(path_type=Path, file_okay=False), help="Save the run in this folder.")
-@click.option("--checkpoint-every", type=click.IntRange(1), metavar="STEPS", help="Within an epoch, too.")
+@click.option("--checkpoint-every", type=Integer(1), metavar="STEPS", help="Within an epoch, too.")
 @click.option("--resume", is_flag=True, help="Go on from the folder of --checkpoint, if there is anything.")
 @click.option(
     "--results", type=click.Path(path_type=Path, dir_okay=False), help="Append the run's record to this file."
@@ -101,9 +100,9 @@ def command(
     with stopped(ctx, checkpoint), noted(job, results, place):
         record = here(job, timeout, wanted) if place is None else there(job, timeout, place)
     if record is not None:
+        click.echo("\n".join(summary(record, made)))
         if results is not None:
             append(results, record)
-        click.echo("\n".join(summary(record, made)))
     if record is not None and not record.identical:
         raise GroupError(record.error)
 
@@ -180,8 +179,9 @@ def summary(record: Record, task: Task) -> Iterator[str]:
     """What a person wants to know at the end."""
     settings, history = record.settings, record.history
     assert record.quality is not None
-    yield f"{settings.task}, {settings.model} on {settings.data}: {settings.method}, {settings.workers} workers"
-    yield f"{record.measure} {task.shown(record.quality)} after {len(history)} epochs, {record.steps} steps"
+    workers, epochs = counted(settings.workers, "worker"), counted(len(history), "epoch")
+    yield f"{settings.task}, {settings.model} on {settings.data}: {settings.method}, {workers}"
+    yield f"{record.measure} {task.shown(record.quality)} after {epochs}, {counted(record.steps, 'step')}"
     sent, dense = record.bytes_per_step or 0.0, record.dense_bytes_per_step or 0.0
     yield f"{sent:,.0f} bytes a step from a worker" + (f", {dense / sent:.1f} times fewer than dense" if sent else "")
     if record.interface_bytes_per_step is not None:

@@ -8,8 +8,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
+from gradwire._files import replace_file
 from gradwire.errors import ConfigError, is_int, require
-from gradwire.kvstore.states import replace_file
 
 __all__ = ["load_symbol", "params_file", "save_symbol", "states_file"]
 
@@ -33,7 +33,7 @@ def save_symbol(symbol: nn.Module, prefix: str, epoch: int) -> Path:
     """Write all parameters and buffers; a file of that name is replaced when everything is on the disk."""
     path = params_file(prefix, epoch)
     require(path.parent.is_dir(), "prefix", "in a folder that exists", prefix)
-    replace_file(path, lambda temporary: save_model(symbol, temporary))
+    replace_file(path, lambda temporary: save_model(symbol, str(temporary)))
     return path
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradwire._files import replace_file
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.kvstore.base import UpdaterFunction
@@ -35,7 +36,7 @@ from gradwire.kvstore.request import Request
 from gradwire.kvstore.roles import find_place
 from gradwire.kvstore.rows import as_row_sparse, row_sparse
 from gradwire.kvstore.shared import Pulling, Shared, as_bytes, as_is, row_requests
-from gradwire.kvstore.states import by_server, from_bytes, load_states, of_server, replace_file, to_bytes
+from gradwire.kvstore.states import by_server, from_bytes, load_states, of_server, to_bytes
 
 __all__ = ["DistStore"]
 

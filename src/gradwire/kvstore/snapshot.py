@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from gradwire._files import replace_file
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.entry import Entry
@@ -24,7 +25,6 @@ from gradwire.kvstore.keys import key_list
 from gradwire.kvstore.protocol import DTYPES
 from gradwire.kvstore.replica import Replica
 from gradwire.kvstore.rules import Rules
-from gradwire.kvstore.states import replace_file
 
 __all__ = ["Snapshots", "load_core", "save_core"]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from gradwire._files import replace_file
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.kvstore.keys import StoreKey, key_list
 from gradwire.kvstore.optimizers import OptimizerConfig
 
-__all__ = ["by_server", "from_bytes", "load_states", "of_server", "replace_file", "save_states", "to_bytes"]
+__all__ = ["by_server", "from_bytes", "load_states", "of_server", "save_states", "to_bytes"]
 
 FORMAT = "gradwire optimizer states 1"
 
@@ -115,22 +114,3 @@ def by_server(
         require(fits, "fname", f"written with {servers} servers, as there are now", f"states of server {server}")
         split[server][key] = state
     return split
-
-
-def replace_file(path: Path, write: Any) -> None:
-    """Let ``write(temporary path)`` make a file beside ``path``, bring it to the disk, and give it its name."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        write(temporary)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -16,7 +16,7 @@ from typing import Any, Generic, ParamSpec
 
 import torch
 
-from gradwire.ops.native import kernels, reference_forced
+from gradwire.ops.native import check_environment, kernels, problem, reference_forced
 
 __all__ = ["Op", "operation"]
 
@@ -64,7 +64,8 @@ class Op(Generic[P]):
         return register
 
     def _checked(self, function: Callable[P, None]) -> Callable[P, None]:
-        check = self._check
+        # Once, here: whether the environment is right is no question of each call.
+        check = self._check if problem is None else lambda *_args, **_kwargs: check_environment()
 
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             check(*args, **kwargs)

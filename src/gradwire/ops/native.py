@@ -4,6 +4,9 @@ Two environment variables, read on import:
 
     GRADWIRE_KERNELS=auto|reference          reference: the torch versions everywhere, also on a GPU
     GRADWIRE_SIMD=avx512|avx2|neon|scalar    this SIMD target in place of the best that the CPU has
+
+Law: a value that cannot work refuses every operation, with the reason, and not the import: ``gradwire doctor`` must
+run to say so.
 """
 
 import importlib
@@ -15,13 +18,9 @@ import torch  # first: the extension shares the OpenMP runtime that torch brings
 
 from gradwire.errors import ConfigError, require
 
-__all__ = ["kernel_info", "kernels", "reference_forced"]
+__all__ = ["check_environment", "kernel_info", "kernels", "problem", "reference_forced"]
 
-
-def _forced() -> bool:
-    choice = os.environ.get("GRADWIRE_KERNELS", "auto")
-    require(choice in ("auto", "reference"), "GRADWIRE_KERNELS", "auto or reference", choice)
-    return choice == "reference"
+_CHOICES = ("auto", "reference")
 
 
 def _load() -> tuple[Any, str | None]:
@@ -48,9 +47,30 @@ def _select_target() -> None:
         raise ConfigError(f"GRADWIRE_SIMD: {error}") from None
 
 
-reference_forced = _forced()
+def _find_problem() -> str | None:
+    choice = os.environ.get("GRADWIRE_KERNELS", "auto")
+    try:
+        require(choice in _CHOICES, "GRADWIRE_KERNELS", " or ".join(_CHOICES), choice)
+        _select_target()
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+reference_forced = os.environ.get("GRADWIRE_KERNELS") == "reference"
 kernels, _reason = _load()
-_select_target()
+problem = _find_problem()
+"""What is wrong with one of the two variables; None: nothing."""
+
+
+def check_environment() -> None:
+    """Refuse to go on where one of the two variables cannot work.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if problem is not None:
+        raise ConfigError(problem)
 
 
 def kernel_info() -> dict[str, object]:
@@ -60,10 +80,10 @@ def kernel_info() -> dict[str, object]:
         ``loaded``: whether the C++ kernels run on the CPU; ``reason``: why not, or None; ``targets``: the SIMD targets
         of this CPU, best first; ``target``: the one in use, or None; ``openmp``: whether they were built with threads;
         ``threads``: how many the calling thread gives them; ``triton``: whether GPU kernels can be imported;
-        ``reference_forced``: whether GRADWIRE_KERNELS=reference.
+        ``reference_forced``: whether GRADWIRE_KERNELS=reference; ``problem``: why no operation runs at all, or None.
 
     >>> sorted(kernel_info())
-    ['loaded', 'openmp', 'reason', 'reference_forced', 'target', 'targets', 'threads', 'triton']
+    ['loaded', 'openmp', 'problem', 'reason', 'reference_forced', 'target', 'targets', 'threads', 'triton']
     """
     loaded = kernels is not None
     return {
@@ -75,4 +95,5 @@ def kernel_info() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "triton": importlib.util.find_spec("triton") is not None,
         "reference_forced": reference_forced,
+        "problem": problem,
     }

@@ -7,6 +7,7 @@ and none is fetched: Chrome or Chromium must be installed.
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -32,20 +33,24 @@ def images(folder: Path, sections: Iterable[Any]) -> list[Path]:
     """
     plots = [(name, _alone(title, plot)) for section in sections for name, title, plot in _named(section)]
     folder.mkdir(parents=True, exist_ok=True)
-    files = [(folder / f"{name}.{form}", figure) for form in _SCALE for name, figure in plots]
+    names = [(f"{name}.{form}", figure) for form in _SCALE for name, figure in plots]
     needed("kaleido")
     try:
-        needed("plotly.io").write_images(
-            [figure for _, figure in files], [file for file, _ in files], width=_WIDTH, validate=False,
-            height=[figure["layout"]["height"] for _, figure in files],
-            scale=[_SCALE[file.suffix.removeprefix(".")] for file, _ in files],
-        )  # fmt: skip
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as draft:
+            files = [(Path(draft, name), figure) for name, figure in names]
+            needed("plotly.io").write_images(
+                [figure for _, figure in files], [file for file, _ in files], width=_WIDTH, validate=False,
+                height=[figure["layout"]["height"] for _, figure in files],
+                scale=[_SCALE[file.suffix.removeprefix(".")] for file, _ in files],
+            )  # fmt: skip
+            for file, _ in files:
+                file.replace(folder / file.name)
     except (RuntimeError, needed("kaleido.errors").BrowserFailedError) as error:
         raise ConfigError(
             "files of plots are drawn by Chrome or Chromium, and none could be started: install one, or set "
             f"BROWSER_PATH to it; the page needs none to be written ({str(error).strip().splitlines()[0]})"
         ) from None
-    return [file for file, _ in files]
+    return [folder / name for name, _ in names]
 
 
 def _named(section: Any) -> Iterable[tuple[str, str, Plot]]:

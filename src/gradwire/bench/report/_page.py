@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from gradwire._files import replace_text
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._where import facts, warnings
 from gradwire.errors import ConfigError
@@ -36,7 +37,7 @@ def write(path: Path, results: Results, sections: Any, title: str) -> None:
     """
     if not sections:
         raise ConfigError("nothing to show: every run failed or was skipped")
-    path.write_text(render(results, sections, title), encoding="utf-8")
+    replace_text(path, render(results, sections, title))
 
 
 def render(results: Results, sections: Any, title: str) -> str:

@@ -1,0 +1,56 @@
+"""Files that are there whole or not at all."""
+
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["replace_file", "replace_text"]
+
+
+def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` make a file beside ``path``, bring it to the disk, and give it its name.
+
+    Args:
+        path: is replaced when everything is on the disk, and stays as it is if writing fails. A link is followed. What
+            is no file, such as a pipe or a device, cannot be replaced and is written to.
+        write: is called with the path to write to.
+
+    Raises:
+        OSError: it cannot be written, the disk is full, ...
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        try:
+            write(path)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        return
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        temporary.touch(exist_ok=False)
+        if path.exists():
+            temporary.chmod(path.stat().st_mode & 0o7777)
+        write(temporary)
+        _sync(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        # The name that the caller knows.
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def replace_text(path: str | Path, text: str) -> None:
+    """The same with a text, in UTF-8."""
+    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _sync(path: Path) -> None:
+    """What was written, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

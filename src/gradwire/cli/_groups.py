@@ -1,0 +1,54 @@
+"""Groups of commands, and the ranges of their options: a mistake is told with what is allowed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+from gradwire.errors import nearest
+
+__all__ = ["Group", "Integer", "Number"]
+
+
+class Group(click.Group):
+    """A group that names the nearest command where there is none of a name."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and not ctx.resilient_parsing:
+            raise click.UsageError(f"unknown command {cmd_name!r}: {nearest(cmd_name, self.list_commands(ctx))}", ctx)
+        return found
+
+
+class Integer(click.IntRange):
+    """A range of integers."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not an integer: it must be one in the range {self._describe_range()}.", param, ctx)
+        found: int = super().convert(value, param, ctx)
+        return found
+
+
+class Number(click.FloatRange):
+    """A range of numbers. One of click lets "nan" pass, of which nothing is less or greater."""
+
+    noun = "a number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            known = not math.isnan(float(value))
+        except ValueError:
+            known = False
+        if not known:
+            self.fail(
+                f"{value!r} is not {self.noun}: it must be one in the range {self._describe_range()}.", param, ctx
+            )
+        found: float = super().convert(value, param, ctx)
+        return found

@@ -1,0 +1,15 @@
+"""``gradwire version``: as ``gradwire --version``."""
+
+from __future__ import annotations
+
+import click
+
+from gradwire.version import __version__
+
+__all__ = ["command"]
+
+
+@click.command("version")
+def command() -> None:
+    """Show the version."""
+    click.echo(f"gradwire, version {__version__}")

@@ -1,0 +1,143 @@
+"""What a command writes: no number is cut, whatever the width, and what a full disk does not take is one line."""
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from gradwire._files import replace_text
+from gradwire.cli import _output, demo
+from gradwire.cli._output import emit, show
+
+NUMBERS = ("168,123,456.75", "-0.000123", "98.61%", "1,234.5x", "12 ms")
+
+
+def table():
+    made = Table("method", title="a title of some words")
+    for head in ("first", "second", "third", "fourth", "fifth"):
+        made.add_column(head, justify="right")
+    made.add_row("twobit:threshold=auto", *NUMBERS)
+    return made
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_number_is_cut_or_broken(monkeypatch, capsys, columns, terminal):
+    def console(**options):
+        return Console(**{"width": columns, **options}, force_terminal=terminal, color_system=None)
+
+    monkeypatch.setattr(_output, "Console", console)
+    show(table(), "A text of several words that goes on behind the fortieth column.")
+    shown = capsys.readouterr().out
+    assert all(number in shown for number in NUMBERS)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+    if not terminal:
+        assert "twobit:threshold=auto" in shown
+        assert "A text of several words that goes on behind the fortieth column.\n" in shown
+
+
+def test_a_long_name_goes_on_in_the_next_line_of_its_cell(monkeypatch, capsys):
+    monkeypatch.setattr(_output, "Console", lambda **options: Console(**{"width": 24, **options}, force_terminal=True))
+    made = Table("method", "step")
+    made.add_row("powersgd:rank=4,min_compression_rate=2", "1,234.5")
+    show(made)
+    shown = capsys.readouterr().out
+    assert "1,234.5" in shown
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+
+
+def test_the_result_is_shown_before_it_is_written(tmp_path, capsys):
+    target = tmp_path / "nowhere" / "result.json"
+    with pytest.raises(FileNotFoundError) as caught:
+        emit({"a": 1}, str(target), lambda: ["the result"])
+    assert caught.value.filename == str(target)
+    assert capsys.readouterr().out == "the result\n"
+
+
+def limited(arguments, limit, **options):
+    """A command whose files may have so many bytes: a disk that is full, as far as it can see."""
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); import sys; "
+    code += f"sys.argv = ['gradwire', *{arguments!r}]; from gradwire.cli.main import main; main()"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no limit for the size of a file here")
+def test_a_full_disk_is_one_line_after_the_result_and_leaves_the_file_as_it_was(tmp_path):
+    target = tmp_path / "methods.json"
+    target.write_text("[]")
+    done = limited(["methods", "--json", str(target)], 1000)
+    assert done.returncode == 1
+    assert "twobit" in done.stdout
+    assert done.stderr == f"Error: {target} cannot be written: File too large\n"
+    assert target.read_text() == "[]"
+    assert [each.name for each in tmp_path.iterdir()] == ["methods.json"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_device_that_is_full_is_one_line(python, tmp_path):
+    main = "from gradwire.cli.main import main; main()"
+    done = python("-c", f"import sys; sys.argv = ['gradwire', 'models', '--json', '/dev/full']; {main}")
+    assert done.returncode == 1
+    assert "resnet50" in done.stdout
+    assert done.stderr == "Error: /dev/full cannot be written: No space left on device\n"
+    # And where the output itself goes there.
+    into = f"sys.argv = ['gradwire', 'models']; {main}"
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", f"import sys; {into}"], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            timeout=100,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (1, "Error: the output cannot be written: No space left on device\n")
+
+
+def test_the_demonstration_is_shown_although_its_file_cannot_be_written(gradwire, monkeypatch, tmp_path):
+    phases = dict.fromkeys(("step", "compute", "compress", "communicate", "decompress"), 0.001)
+    row = {"method": "none", "shown": "97.2 %", "bytes_per_step": 76104.0, "ratio": 1.0, "seconds": phases,
+           "parameters_identical": True}  # fmt: skip
+    report = demo.Report("digits", "top-1", 2, 1, 45, [row])
+    monkeypatch.setattr(demo, "compare", lambda *_, **__: report)
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(_output, "replace_text", full)
+    done = gradwire("demo", "--json", str(tmp_path / "demo.json"))
+    assert done.exit_code == 1
+    assert "digits: 2 workers, 1 epoch, 45 steps" in done.stdout
+    assert "76,104" in done.stdout
+    assert done.stderr == f"Error: {tmp_path / 'demo.json'} cannot be written: No space left on device\n"
+
+
+def test_a_file_is_replaced_whole_with_the_rights_that_it_had(tmp_path):
+    path, link = tmp_path / "a.json", tmp_path / "link.json"
+    path.write_text("older")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    replace_text(link, "newer")
+    assert link.is_symlink()
+    assert path.read_text() == "newer"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.json", "link.json"]
+
+
+def test_rows_before_a_full_disk_are_there_and_complete(tmp_path):
+    target = tmp_path / "rows.json"
+    arguments = ["bench", "codec", "--method", "none", "--size", "64", "--repeats", "1", "--json", str(target)]
+    done = limited(arguments, 1500)
+    assert done.returncode == 1
+    assert done.stderr == "Error: the output cannot be written: File too large\n"
+    rows = json.loads(target.read_text())
+    assert rows
+    assert rows[0]["op"] in done.stdout
+
+
+def test_a_file_size_signal_is_ignored():
+    """Python ignores it, so that a write fails with an error; the tests above rest on that."""
+    assert signal.getsignal(signal.SIGXFSZ) == signal.SIG_IGN

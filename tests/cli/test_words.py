@@ -1,0 +1,56 @@
+"""The words of the command line itself: help, version, names that are nearly right, numbers that are none."""
+
+import pytest
+
+from gradwire.bench import models
+from gradwire.bench.shapes import network_shapes
+from gradwire.errors import ConfigError
+from gradwire.version import __version__
+
+
+@pytest.mark.parametrize("words", [("--version",), ("-V",), ("version",)])
+def test_the_version(gradwire, words):
+    assert gradwire(*words).stdout == f"gradwire, version {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [(), ("methods",), ("bench",), ("bench", "codec")])
+def test_help_is_that_of_the_command(gradwire, words):
+    assert gradwire("help", *words).stdout == gradwire(*words, "--help").stdout != ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("help", "bench", "codek"), "unknown command 'codek': did you mean 'codec'?"),
+        (("help", "methods", "all"), "unknown command 'all': methods has none"),
+        (("bench", "codek"), "unknown command 'codek': did you mean 'codec'? Known: codec, kvstore"),
+        (("check", "converge"), "unknown command 'converge': did you mean 'convergence'?"),
+        (("netlab", "stat"), "unknown command 'stat': did you mean 'status'?"),
+        (("demo", "--workers", "x"), "'x' is not an integer: it must be one in the range 2<=x<=64."),
+        (("advise", "--compute", "soon"), "'soon' is not a number: it must be one in the range x>=0."),
+        (("advise", "--compute", "nan"), "'nan' is not a number: it must be one in the range x>=0."),
+        (("train", "classification", "--timeout", "x"), "'x' is not a number of seconds: it must be one in the range"),
+    ],
+)
+def test_a_mistake_is_told_with_what_is_allowed(gradwire, words, said):
+    done = gradwire(*words)
+    assert done.exit_code == 2
+    assert said in " ".join(done.stderr.split())
+
+
+def test_networks_have_the_names_of_models():
+    for name in models.names():
+        assert network_shapes(name)
+    assert network_shapes("resnet20") == list(models.facts("resnet20").shapes.values())
+    with pytest.raises(ConfigError, match="did you mean 'resnet20'"):
+        network_shapes("resnet2o")
+
+
+@pytest.mark.parametrize(("shell", "said"), [("bash", "complete -o nosort"), ("zsh", "#compdef gradwire"),
+                                             ("fish", "complete --no-files --command gradwire")])  # fmt: skip
+def test_a_shell_gets_its_completion(python, shell, said):
+    code = "import sys; sys.argv = ['gradwire']; from gradwire.cli.main import main; main()"
+    done = python("-c", code, _GRADWIRE_COMPLETE=f"{shell}_source")
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+    assert done.stderr == ""
