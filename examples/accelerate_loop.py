@@ -6,11 +6,16 @@ The residuals lie beside the model and the optimizer in the folder that Accelera
 """
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gradwire.integrations.accelerate import compress
+try:
+    from accelerate import Accelerator
+
+    from gradwire.integrations.accelerate import compress
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'gradwire[huggingface]'") from None
+
 
 EPOCHS = 5
 

@@ -13,10 +13,14 @@ import argparse
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 import gradwire
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'gradwire[bench]'") from None
 
 
 def main() -> None:

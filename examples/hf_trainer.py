@@ -6,9 +6,14 @@ The model is tiny and begins with random weights, so nothing is downloaded.
 """
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from gradwire.integrations.transformers import compress_trainer
+try:
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    from gradwire.integrations.transformers import compress_trainer
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'gradwire[huggingface]'") from None
+
 
 WORDS, LENGTH, STEPS = 64, 24, 20
 

@@ -5,13 +5,18 @@
 Each process has its own JAX; they meet in a group of torch.distributed.
 """
 
-import jax
-import jax.numpy as jnp
-import optax
 import torch
 import torch.distributed as dist
 
-import gradwire.jax
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import gradwire.jax
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'gradwire[jax]'") from None
+
 
 STEPS = 40
 

@@ -5,7 +5,12 @@
 Each process has its own TensorFlow; they meet in a group of torch.distributed.
 """
 
-import gradwire.tensorflow  # isort: skip  # Before TensorFlow, which otherwise clashes with Triton.
+# Before TensorFlow, which otherwise clashes with Triton.
+try:
+    import gradwire.tensorflow
+except ImportError as error:
+    raise SystemExit(str(error)) from None
+
 import keras
 import numpy as np
 import torch

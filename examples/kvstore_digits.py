@@ -10,10 +10,18 @@ of samples of all workers.
 import argparse
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
-from gradwire import kvstore
+try:
+    from gradwire import kvstore
+except ImportError as error:
+    raise SystemExit(str(error)) from None
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'gradwire[bench]'") from None
+
 
 BATCH = 32
 

@@ -9,11 +9,18 @@ Each worker has its share of the images; after every epoch it says how many of t
 import argparse
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gradwire import kvstore
+try:
+    from gradwire import kvstore
+except ImportError as error:
+    raise SystemExit(str(error)) from None
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'gradwire[bench]'") from None
 
 
 def loaders(args: argparse.Namespace, kv: kvstore.KVStore) -> tuple[DataLoader, DataLoader]:

@@ -6,10 +6,15 @@ Leave torchrun out and Lightning starts the two workers itself.
 """
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
-from gradwire.integrations.lightning import GradwireCallback
+try:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from gradwire.integrations.lightning import GradwireCallback
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: pip install 'gradwire[lightning]'") from None
+
 
 STEPS = 40
 

@@ -324,6 +324,9 @@ class Exchange:
         self._plans, self.epoch = {}, self.epoch + 1
         self.keeper.load_state_dict(kept[0])
         self.step, self._patience = state["step"], PATIENCE
+        # With what the workers just told each other in them, they would be figures of no step at all.
+        self.counters.reset()
+        self._nonfinite.zero_()
         before, now = state.get("method"), self.method()
         if before not in (None, now) and self.channel.rank == 0:
             log.warning("the state was saved with %s; this run goes on with %s, which sends what waits", before, now)
@@ -370,7 +373,7 @@ class Exchange:
         self._bad.append(bad)
 
     def metrics(self) -> dict[str, Any]:
-        """Counters since the start, and the norm of this rank's residuals."""
+        """Counters since the start or since a state was loaded, and the norm of this rank's residuals."""
         current = list(self._bad)
         nonfinite = int(self._nonfinite) + bool(current and torch.stack(current).any())
         counted = {**self.counters.as_dict(), "steps": self.step, "nonfinite_steps": nonfinite}

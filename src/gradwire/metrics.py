@@ -17,7 +17,7 @@ __all__ = ["Metrics"]
 
 @dataclass
 class Metrics:
-    """Counters since the start.
+    """Counters since the start, or since ``reset``.
 
     ``seconds`` are wall-clock times of the phases on the thread that runs them; they overlap with the backward pass,
     so they do not add up to the step. On CUDA they are the time to launch the work. ``clock`` is what they are read
@@ -40,6 +40,11 @@ class Metrics:
             yield
         finally:
             self.seconds[phase] += self.clock() - start
+
+    def reset(self) -> None:
+        """Begin at zero."""
+        self.bytes_sent = self.bytes_received = self.compared_bytes = self.dense_bytes = 0
+        self.seconds.update(dict.fromkeys(self.seconds, 0.0))
 
     @property
     def ratio(self) -> float:

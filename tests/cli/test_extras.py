@@ -96,8 +96,6 @@ def ran(tmp_path_factory):
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert None not in results, done.stderr
-    if os.environ.get("DBG"):
-        Path("/tmp/dbg_cli").write_text(done.stderr)
     pairs = [pair for names, found in zip(keys, results, strict=True) for pair in zip(names, found, strict=True)]
     return dict(pairs)
 
@@ -155,3 +153,32 @@ def test_a_command_runs_or_names_the_extra_that_it_needs(ran, environment):
             assert "pip install" not in err, name
         elif name != "netlab status":
             assert code == 0, f"{name}: {err}"
+
+
+EXAMPLES = """
+import json, runpy, sys
+said = {}
+for path in sys.argv[1:]:
+    try:
+        runpy.run_path(path)
+        said[path] = None
+    except SystemExit as end:
+        said[path] = end.code
+print(json.dumps(said))
+"""
+
+
+def test_an_example_says_in_one_line_what_it_lacks():
+    """Only what stands above main is run, without any extra."""
+    paths = sorted(map(str, (ROOT / "examples").glob("*.py")))
+    done = subprocess.run(
+        [sys.executable, "-c", EXAMPLES, *paths], capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, **absent(*lacking(()))},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = {Path(path).stem: text for path, text in json.loads(done.stdout).items()}
+    lacking_nothing = {name for name, text in said.items() if text is None}
+    assert lacking_nothing == {"fsdp2", "gpt", "metrics"}
+    for name in said.keys() - lacking_nothing:
+        assert "\n" not in said[name]
+        assert any(f"pip install 'gradwire[{extra}]'" in said[name] for extra in EXTRAS), said[name]

@@ -184,8 +184,8 @@ def load_resized(
         x, y = batch(2, rank)
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-        told[name]["steps"] = state.metrics()["steps"]
+        told[name]["metrics"] = state.metrics()
         state.load_state_dict(merged, on_resize="reset")
-        told[name]["reset"] = state.metrics()["residual_norm"]
+        told[name]["reset"] = state.metrics()
         state.close()
     return told

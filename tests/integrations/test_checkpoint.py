@@ -101,8 +101,14 @@ def test_the_mean_update_that_waits_is_the_same_on_another_number_of_ranks(
         for name, tensor in old.items():
             torch.testing.assert_close(new[name], tensor, rtol=1e-6, atol=1e-9)
     for told in loaded:
-        assert told["steps"] == 3
-        assert told["reset"] == 0.0
+        assert told["metrics"]["steps"] == 3
+        assert told["metrics"]["bytes_sent"] > 0
+        reset = told["reset"]
+        assert (reset["residual_norm"], reset["steps"], reset["nonfinite_steps"]) == (0.0, 2, 0)
+        # Counters begin at zero together: what the workers told each other while they loaded belongs to no step.
+        assert (reset["bytes_sent"], reset["bytes_received"], reset["compared_bytes"], reset["dense_bytes"]) == (0,) * 4
+        assert reset["ratio"] == 1.0
+        assert set(reset["seconds"].values()) == {0.0}
     waits = waiting(saved, "residual")
     assert all(float(tensor.abs().sum()) > 0 for tensor in waits.values())
 

@@ -1,7 +1,8 @@
 """What a dashboard shows of an exchange: its metrics, for the steps since the last row.
 
-Law: counters are sums since the start, and a curve of a sum shows nothing; so traffic and times are means for a step of
-the interval, the ratio is the interval's, and only what is a state or an alarm is written as it is.
+Law: counters are sums since the start, or since a state was loaded, and a curve of a sum shows nothing; so traffic and
+times are means for a step of the interval, the ratio is the interval's, and only what is a state or an alarm is written
+as it is.
 """
 
 from __future__ import annotations
@@ -67,7 +68,12 @@ def figures(before: Mapping[str, Any], now: Mapping[str, Any], steps: int) -> di
     >>> reading |= {"residual_norm": 0.5, "nonfinite_steps": 0}
     >>> figures(reading, {**reading, "bytes_sent": 20, "dense_bytes": 320}, 10)["ratio"]
     16.0
+    >>> figures({**reading, "bytes_sent": 99}, {**reading, "bytes_sent": 20, "dense_bytes": 320}, 10)["ratio"]
+    16.0
     """
+    if any(now[name] < before[name] for name in COUNTED):
+        # A state was loaded in between, and what was counted before it is gone.
+        before = {**dict.fromkeys(COUNTED, 0), "seconds": dict.fromkeys(now["seconds"], 0.0)}
     row = {f"{name}_per_step": (now[name] - before[name]) / steps for name in COUNTED}
     sent = now["bytes_sent"] - before["bytes_sent"]
     row["ratio"] = (now["dense_bytes"] - before["dense_bytes"]) / sent if sent else 1.0
