@@ -55,3 +55,22 @@ def test_a_forced_target_and_threads_are_explained_by_their_variables(python):
     assert found["threads"]["torch"] == {"value": 1, "reason": "OMP_NUM_THREADS=1"}
     if kernels is not None:
         assert found["kernels"]["target"] == {"value": "scalar", "reason": "GRADWIRE_SIMD=scalar"}
+
+
+def test_a_variable_that_cannot_work_is_named_and_the_import_goes_on(python):
+    done = python("-c", DOCTOR, GRADWIRE_SIMD="foo", GRADWIRE_RANK="first", GRADWIRE_SMID="avx2", GRADWIRE_INSECURE="1")
+    assert (done.returncode, done.stderr) == (1, "")
+    found = json.loads(done.stdout)["environment"]
+    assert found["GRADWIRE_RANK"] == {"value": "first", "reason": "GRADWIRE_RANK must be an integer >= 0, got 'first'"}
+    assert "did you mean 'GRADWIRE_SIMD'?" in found["GRADWIRE_SMID"]["reason"]
+    assert found["GRADWIRE_INSECURE"]["reason"] == "read from the environment"
+    assert found["GRADWIRE_SIMD"]["reason"].startswith("GRADWIRE_SIMD")
+    assert found["GRADWIRE_SIMD"]["value"] == "foo"
+    assert json.loads(done.stdout)["kernels"]["in use"]["value"] is None
+
+
+def test_a_variable_that_cannot_work_refuses_the_first_exchange_and_operation(python):
+    code = "import gradwire, torch; print('imported'); gradwire.Exchange(gradwire.compressor('topk'))"
+    done = python("-c", code, GRADWIRE_KERNELS="fast")
+    assert done.stdout == "imported\n"
+    assert done.stderr.splitlines()[-1].endswith("GRADWIRE_KERNELS must be auto or reference, got 'fast'")

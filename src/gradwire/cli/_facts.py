@@ -125,9 +125,6 @@ def _why_gpu_kernels(cuda: bool, triton: bool) -> str:
     return "CUDA and triton are here" if triton else "torch reference in use on the GPU because triton is missing"
 
 
-READ, _NONE_SET = "read from the environment", "none of gradwire's variables is set"
-
-
 def _of_kernels(name: str, _text: str) -> None:
     """Both were read when gradwire was imported; what was wrong then begins with the name."""
     if problem is not None and problem.startswith(name):
@@ -165,22 +162,27 @@ VARIABLES: dict[str, Callable[[str], object]] = {
 def environment() -> dict[str, Fact]:
     """The variables of gradwire that are set, and what is wrong with them."""
     facts = {name: _fact(text, _why(name, text)) for name, text in os.environ.items() if name.startswith("GRADWIRE_")}
-    return facts or {"GRADWIRE_...": _fact(None, _NONE_SET)}
+    return facts or {"GRADWIRE_...": _fact(None, "none of gradwire's variables is set")}
 
 
 def wrong() -> list[str]:
-    """What is wrong with the variables, one line each."""
-    return [fact["reason"] for fact in environment().values() if fact["reason"] not in (READ, _NONE_SET)]
+    """The variables whose value cannot work, each with what is allowed."""
+    found = (_complaint(name, text) for name, text in os.environ.items() if name in VARIABLES)
+    return [said for said in found if said is not None]
 
 
 def _why(name: str, text: str) -> str:
     if name not in VARIABLES:
-        return f"unknown variable: {nearest(name, VARIABLES)}"
+        return f"gradwire reads no variable of this name: {nearest(name, VARIABLES)}"
+    return _complaint(name, text) or "read from the environment"
+
+
+def _complaint(name: str, text: str) -> str | None:
     try:
         VARIABLES[name](text)
     except ConfigError as error:
         return str(error)
-    return READ
+    return None
 
 
 def _extras() -> dict[str, Fact]:
