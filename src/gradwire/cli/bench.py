@@ -136,9 +136,12 @@ class _Run:
             try:
                 for row in measured:
                     self.rows.append(row)
-                    self._show(row, bar)
-                    if file is not None:
-                        file.add(self._stored(row))
+                    try:
+                        # First, so that whoever sees a row finds it in the file; but shown it is in any case.
+                        if file is not None:
+                            file.add(self._stored(row))
+                    finally:
+                        self._show(row, bar)
             except KeyboardInterrupt:
                 return False
         return True

@@ -99,9 +99,11 @@ def _show(row: Row, json_to: str | None) -> None:
     if json_to == "-":
         click.echo(text)
         return
-    click.echo(_line(row))
-    if json_to is not None:
-        append_line(Path(json_to), text)
+    try:
+        if json_to is not None:
+            append_line(Path(json_to), text)
+    finally:
+        click.echo(_line(row))
 
 
 def _line(row: Row) -> str:

@@ -100,9 +100,11 @@ def command(
     with stopped(ctx, checkpoint), noted(job, results, place):
         record = here(job, timeout, wanted) if place is None else there(job, timeout, place)
     if record is not None:
-        click.echo("\n".join(summary(record, made)))
-        if results is not None:
-            append(results, record)
+        try:
+            if results is not None:
+                append(results, record)
+        finally:
+            click.echo("\n".join(summary(record, made)))
     if record is not None and not record.identical:
         raise GroupError(record.error)
 
