@@ -14,14 +14,16 @@ from gradwire.bench.demo import Report, compare
 from gradwire.bench.models.resnet20 import resnet20_small
 from gradwire.bench.recommended import MIN_NUMEL, recommended
 from gradwire.errors import ConfigError, GroupError
+from tests.forked import Forked, fork_workers
 
 GRADWIRE = str(Path(sys.executable).parent / "gradwire")
 
 
+@pytest.mark.timeout(600)
 def test_two_workers_train_with_two_bits(tmp_path: Path) -> None:
     done = subprocess.run(
         [GRADWIRE, "demo", "--epochs", "3", "--json", "figures.json"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=100,
+        cwd=tmp_path, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "bit-identical" in done.stdout
@@ -50,8 +52,9 @@ def test_two_workers_train_with_two_bits(tmp_path: Path) -> None:
     assert twobit["seconds"]["decompress"] > 0
 
 
-@pytest.mark.timeout(300)
-def test_every_registered_compressor_runs_and_agrees() -> None:
+@pytest.mark.timeout(600)
+def test_every_registered_compressor_runs_and_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_workers(monkeypatch)
     names = registry.names("compressors")
     report = compare([recommended(name) for name in names], epochs=1)
     assert [row["method"] for row in report.rows] == list(names)
@@ -76,10 +79,11 @@ def test_different_parameters_fail_the_command() -> None:
     ],
 )
 def test_mistakes_are_told_before_anything_starts(arguments: list[str], said: str) -> None:
-    done = subprocess.run([GRADWIRE, "demo", *arguments], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert said in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    process = Forked(["-m", "gradwire", "demo", *arguments], stderr=subprocess.PIPE)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 2
+    assert said in " ".join(err.split())
+    assert "Traceback" not in err
 
 
 def test_compare_checks_its_numbers() -> None:
