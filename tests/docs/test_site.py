@@ -18,6 +18,9 @@ pytest.importorskip("mkdocstrings_handlers.python", reason="the extra docs is no
 pytest.importorskip("material", reason="the extra docs is not installed")
 
 
+pytestmark = pytest.mark.timeout(900)
+
+
 class Fetched(HTMLParser):
     """What a browser fetches to show a page: sources, and links that are no links to click."""
 
@@ -37,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=100,
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder
