@@ -32,7 +32,7 @@ def python():
     def run(*arguments, **environment):
         command = [sys.executable, *arguments]
         return subprocess.run(
-            command, env=os.environ | environment, capture_output=True, text=True, timeout=100, check=False
+            command, env=os.environ | environment, capture_output=True, text=True, timeout=380, check=False
         )
 
     return run

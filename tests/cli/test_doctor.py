@@ -5,6 +5,9 @@ import torch
 
 from gradwire.ops.native import kernel_info, kernels
 
+# Processes that import torch: a busy machine takes minutes for each.
+pytestmark = pytest.mark.timeout(400)
+
 DOCTOR = "import sys; sys.argv = ['gradwire', 'doctor', '--json', '-']; from gradwire.cli.main import main; main()"
 
 

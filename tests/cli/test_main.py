@@ -1,5 +1,10 @@
+import pytest
+
 from gradwire import cli
 from gradwire.version import __version__
+
+# Processes that import torch: a busy machine takes minutes for each.
+pytestmark = pytest.mark.timeout(400)
 
 MAIN = "from gradwire.cli.main import main; main()"
 

@@ -16,6 +16,9 @@ from gradwire._files import replace_text
 from gradwire.cli import _output, demo
 from gradwire.cli._output import emit, show
 
+# Processes that import torch: a busy machine takes minutes for each.
+pytestmark = pytest.mark.timeout(400)
+
 NUMBERS = ("168,123,456.75", "-0.000123", "98.61%", "1,234.5x", "12 ms")
 
 
@@ -65,7 +68,7 @@ def limited(arguments, limit, **options):
     """A command whose files may have so many bytes: a disk that is full, as far as it can see."""
     code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); import sys; "
     code += f"sys.argv = ['gradwire', *{arguments!r}]; from gradwire.cli.main import main; main()"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=380, check=False)
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no limit for the size of a file here")

@@ -7,6 +7,9 @@ from gradwire.bench.shapes import network_shapes
 from gradwire.errors import ConfigError
 from gradwire.version import __version__
 
+# Processes that import torch: a busy machine takes minutes for each.
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.mark.parametrize("words", [("--version",), ("-V",), ("version",)])
 def test_the_version(gradwire, words):

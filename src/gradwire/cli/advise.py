@@ -64,7 +64,7 @@ _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
     help="For measuring a codec: fewer repeats where they would take longer.",
 )  # fmt: skip
 @click.option(
-    "--within", default=45.0, show_default=True, type=Number(0, min_open=True), metavar="SECONDS",
+    "--within", default=40.0, show_default=True, type=Number(0, min_open=True), metavar="SECONDS",
     help="For all measurements together, a script left out: what is not measured by then, nobody can tell.",
 )  # fmt: skip
 @json_option

@@ -75,7 +75,7 @@ class Question:
     strategy: str | None = None
     codec: tuple[float, float] | None = None
     budget: float = 6.0
-    within: float = 45.0
+    within: float = 40.0
 
     def __post_init__(self) -> None:
         if (self.model is None) == (self.script is None):
