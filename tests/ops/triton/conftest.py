@@ -3,7 +3,8 @@ import multiprocessing
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from functools import partial
+from contextlib import ExitStack
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -29,10 +30,10 @@ def interpreter(installed: None) -> Iterator[Executor]:
 
 
 @pytest.fixture(scope="session")
-def compiler(installed: None, request: pytest.FixtureRequest) -> Iterator[Executor]:
-    """A process that compiles for GPUs of this compute capability."""
-    with _process(worker.start_compiler, request.param) as process:
-        yield process
+def compilers(installed: None) -> Iterator[Callable[[int], Executor]]:
+    """Gives the process that compiles for GPUs of a compute capability; one for each serves all tests."""
+    with ExitStack() as stack:
+        yield cache(lambda capability: stack.enter_context(_process(worker.start_compiler, capability)))
 
 
 @pytest.fixture(params=["interpreter", "cuda"])

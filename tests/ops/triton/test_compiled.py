@@ -54,7 +54,7 @@ def on_one(*names):
     How arithmetic is rounded is decided before the compiler asks what it compiles for.
     """
     cases = [pytest.param(name, (80, 90)[place % 2], id=name) for place, name in enumerate(sorted(names))]
-    return pytest.mark.parametrize(("name", "compiler"), cases, indirect=["compiler"])
+    return pytest.mark.parametrize(("name", "capability"), cases)
 
 
 def _compile(compiler, name, changes):
@@ -63,9 +63,9 @@ def _compile(compiler, name, changes):
 
 
 @on_one(*set(KERNELS) - COMPOSED)
-def test_every_operation_is_rounded_as_written(compiler, name):
+def test_every_operation_is_rounded_as_written(compilers, name, capability):
     changes = [{}, *VARIANTS.get(name, [])]
-    compiled = _compile(compiler, name, changes)
+    compiled = _compile(compilers(capability), name, changes)
     assert len(compiled) >= len(changes)
     for kernel in compiled:
         assert not kernel.fused
@@ -73,7 +73,7 @@ def test_every_operation_is_rounded_as_written(compiler, name):
 
 
 @on_one("mark_drawn", "philox", "qsgd_encode", "qsgd_encode_feedback")
-def test_another_step_compiles_nothing(compiler, name):
+def test_another_step_compiles_nothing(compilers, name, capability):
     streams = ((0, 0), (2**40, 1), (-7, 16), (2**31, 2**62))
-    _compile(compiler, name, [{}])
-    assert _compile(compiler, name, [{"key": key, "step": step} for key, step in streams]) == []
+    _compile(compilers(capability), name, [{}])
+    assert _compile(compilers(capability), name, [{"key": key, "step": step} for key, step in streams]) == []
