@@ -22,7 +22,8 @@ namespace gradwire {
 
 constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 2^32
 
-// One line per kernel: the name of the function in csrc/kernels/<name>.h and the type of its arguments.
+// One line per kernel: the name of the function in csrc/kernels/<name>.h, which a file of csrc/families includes, and
+// the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
   X(accumulate, Feedback)                            \
   X(add_buckets, AddBuckets)                         \

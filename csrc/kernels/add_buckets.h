@@ -21,7 +21,7 @@ GRADWIRE_INLINE void add_bucket_part(const float* addends, const std::uint8_t* c
   for (; i < count; ++i) out[i] = out[i] + addends[codes[i]];
 }
 
-static void add_buckets(const AddBuckets& args, std::int64_t begin, std::int64_t end) {
+void add_buckets(const AddBuckets& args, std::int64_t begin, std::int64_t end) {
   const AddBuckets k = args;
   for (std::int64_t i = begin; i < end; i += kBucketPart)
     for (std::int64_t rank = 0; rank < k.codes.count; ++rank)

@@ -44,7 +44,7 @@ GRADWIRE_INLINE void add_waves_rows(const AddWaves& k, std::int64_t row) {
   if (column < k.width) add_waves_block<kRows, 1>(k, row, column, int(k.width - column));
 }
 
-static void add_waves(const AddWaves& args, std::int64_t begin, std::int64_t end) {
+void add_waves(const AddWaves& args, std::int64_t begin, std::int64_t end) {
   const AddWaves k = args;
   std::int64_t row = begin;
   for (; end - row >= kWaveRows; row += kWaveRows) add_waves_rows<kWaveRows>(k, row);

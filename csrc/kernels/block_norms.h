@@ -5,7 +5,7 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
-static void block_norms(const BlockNorms& args, std::int64_t begin, std::int64_t end) {
+void block_norms(const BlockNorms& args, std::int64_t begin, std::int64_t end) {
   const BlockNorms k = args;
   for (std::int64_t i = begin; i < end; i += k.block) {
     Magnitude m = {set_u32(0), set(0.0f)};

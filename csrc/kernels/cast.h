@@ -27,7 +27,7 @@ GRADWIRE_INLINE void store_cast(std::uint8_t* p, F32 x, int count) {
 
 // Defines the kernel `name` as name##_to<kTo>() for the format that its arguments ask for.
 #define GRADWIRE_CAST_KERNEL(name, Args)                                                            \
-  static void name(const Args& args, std::int64_t begin, std::int64_t end) {                        \
+  void name(const Args& args, std::int64_t begin, std::int64_t end) {                               \
     constexpr decltype(&name##_to<CastTo::float16>) to[] = {                                        \
         name##_to<CastTo::float16>, name##_to<CastTo::bfloat16>, name##_to<CastTo::float32>};       \
     to[int(args.to)](args, begin, end);                                                             \

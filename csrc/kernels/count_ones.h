@@ -5,7 +5,7 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
-static void count_ones(const CountOnes& args, std::int64_t begin, std::int64_t end) {
+void count_ones(const CountOnes& args, std::int64_t begin, std::int64_t end) {
   const CountOnes k = args;
   for (std::int64_t first = begin; first < end; first += kMarkSegment) {
     const std::int64_t stop = end - first < kMarkSegment ? end : first + kMarkSegment;

@@ -109,7 +109,7 @@ static void eightbit_add_range(const EightbitAddDecoded& k, std::int64_t begin, 
   }
 }
 
-static void eightbit_add_decoded(const EightbitAddDecoded& args, std::int64_t begin, std::int64_t end) {
+void eightbit_add_decoded(const EightbitAddDecoded& args, std::int64_t begin, std::int64_t end) {
   constexpr decltype(&eightbit_add_range<Codebook::linear>) add[] = {
       eightbit_add_range<Codebook::linear>, eightbit_add_range<Codebook::dynamic>, eightbit_add_range<Codebook::e4m3>,
       eightbit_add_range<Codebook::e5m2>};

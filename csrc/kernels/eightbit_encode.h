@@ -14,7 +14,7 @@ GRADWIRE_INLINE float eightbit_measure(const float* x, std::int64_t count) {
   return eightbit_norm(worst);
 }
 
-static void eightbit_encode(const EightbitEncode& args, std::int64_t begin, std::int64_t end) {
+void eightbit_encode(const EightbitEncode& args, std::int64_t begin, std::int64_t end) {
   const EightbitEncode k = args;
   const std::int64_t size = k.block ? k.block : kEightbitTile;
   for (std::int64_t i = begin; i < end; i += size) {

@@ -21,7 +21,7 @@ GRADWIRE_INLINE void eightbit_compensate(const EightbitEncodeFeedback& k, std::i
   store(k.residual + i, x, int(end - i)), watch(worst, x);
 }
 
-static void eightbit_encode_feedback(const EightbitEncodeFeedback& args, std::int64_t begin, std::int64_t end) {
+void eightbit_encode_feedback(const EightbitEncodeFeedback& args, std::int64_t begin, std::int64_t end) {
   const EightbitEncodeFeedback k = args;
   const std::int64_t size = k.block ? k.block : kEightbitTile;
   for (std::int64_t i = begin; i < end; i += size) {

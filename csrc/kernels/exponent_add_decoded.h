@@ -27,7 +27,7 @@ GRADWIRE_INLINE void add_powers(Sums& sums, ExponentRank& rank, std::int64_t i, 
   }
 }
 
-static void exponent_add_decoded(const ExponentAddDecoded& args, std::int64_t begin, std::int64_t end) {
+void exponent_add_decoded(const ExponentAddDecoded& args, std::int64_t begin, std::int64_t end) {
   const ExponentAddDecoded k = args;
   for (std::int64_t i = begin; i < end; i += 64) {
     Sums sums = load_sums(k.out + i, end - i);

@@ -27,7 +27,7 @@ GRADWIRE_INLINE void exponent_step(const ExponentCodes& k, BitSink& sink, std::i
   put_bits(sink, codes >> 32, bits - first);
 }
 
-static void exponent_codes(const ExponentCodes& args, std::int64_t begin, std::int64_t end) {
+void exponent_codes(const ExponentCodes& args, std::int64_t begin, std::int64_t end) {
   const ExponentCodes k = args;
   for (std::int64_t first = begin; first < end; first += kMarkSegment) {
     const std::int64_t stop = end - first < kMarkSegment ? end : first + kMarkSegment, segment = first / kMarkSegment;

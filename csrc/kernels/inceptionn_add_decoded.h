@@ -45,7 +45,7 @@ static void add_floats(const InceptionnAddDecoded& k, const InceptionnStream& s,
   if (rest > 0) store(k.out + i, load(k.out + i, rest) + load(x + i, rest) * set(k.scale), rest);
 }
 
-static void inceptionn_add_decoded(const InceptionnAddDecoded& args, std::int64_t begin, std::int64_t end) {
+void inceptionn_add_decoded(const InceptionnAddDecoded& args, std::int64_t begin, std::int64_t end) {
   const InceptionnAddDecoded k = args;
   for (std::int64_t i = begin; i < end; i += kInceptionnSum) {
     const std::int64_t next = end - i < kInceptionnSum ? end : i + kInceptionnSum;

@@ -29,7 +29,7 @@ GRADWIRE_INLINE std::uint8_t* inceptionn_codes_step(const InceptionnCodes& k, st
   return store_quads(p, k.end, words, packed);
 }
 
-static void inceptionn_codes(const InceptionnCodes& args, std::int64_t begin, std::int64_t end) {
+void inceptionn_codes(const InceptionnCodes& args, std::int64_t begin, std::int64_t end) {
   const InceptionnCodes k = args;
   const float unit = float(1 << k.bound);
   std::uint8_t* p = k.codes;

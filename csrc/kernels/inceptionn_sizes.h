@@ -10,7 +10,7 @@ GRADWIRE_INLINE int bytes_of_tags(std::uint64_t tags) {
   return __builtin_popcountll(low) + 2 * __builtin_popcountll(high) + __builtin_popcountll(low & high);
 }
 
-static void inceptionn_sizes(const InceptionnSizes& k, std::int64_t begin, std::int64_t end) {
+void inceptionn_sizes(const InceptionnSizes& k, std::int64_t begin, std::int64_t end) {
   std::int64_t bytes = 0;
   for (std::int64_t i = begin; i < end; i += 32) {
     const std::int64_t count = end - i < 32 ? end - i : 32;

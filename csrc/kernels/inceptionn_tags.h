@@ -52,7 +52,7 @@ static inline void write_tags(const InceptionnTags& k, std::int64_t begin, std::
   if (fed && k.feedback.status) flag_nonfinite(k.feedback.status, worst);
 }
 
-static void inceptionn_tags(const InceptionnTags& args, std::int64_t begin, std::int64_t end) {
+void inceptionn_tags(const InceptionnTags& args, std::int64_t begin, std::int64_t end) {
   const InceptionnTags k = args;
   if (k.feedback.residual)
     write_tags<true>(k, begin, end);

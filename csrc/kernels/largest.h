@@ -26,7 +26,7 @@ GRADWIRE_INLINE std::uint32_t largest_of(std::int64_t begin, std::int64_t end, c
   return reduce_max(max_u32(max_u32(worst[0], worst[1]), max_u32(worst[2], worst[3])));
 }
 
-static void largest(const Largest& args, std::int64_t begin, std::int64_t end) {
+void largest(const Largest& args, std::int64_t begin, std::int64_t end) {
   const float* const x = args.x;
   join_largest(args.out, largest_of(begin, end, [x](std::int64_t i, int count) GRADWIRE_LAMBDA {
     return load_ahead(x + i, count);

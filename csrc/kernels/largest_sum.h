@@ -6,7 +6,7 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
-static void largest_sum(const LargestSum& args, std::int64_t begin, std::int64_t end) {
+void largest_sum(const LargestSum& args, std::int64_t begin, std::int64_t end) {
   const float *const grad = args.grad, *const residual = args.residual;
   join_largest(args.out, largest_of(begin, end, [=](std::int64_t i, int count) GRADWIRE_LAMBDA {
     return load_ahead(residual + i, count) + load_ahead(grad + i, count);

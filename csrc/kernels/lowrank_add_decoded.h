@@ -40,7 +40,7 @@ GRADWIRE_INLINE void product_rows(const LowrankAddDecoded& a, const MatrixTile& 
   });
 }
 
-static void lowrank_add_decoded(const LowrankAddDecoded& args, std::int64_t begin, std::int64_t end) {
+void lowrank_add_decoded(const LowrankAddDecoded& args, std::int64_t begin, std::int64_t end) {
   const LowrankAddDecoded a = args;
   U32 worst = set_u32(0);
   for (std::int64_t i = begin; i < end; ++i) {

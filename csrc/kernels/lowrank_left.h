@@ -45,7 +45,7 @@ GRADWIRE_INLINE void left_rows(const LowrankLeft& a, const MatrixTile& tile, std
   });
 }
 
-static void lowrank_left(const LowrankLeft& args, std::int64_t begin, std::int64_t end) {
+void lowrank_left(const LowrankLeft& args, std::int64_t begin, std::int64_t end) {
   const LowrankLeft a = args;
   U32 worst = set_u32(0);
   for (std::int64_t i = begin; i < end; ++i) {

@@ -47,7 +47,7 @@ GRADWIRE_INLINE void right_rows(const LowrankRight& a, const MatrixTile& tile, s
   });
 }
 
-static void lowrank_right(const LowrankRight& args, std::int64_t begin, std::int64_t end) {
+void lowrank_right(const LowrankRight& args, std::int64_t begin, std::int64_t end) {
   const LowrankRight a = args;
   U32 worst = set_u32(0);
   for (std::int64_t i = begin; i < end; ++i) {

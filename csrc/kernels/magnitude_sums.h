@@ -11,7 +11,7 @@ GRADWIRE_INLINE F32 magnitude_of(const MagnitudeSums& k, std::int64_t i, int cou
   return magnitude(k.residual ? load_ahead(k.residual + i, count) + x : x);
 }
 
-static void magnitude_sums(const MagnitudeSums& args, std::int64_t begin, std::int64_t end) {
+void magnitude_sums(const MagnitudeSums& args, std::int64_t begin, std::int64_t end) {
   const MagnitudeSums k = args;
   for (std::int64_t i = begin; i < end; i += k.block) {
     LaneSums sums = no_sums();

@@ -11,7 +11,7 @@ GRADWIRE_INLINE int mark_beyond_step(const MarkBeyond& k, std::int64_t i, int co
   return put_marks(k.bitmap, i, bits_outside(between, count), count);
 }
 
-static void mark_beyond(const MarkBeyond& args, std::int64_t begin, std::int64_t end) {
+void mark_beyond(const MarkBeyond& args, std::int64_t begin, std::int64_t end) {
   const MarkBeyond k = args;
   for (std::int64_t i = begin; i < end;) {
     const std::int64_t stop = end - i < kMarkSegment ? end : i + kMarkSegment, segment = i / kMarkSegment;

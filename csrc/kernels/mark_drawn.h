@@ -43,7 +43,7 @@ GRADWIRE_INLINE void mark_drawn_step(const MarkDrawn& k, std::int64_t i, const s
   found.drawn += put_marks(k.bitmap, i, std::uint16_t(kept & ~whole), count);
 }
 
-static void mark_drawn(const MarkDrawn& args, std::int64_t begin, std::int64_t end) {
+void mark_drawn(const MarkDrawn& args, std::int64_t begin, std::int64_t end) {
   const MarkDrawn k = args;
   const PhiloxStream stream = philox_stream(k.key, k.step);
   std::uint32_t words[kDrawn];

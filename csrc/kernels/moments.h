@@ -57,7 +57,7 @@ GRADWIRE_INLINE void write_moments(float* row, const Segment& found, float origi
   row[1] = origin, row[2] = sum_of(s.sum), row[3] = sum_of(s.squares);
 }
 
-static void moments(const Moments& args, std::int64_t begin, std::int64_t end) {
+void moments(const Moments& args, std::int64_t begin, std::int64_t end) {
   const Moments k = args;
   for (std::int64_t first = begin; first < end; first += kMomentSegment) {
     const std::int64_t after = end - first < kMomentSegment ? end : first + kMomentSegment;

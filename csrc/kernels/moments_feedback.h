@@ -13,7 +13,7 @@ GRADWIRE_INLINE void moments_feedback_step(const MomentsFeedback& k, std::int64_
   add_to(s, x, count);
 }
 
-static void moments_feedback(const MomentsFeedback& args, std::int64_t begin, std::int64_t end) {
+void moments_feedback(const MomentsFeedback& args, std::int64_t begin, std::int64_t end) {
   const MomentsFeedback k = args;
   U32 worst = set_u32(0);
   for (std::int64_t first = begin; first < end; first += kMomentSegment) {

@@ -26,7 +26,7 @@ GRADWIRE_INLINE void natural_add(float* out, const std::uint8_t* codes, std::uin
   if (rest > 0) store(out + i, load(out + i, rest) + scale * natural_value(load_u8(codes + i, rest), base), rest);
 }
 
-static void natural_add_decoded(const NaturalAddDecoded& args, std::int64_t begin, std::int64_t end) {
+void natural_add_decoded(const NaturalAddDecoded& args, std::int64_t begin, std::int64_t end) {
   const NaturalAddDecoded k = args;
   for (std::int64_t i = begin; i < end;) {
     const std::int64_t block = i / k.block, after = (block + 1) * k.block;

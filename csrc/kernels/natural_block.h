@@ -55,6 +55,11 @@ template <bool kKeep>
 GRADWIRE_INLINE void natural_tile(const NaturalRun& run, std::int64_t i, U32 base, NaturalWords& words) {
   const std::uint32_t* const random = words.of[words.now];
   words.ready += kNaturalTile / 4, words.now = 1 - words.now;
+  if constexpr (!kPhiloxInterleaved) {
+    for (int s = 0; s < kNaturalTile; s += kLanes)
+      store_u8(run.codes + i + s, natural_step<kKeep>(run, i + s, base, natural_random(random + s), kLanes));
+    return philox_tile(words.of[words.now], words.ready, words.stream);
+  }
   PhiloxState<kPhiloxBatches> state;
   philox_start(state, words.stream, words.ready);
   U32 codes[4];
@@ -79,7 +84,7 @@ static void natural_write_random(const NaturalRun& run, NaturalWords& words, std
                                  std::uint32_t exponent) {
   const U32 base = set_u32(exponent);
   const std::uint64_t counter = std::uint64_t(first) / 4;
-  if (words.ready != counter) philox_batches<kPhiloxBatches>(words.of[words.now], counter, words.stream);
+  if (words.ready != counter) philox_tile(words.of[words.now], counter, words.stream);
   words.ready = counter;
   std::int64_t i = 0;
   for (; count - i >= kNaturalTile; i += kNaturalTile) natural_tile<kKeep>(run, i, base, words);

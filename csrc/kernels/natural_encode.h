@@ -14,7 +14,7 @@ GRADWIRE_INLINE std::uint32_t natural_measure(const float* x, std::int64_t count
   return natural_base(worst);
 }
 
-static void natural_encode(const NaturalEncode& args, std::int64_t begin, std::int64_t end) {
+void natural_encode(const NaturalEncode& args, std::int64_t begin, std::int64_t end) {
   const NaturalEncode k = args;
   NaturalWords words = natural_words(k);
   for (std::int64_t i = begin; i < end; i += k.block) {

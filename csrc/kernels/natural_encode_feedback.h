@@ -20,7 +20,7 @@ GRADWIRE_INLINE void natural_compensate(const NaturalEncodeFeedback& k, std::int
   store(k.residual + i, x, int(end - i)), watch(worst, x);
 }
 
-static void natural_encode_feedback(const NaturalEncodeFeedback& args, std::int64_t begin, std::int64_t end) {
+void natural_encode_feedback(const NaturalEncodeFeedback& args, std::int64_t begin, std::int64_t end) {
   const NaturalEncodeFeedback k = args;
   NaturalWords words = natural_words(k);
   for (std::int64_t i = begin; i < end; i += k.block) {

@@ -5,7 +5,7 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
-static void philox(const Philox& k, std::int64_t begin, std::int64_t end) {
+void philox(const Philox& k, std::int64_t begin, std::int64_t end) {
   const std::int64_t whole = (end - begin) / kPhiloxWords, rest = (end - begin) % kPhiloxWords;
   const std::uint64_t counter = k.offset + std::uint64_t(begin) / 4;
   const PhiloxStream stream = philox_stream(k.key, k.step);

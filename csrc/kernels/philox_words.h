@@ -92,9 +92,15 @@ template <int batches>
 GRADWIRE_INLINE void philox_batches(std::uint32_t* out, std::uint64_t counter, const PhiloxStream& s) {
   PhiloxState<batches> p;
   philox_start(p, s, counter);
-#pragma GCC unroll 8
+#pragma GCC unroll kPhiloxInterleaved ? kPhiloxLater : 1
   for (int round = 0; round < kPhiloxLater; ++round) philox_later(p, s, round);
   philox_finish(p, s, counter, out);
+}
+
+// The same as one function: kernels of many variants call it where inlining only makes them long to compile.
+static inline __attribute__((noinline)) void philox_tile(std::uint32_t* out, std::uint64_t counter,
+                                                         const PhiloxStream& s) {
+  philox_batches<kPhiloxBatches>(out, counter, s);
 }
 
 // The same for a number of batches that is not known beforehand.

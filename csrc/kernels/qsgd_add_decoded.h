@@ -101,7 +101,7 @@ static void add_rows(const QsgdAddDecoded& k, std::int64_t begin, std::int64_t e
   }
 }
 
-static void qsgd_add_decoded(const QsgdAddDecoded& args, std::int64_t begin, std::int64_t end) {
+void qsgd_add_decoded(const QsgdAddDecoded& args, std::int64_t begin, std::int64_t end) {
   const QsgdAddDecoded k = args;
   (k.powers ? add_rows<true> : add_rows<false>)(k, begin, end);
 }

@@ -116,7 +116,7 @@ GRADWIRE_INLINE std::uint64_t counter_of(const RandomTiles& r, std::int64_t tile
 
 GRADWIRE_INLINE const std::uint32_t* random_tile(RandomTiles& r, std::int64_t tile) {
   std::uint32_t* const words = r.words[tile % 2];
-  if (r.ready[tile % 2] != tile) philox_batches<kPhiloxBatches>(words, counter_of(r, tile), r.stream);
+  if (r.ready[tile % 2] != tile) philox_tile(words, counter_of(r, tile), r.stream);
   r.ready[tile % 2] = tile;
   return words;
 }
@@ -175,7 +175,7 @@ static void write_levels(const Qsgd& k, RandomTiles& r, const float* x, float* r
   for (std::int64_t i = 0; i < count;) {
     const std::int64_t tile = (first + i - r.begin) / kTile, place = (first + i - r.begin) % kTile;
     const int size = int(count - i < kTile - place ? count - i : kTile - place);
-    if (size == kTile)
+    if (kPhiloxInterleaved && size == kTile)
       write_tile<kBits, kKeep, kPowers>(q, r, tile, block.at(i));
     else
       write_part<kBits, kKeep, kPowers>(q, random_tile(r, tile) + place / 2, block.at(i), size);

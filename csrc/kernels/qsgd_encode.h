@@ -12,7 +12,7 @@ GRADWIRE_INLINE void qsgd_measure(const float* x, std::int64_t count, bool l2, M
   if (i < count) measure(m, load(x + i, int(count - i)), l2);
 }
 
-static void qsgd_encode(const QsgdEncode& args, std::int64_t begin, std::int64_t end) {
+void qsgd_encode(const QsgdEncode& args, std::int64_t begin, std::int64_t end) {
   const QsgdEncode k = args;
   RandomTiles random = {philox_stream(k.key, k.step), begin, {-1, -1}, {}};
   for (std::int64_t i = begin; i < end; i += k.block) {

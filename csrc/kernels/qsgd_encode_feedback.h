@@ -20,7 +20,7 @@ GRADWIRE_INLINE void qsgd_compensate(const QsgdEncodeFeedback& k, std::int64_t b
   if (i < end) qsgd_compensate_step(k, i, int(end - i), l2, m, worst);
 }
 
-static void qsgd_encode_feedback(const QsgdEncodeFeedback& args, std::int64_t begin, std::int64_t end) {
+void qsgd_encode_feedback(const QsgdEncodeFeedback& args, std::int64_t begin, std::int64_t end) {
   const QsgdEncodeFeedback k = args;
   U32 worst = set_u32(0);
   RandomTiles random = {philox_stream(k.key, k.step), begin, {-1, -1}, {}};

@@ -77,7 +77,7 @@ static void rans_decode_together(const std::uint32_t* slots, RansChunk* chunks) 
   for (int p = 0; p < kPairs; ++p) leave_rans(pairs[p], chunks + 2 * p);
 }
 
-static void rans_decode(const RansDecode& args, std::int64_t begin, std::int64_t end) {
+void rans_decode(const RansDecode& args, std::int64_t begin, std::int64_t end) {
   std::int64_t i = begin;
   for (; end - i >= 4; i += 4) rans_decode_together<2>(args.slots, args.chunks + i);
   for (; end - i >= 2; i += 2) rans_decode_together<1>(args.slots, args.chunks + i);
@@ -85,7 +85,7 @@ static void rans_decode(const RansDecode& args, std::int64_t begin, std::int64_t
 
 #else
 
-static void rans_decode(const RansDecode&, std::int64_t, std::int64_t) {}
+void rans_decode(const RansDecode&, std::int64_t, std::int64_t) {}
 
 #endif
 

@@ -5,7 +5,7 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
-static void round_encode(const RoundEncode& args, std::int64_t begin, std::int64_t end) {
+void round_encode(const RoundEncode& args, std::int64_t begin, std::int64_t end) {
   const RoundEncode k = args;
   RandomTiles random = {philox_stream(k.key, k.step), begin, {-1, -1}, {}};
   write_codes<false, false>(k, random, k.x + begin, nullptr, begin, end - begin, k.norms[0]);

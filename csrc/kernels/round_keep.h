@@ -5,7 +5,7 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
-static void round_keep(const RoundKeep& args, std::int64_t begin, std::int64_t end) {
+void round_keep(const RoundKeep& args, std::int64_t begin, std::int64_t end) {
   const RoundKeep k = args;
   RandomTiles random = {philox_stream(k.key, k.step), begin, {-1, -1}, {}};
   float* const x = k.residual + begin;

@@ -5,7 +5,7 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
-static void scaled_sign_add_decoded(const BlockSignAddDecoded& args, std::int64_t begin, std::int64_t end) {
+void scaled_sign_add_decoded(const BlockSignAddDecoded& args, std::int64_t begin, std::int64_t end) {
   const BlockSignAddDecoded k = args;
   add_block_signs(k, begin, end, [&](const std::uint8_t* row, std::int64_t block) {
     float level;

@@ -13,7 +13,7 @@ GRADWIRE_INLINE void sketch_add_block(float* line, const float* x, const SketchP
   }
 }
 
-static void sketch_add(const SketchAdd& args, std::int64_t begin, std::int64_t end) {
+void sketch_add(const SketchAdd& args, std::int64_t begin, std::int64_t end) {
   const SketchAdd k = args;
   const std::int64_t span = (k.n + kSketchGroup - 1) / kSketchGroup * kSketchGroup;
   if (span == 0) return;

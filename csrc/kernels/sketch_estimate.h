@@ -18,7 +18,7 @@ GRADWIRE_INLINE void sketch_median(float (*values)[kSketchBlock], int rows) {
       }
 }
 
-static void sketch_estimate(const SketchEstimate& args, std::int64_t begin, std::int64_t end) {
+void sketch_estimate(const SketchEstimate& args, std::int64_t begin, std::int64_t end) {
   const SketchEstimate k = args;
   const PhiloxStream stream = philox_stream(k.key, k.step);
   const std::uint64_t lines = std::uint64_t(k.columns / kSketchBlock);

@@ -126,7 +126,7 @@ GRADWIRE_INLINE bool add_segment(const SparseAddDecoded& k, const SparsePart* pa
   return near;
 }
 
-static void sparse_add_decoded(const SparseAddDecoded& args, std::int64_t begin, std::int64_t end) {
+void sparse_add_decoded(const SparseAddDecoded& args, std::int64_t begin, std::int64_t end) {
   const SparseAddDecoded k = args;
   constexpr std::int64_t kParts = 64;  // whose places are kept at a time
   for (std::int64_t next = 0; next < k.count; next += kParts) {

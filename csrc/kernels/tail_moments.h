@@ -27,7 +27,7 @@ GRADWIRE_INLINE void write_tail(float* row, const Tail& t) {
   row[1] = sum_of(t.count), row[2] = sum_of(t.sum), row[3] = sum_of(t.squares);
 }
 
-static void tail_moments(const TailMoments& args, std::int64_t begin, std::int64_t end) {
+void tail_moments(const TailMoments& args, std::int64_t begin, std::int64_t end) {
   const TailMoments k = args;
   for (std::int64_t first = begin; first < end; first += kTailSegment) {
     const std::int64_t after = end - first < kTailSegment ? end : first + kTailSegment;

@@ -17,7 +17,7 @@ GRADWIRE_INLINE void take_block(const Taken& taken, const float* x, const std::u
                               *taken.count + kMarkSegment);
 }
 
-static void take_beyond(const TakeBeyond& args, std::int64_t begin, std::int64_t end) {
+void take_beyond(const TakeBeyond& args, std::int64_t begin, std::int64_t end) {
   const TakeBeyond k = args;
   std::uint8_t bitmap[kTakeBlock / 8];
   for (std::int64_t first = begin; first < end; first += kTakeBlock) {

@@ -8,7 +8,7 @@ namespace gradwire::GRADWIRE_TARGET {
 
 static_assert(kDrawn == kTakeBlock, "a block is drawn and taken");
 
-static void take_drawn(const TakeDrawn& args, std::int64_t begin, std::int64_t end) {
+void take_drawn(const TakeDrawn& args, std::int64_t begin, std::int64_t end) {
   const TakeDrawn k = args;
   const PhiloxStream stream = philox_stream(k.key, k.step);
   std::uint32_t words[kDrawn];

@@ -57,7 +57,7 @@ GRADWIRE_INLINE std::int64_t take_word(const TakeMarked& k, std::int64_t i, std:
   return to - start;
 }
 
-static void take_marked(const TakeMarked& args, std::int64_t begin, std::int64_t end) {
+void take_marked(const TakeMarked& args, std::int64_t begin, std::int64_t end) {
   const TakeMarked k = args;
   for (std::int64_t first = begin; first < end; first += kMarkSegment) {
     const std::int64_t stop = end - first < kMarkSegment ? end : first + kMarkSegment;

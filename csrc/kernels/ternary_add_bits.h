@@ -18,7 +18,7 @@ GRADWIRE_INLINE void add_steps(Sums& sums, TernaryRank& rank, std::int64_t i, st
   }
 }
 
-static void ternary_add_bits(const TernaryAddBits& args, std::int64_t begin, std::int64_t end) {
+void ternary_add_bits(const TernaryAddBits& args, std::int64_t begin, std::int64_t end) {
   const TernaryAddBits k = args;
   for (std::int64_t i = begin; i < end; i += 64) {
     Sums sums = load_sums(k.out + i, end - i);

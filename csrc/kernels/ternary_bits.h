@@ -24,7 +24,7 @@ GRADWIRE_INLINE std::uint32_t even_bits(std::uint64_t x) {
   return std::uint32_t(x | x >> 16);
 }
 
-static void ternary_counts(const TernaryCounts& args, std::int64_t begin, std::int64_t end) {
+void ternary_counts(const TernaryCounts& args, std::int64_t begin, std::int64_t end) {
   const TernaryCounts k = args;
   for (std::int64_t first = begin; first < end; first += kMarkSegment) {
     const std::int64_t stop = end - first < kMarkSegment ? end : first + kMarkSegment;
@@ -35,7 +35,7 @@ static void ternary_counts(const TernaryCounts& args, std::int64_t begin, std::i
   }
 }
 
-static void ternary_bits(const TernaryBits& args, std::int64_t begin, std::int64_t end) {
+void ternary_bits(const TernaryBits& args, std::int64_t begin, std::int64_t end) {
   const TernaryBits k = args;
   for (std::int64_t first = begin; first < end; first += kMarkSegment) {
     const std::int64_t stop = end - first < kMarkSegment ? end : first + kMarkSegment, segment = first / kMarkSegment;

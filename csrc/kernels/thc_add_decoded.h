@@ -5,7 +5,7 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
-static void thc_add_decoded(const ThcAddDecoded& args, std::int64_t begin, std::int64_t end) {
+void thc_add_decoded(const ThcAddDecoded& args, std::int64_t begin, std::int64_t end) {
   const ThcAddDecoded k = args;
   alignas(64) float y[kLongestRotation];
   Signs signs;

@@ -29,7 +29,7 @@ GRADWIRE_INLINE void round_coordinates(std::uint8_t* codes, const float* y, cons
   }
 }
 
-static void thc_encode(const ThcEncode& args, std::int64_t begin, std::int64_t end) {
+void thc_encode(const ThcEncode& args, std::int64_t begin, std::int64_t end) {
   const ThcEncode k = args;
   alignas(64) float y[kLongestRotation];
   std::uint32_t random[kLongestRotation / 2 + kPhiloxWords];

@@ -74,7 +74,7 @@ GRADWIRE_INLINE void add_ternary_block(const ThreeLcAddDecoded& k, std::uint8_t*
   place += length > 0 ? length : 0;
 }
 
-static void three_lc_add_decoded(const ThreeLcAddDecoded& args, std::int64_t begin, std::int64_t end) {
+void three_lc_add_decoded(const ThreeLcAddDecoded& args, std::int64_t begin, std::int64_t end) {
   const ThreeLcAddDecoded k = args;
   alignas(64) std::uint8_t digits[kLongestTernary + kDigitsBeyond];
   for (std::int64_t first = 0; first < k.stream.count; first += kStreams) {

@@ -5,7 +5,7 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
-static void three_lc_encode(const ThreeLcEncode& args, std::int64_t begin, std::int64_t end) {
+void three_lc_encode(const ThreeLcEncode& args, std::int64_t begin, std::int64_t end) {
   const ThreeLcEncode k = args;
   for (std::int64_t first = begin; first < end; first += k.block) {
     const std::int64_t count = end - first < k.block ? end - first : k.block;

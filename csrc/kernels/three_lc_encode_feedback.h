@@ -13,7 +13,7 @@ GRADWIRE_INLINE void three_lc_compensate(const ThreeLcEncodeFeedback& k, std::in
   watch(largest, x);
 }
 
-static void three_lc_encode_feedback(const ThreeLcEncodeFeedback& args, std::int64_t begin, std::int64_t end) {
+void three_lc_encode_feedback(const ThreeLcEncodeFeedback& args, std::int64_t begin, std::int64_t end) {
   const ThreeLcEncodeFeedback k = args;
   U32 worst = set_u32(0);
   for (std::int64_t first = begin; first < end; first += k.block) {

@@ -34,7 +34,7 @@ GRADWIRE_INLINE void threshold_scan_of(const ThresholdScan& args, std::int64_t b
   if (k.status) flag_nonfinite(k.status, worst);
 }
 
-static void threshold_scan(const ThresholdScan& args, std::int64_t begin, std::int64_t end) {
+void threshold_scan(const ThresholdScan& args, std::int64_t begin, std::int64_t end) {
   if (args.level > 0) return threshold_scan_of<true>(args, begin, end);
   threshold_scan_of<false>(args, begin, end);
 }

@@ -56,7 +56,7 @@ GRADWIRE_INLINE void emit_segment(const TopkEmit& k, std::int64_t begin, std::in
 }
 
 // Segment by segment: each has a count, and is still in the L2 cache when its kept elements are set to zero.
-static void topk_emit(const TopkEmit& args, std::int64_t begin, std::int64_t end) {
+void topk_emit(const TopkEmit& args, std::int64_t begin, std::int64_t end) {
   const TopkEmit k = args;
   Kept kept = {0, k.ties};
   for (std::int64_t i = begin; i < end; i += 65536) emit_segment(k, i, end - i < 65536 ? end : i + 65536, kept);

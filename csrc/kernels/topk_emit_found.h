@@ -12,7 +12,7 @@ GRADWIRE_INLINE void emit_found_step(const TopkEmitFound& k, std::int64_t i, int
   store_front(front, places, emit_chosen(k, load(k.x + i, count), places, count, kept));
 }
 
-static void topk_emit_found(const TopkEmitFound& args, std::int64_t begin, std::int64_t end) {
+void topk_emit_found(const TopkEmitFound& args, std::int64_t begin, std::int64_t end) {
   const TopkEmitFound k = args;
   Kept kept = {0, k.ties};
   std::int64_t i = begin;

@@ -5,7 +5,7 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
-static void topk_scan(const TopkScan& args, std::int64_t begin, std::int64_t end) {
+void topk_scan(const TopkScan& args, std::int64_t begin, std::int64_t end) {
   const TopkScan k = args;
   Tally t = {0, 0};
   std::int64_t i = begin;

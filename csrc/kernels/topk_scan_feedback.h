@@ -13,7 +13,7 @@ GRADWIRE_INLINE void scan_feedback_step(const TopkScanFeedback& k, std::int64_t 
   sort_out(k, x, i - begin, count, t);
 }
 
-static void topk_scan_feedback(const TopkScanFeedback& args, std::int64_t begin, std::int64_t end) {
+void topk_scan_feedback(const TopkScanFeedback& args, std::int64_t begin, std::int64_t end) {
   const TopkScanFeedback k = args;
   Tally t = {0, 0};
   U32 worst = set_u32(0);

@@ -15,7 +15,7 @@ GRADWIRE_INLINE void triad_range_step(const Triad& k, std::int64_t i, int count)
 
 GRADWIRE_RANGE_KERNEL(triad_range, Triad, kLanes)
 
-static void triad(const Triad& k, std::int64_t begin, std::int64_t end) {
+void triad(const Triad& k, std::int64_t begin, std::int64_t end) {
   triad_range(k, begin, end);
   finish_stores();
 }

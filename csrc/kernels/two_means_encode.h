@@ -5,7 +5,7 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
-static void two_means_encode(const BlockSignEncode& args, std::int64_t begin, std::int64_t end) {
+void two_means_encode(const BlockSignEncode& args, std::int64_t begin, std::int64_t end) {
   const BlockSignEncode k = args;
   for (std::int64_t i = begin; i < end; i += k.block) {
     const std::int64_t stop = block_end(i, k.block, end);

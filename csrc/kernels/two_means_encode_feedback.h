@@ -5,7 +5,7 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
-static void two_means_encode_feedback(const BlockSignEncodeFeedback& args, std::int64_t begin, std::int64_t end) {
+void two_means_encode_feedback(const BlockSignEncodeFeedback& args, std::int64_t begin, std::int64_t end) {
   const BlockSignEncodeFeedback k = args;
   U32 worst = set_u32(0);
   for (std::int64_t i = begin; i < end; i += k.block) {

@@ -315,6 +315,7 @@ GRADWIRE_INLINE U32 take_words(const std::uint8_t* (&p)[2], Mask m) {
 
 struct U64 { __m256i lo, hi; };
 constexpr int kPhiloxBatches = 2;
+constexpr bool kPhiloxInterleaved = true;  // with the work that the numbers are for
 GRADWIRE_INLINE U64 set_u64(std::uint64_t x) {
   const __m256i all = _mm256_set1_epi64x(std::int64_t(x));
   return {all, all};

@@ -275,6 +275,7 @@ GRADWIRE_INLINE void store_shuffled(std::uint8_t* const (&to)[4], U32 x, const s
 // 8 uint64.
 struct U64 { __m512i v; };
 constexpr int kPhiloxBatches = 4;
+constexpr bool kPhiloxInterleaved = true;  // with the work that the numbers are for
 GRADWIRE_INLINE U64 set_u64(std::uint64_t x) { return {_mm512_set1_epi64(std::int64_t(x))}; }
 GRADWIRE_INLINE U64 count_u64(std::uint64_t first) {
   return {_mm512_add_epi64(set_u64(first).v, _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7))};

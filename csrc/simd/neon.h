@@ -235,6 +235,7 @@ GRADWIRE_INLINE void store_shuffled(std::uint8_t* const (&to)[4], U32 x, const s
 
 struct U64 { uint64x2_t v[4]; };
 constexpr int kPhiloxBatches = 1;
+constexpr bool kPhiloxInterleaved = true;  // with the work that the numbers are for
 GRADWIRE_INLINE U64 set_u64(std::uint64_t x) { GRADWIRE_LANES_(U64, vdupq_n_u64(x)) }
 GRADWIRE_INLINE U64 count_u64(std::uint64_t first) {
   GRADWIRE_LANES_(U64, vcombine_u64(vcreate_u64(first + 2 * i), vcreate_u64(first + 2 * i + 1)))

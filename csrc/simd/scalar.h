@@ -248,7 +248,9 @@ struct U64 { std::uint64_t v[8]; };
   for (int i = 0; i < 8; ++i) r.v[i] = (expression);    \
   return r;
 
-constexpr int kPhiloxBatches = 2;
+constexpr int kPhiloxBatches = 1;
+// 16 lanes of instructions keep the processor busy without others between them, and each copy takes long to compile.
+constexpr bool kPhiloxInterleaved = false;
 GRADWIRE_INLINE U64 set_u64(std::uint64_t x) { GRADWIRE_WORDS_(x) }
 GRADWIRE_INLINE U64 count_u64(std::uint64_t first) { GRADWIRE_WORDS_(first + std::uint64_t(i)) }
 GRADWIRE_INLINE U64 operator^(U64 a, U64 b) { GRADWIRE_WORDS_(a.v[i] ^ b.v[i]) }

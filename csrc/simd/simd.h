@@ -169,7 +169,7 @@ GRADWIRE_INLINE void flag_nonfinite(std::int32_t* status, U32 worst) {
 // The kernel `name` over a range, from name##_step(args, first element, number of elements), `width` at a time.
 // The copy of the arguments is one that no store through a pointer can change: the compiler keeps it in registers.
 #define GRADWIRE_RANGE_KERNEL(name, Args, width)                                 \
-  static void name(const Args& args, std::int64_t begin, std::int64_t end) {     \
+  void name(const Args& args, std::int64_t begin, std::int64_t end) {            \
     const Args k = args;                                                         \
     std::int64_t i = begin;                                                      \
     for (; end - i >= (width); i += (width)) name##_step(k, i, (width));         \
@@ -179,7 +179,7 @@ GRADWIRE_INLINE void flag_nonfinite(std::int32_t* status, U32 worst) {
 // The same for a kernel that watches its values for NaN and infinity: the step has `worst` as a fourth argument, and
 // where `status` is not null it is set in the end.
 #define GRADWIRE_WATCHING_KERNEL(name, Args, width)                              \
-  static void name(const Args& args, std::int64_t begin, std::int64_t end) {     \
+  void name(const Args& args, std::int64_t begin, std::int64_t end) {            \
     const Args k = args;                                                         \
     U32 worst = set_u32(0);                                                      \
     std::int64_t i = begin;                                                      \

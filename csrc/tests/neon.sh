@@ -2,10 +2,16 @@
 # Compares the NEON kernels with the scalar ones in an emulator: apt-get install g++-aarch64-linux-gnu qemu-user
 set -eu
 cd "$(dirname "$0")/../.."
-mkdir -p build
-aarch64-linux-gnu-g++ -std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -static \
-  -Icsrc csrc/tests/selftest.cc csrc/tests/entries.cc csrc/dispatch.cc csrc/entries.cc csrc/exponents.cc \
+mkdir -p build/neon
+compile() {
+  aarch64-linux-gnu-g++ -std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Icsrc "$@"
+}
+for target in scalar neon; do
+  for file in csrc/families/*.cc csrc/targets/table.cc; do
+    compile -DGRADWIRE_TARGET=$target -c "$file" -o "build/neon/$target-$(basename "$file" .cc).o"
+  done
+done
+compile -static csrc/tests/selftest.cc csrc/tests/entries.cc csrc/dispatch.cc csrc/entries.cc csrc/exponents.cc \
   csrc/inceptionn.cc csrc/lowrank.cc csrc/radix_select.cc csrc/ternary.cc csrc/threshold.cc csrc/topk.cc \
-  csrc/targets/scalar.cc \
-  csrc/targets/neon.cc -o build/selftest-neon
+  build/neon/*.o -o build/selftest-neon
 qemu-aarch64 build/selftest-neon

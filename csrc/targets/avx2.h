@@ -1,7 +1,5 @@
 // x86-64 with AVX2 and F16C: Intel since Haswell (2013), AMD since Excavator (2015).
 #if defined(__x86_64__)
-#define GRADWIRE_TARGET avx2
 #define GRADWIRE_TARGET_HEADER "simd/avx2.h"
 #define GRADWIRE_TARGET_FEATURES "avx2,f16c,popcnt"
-#include "targets/table.inc"
 #endif
