@@ -32,7 +32,7 @@ from gradwire.errors import Told, as_python, is_float32, is_int, require
 from gradwire.keeper import Keeper
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
-from gradwire.ops.native import check_environment
+from gradwire.ops.native import check_environment, warn_without_kernels
 from gradwire.plan import Moving, Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
 from gradwire.policy import Policy
 from gradwire.types import Key
@@ -94,6 +94,8 @@ class Exchange:
         self._bad: list[Tensor] = []
         self._nonfinite = torch.zeros((), dtype=torch.int64, device=self.device)
         self.choose(compressor, memory, strategy)
+        if self.device.type == "cpu" and not isinstance(compressor, Identity):
+            warn_without_kernels()
 
     def choose(
         self, compressor: Compressor, memory: Memory | str | None = None, strategy: Strategy | str | None = None

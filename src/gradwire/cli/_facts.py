@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from gradwire._extras import declared
 from gradwire.errors import ConfigError, nearest, require
-from gradwire.ops.native import kernel_info, problem
+from gradwire.ops.native import SLOWER, kernel_info, problem, remedy
 from gradwire.version import __version__
 
 __all__ = ["environment", "findings", "wrong"]
@@ -76,8 +76,10 @@ def _why_kernels(info: dict[str, object]) -> str:
     if info["reference_forced"]:
         return "torch reference in use because GRADWIRE_KERNELS=reference"
     if importlib.util.find_spec("gradwire._kernels") is None:
-        return "torch reference in use because the extension is not there: no compiler was found at installation"
-    return f"torch reference in use because the extension does not load: {info['reason']}"
+        why = "the extension is not there: no compiler was found at installation"
+    else:
+        why = f"the extension does not load: {info['reason']}"
+    return f"torch reference in use because {why}. {SLOWER} For the kernels, {remedy()}"
 
 
 def _threads() -> dict[str, Fact]:

@@ -18,6 +18,7 @@ from gradwire.kvstore.compression import OFF, Compression, parse
 from gradwire.kvstore.keys import StoreKey, grouped, key_list
 from gradwire.kvstore.optimizers import OptimizerConfig
 from gradwire.kvstore.sender import flat_gradient, refuse_nonfinite
+from gradwire.ops.native import warn_without_kernels
 
 __all__ = ["KVStore", "UpdaterFunction"]
 
@@ -208,6 +209,8 @@ class KVStore(ABC):
             )
         self._set_compression(compression)
         self.compression = compression
+        if compression.push is not None or compression.pull is not None:
+            warn_without_kernels()
 
     def set_optimizer(self, optimizer: str | OptimizerConfig, **numbers: Any) -> None:
         """Let the store update its values by an optimizer, whose state it keeps.
