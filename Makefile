@@ -10,7 +10,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo convergence test test-frameworks lint format tables docs test-neon build clean
+.PHONY: help demo convergence test test-frameworks lint format tables docs test-neon build test-build wheels release-check clean
 
 help:
 	@echo 'make demo      train with 2 local workers, dense and with 2-bit gradients, and compare (DEMO="--compressor topk")'
@@ -22,7 +22,10 @@ help:
 	@echo 'make tables    rewrite the tables of README.md and docs/ from the registry'
 	@echo 'make docs      the site in site/, warnings are errors'
 	@echo 'make test-neon compare the NEON kernels with the scalar ones in an emulator'
-	@echo 'make build     a wheel in dist/'
+	@echo 'make build     an sdist and a wheel in dist/'
+	@echo 'make test-build  install both in empty environments, and try them there (minutes)'
+	@echo 'make wheels    wheels for every Python version, with cibuildwheel (needs docker on Linux)'
+	@echo 'make release-check TAG=v1.2.3  whether the version is the same everywhere'
 	@echo 'make clean     remove all that these commands made, .venv included'
 
 demo: .venv/.bench
@@ -51,14 +54,34 @@ format: .venv/.test
 tables: .venv/.test
 	$(BIN)/python -m tests.house.tables
 
-docs: .venv/.test
+docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 test-neon:
 	csrc/tests/neon.sh
 
-build: .venv/.made
-	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
+# The wheel is built from the sdist, so that nothing is missing there. On Linux it gets the tag of the oldest system that
+# it runs on; libgomp stays outside, for torch brings it.
+build: .venv/.build
+	rm -rf dist build/dist
+	$(BIN)/python -m build --outdir build/dist .
+	mkdir -p dist
+	mv build/dist/*.tar.gz dist/
+	if [ "$$(uname -s)" = Linux ]; then $(BIN)/auditwheel repair --exclude libgomp.so.1 -w dist build/dist/*.whl; \
+	else mv build/dist/*.whl dist/; fi
+	$(BIN)/twine check --strict dist/*
+
+# Both of them in empty environments, with the tests of tests/smoke and a demonstration.
+test-build: build
+	$(BIN)/pytest tests/packaging $(PYTEST)
+
+# For every Python version, in the containers of cibuildwheel.
+wheels: .venv/.build
+	$(BIN)/cibuildwheel --output-dir dist
+
+# The version is the same wherever it is written, and has its section in CHANGELOG.md.
+release-check:
+	$(PYTHON) tools/release.py $(TAG)
 
 clean:
 	rm -rf .venv build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -82,3 +105,11 @@ clean:
 .venv/.frameworks: .venv/.made $(SOURCES)
 	$(PIP) -e '.[test-frameworks]'
 	@touch .venv/.bench .venv/.test $@
+
+.venv/.docs: .venv/.made $(SOURCES)
+	$(PIP) -e '.[docs]'
+	@touch $@
+
+.venv/.build: .venv/.made $(SOURCES)
+	$(PIP) -e '.[build]'
+	@touch $@
