@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gradwire"
 
-ADOPTED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+ADOPTED = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "SECURITY.md": "security.md"}
 """Pages of the repository that are pages of the site, too."""
 
 FOLDERS = {"compressors": "Compressors", "memory": "Memories", "comm": "Strategies"}
@@ -44,7 +44,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """A link that leaves docs/ becomes its text: the site has no page for a file of the repository."""
+    """A link that leaves docs/ leads to the page that adopted the file, or becomes its text where there is none."""
+    for file, page in ADOPTED.items():
+        markdown = markdown.replace(f"](../{file})", f"]({page})")
     return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", markdown)
 
 

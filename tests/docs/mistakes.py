@@ -223,6 +223,11 @@ def no_extra() -> str:
     return alone("import sys\nsys.modules['zmq'] = None\nfrom gradwire import kvstore\nkvstore.create('dist_sync')")
 
 
+def no_kernels() -> str:
+    return alone("import sys\nsys.modules['gradwire._kernels'] = None\nimport gradwire\n"
+                 "gradwire.Exchange(gradwire.compressor('twobit'))")  # fmt: skip
+
+
 TOGETHER: Mapping[str, Callable[[int], str]] = {
     "ddp-module": module_inside, "no-hook": no_hook, "nothing-compressed": small_parameters, "second-hook": twice,
     "different-arguments": different_arguments, "pattern": wrong_pattern, "left-out-step": left_out_step,
@@ -234,6 +239,7 @@ APART: Mapping[str, Callable[[int], str]] = {
 }  # fmt: skip
 ALONE: Mapping[str, Callable[[], str]] = {
     "no-process-group": no_process_group, "gloo-interface": no_interface, "extra": no_extra,
+    "no-kernels": no_kernels,
 }  # fmt: skip
 """By the id of the section of the page that explains the mistake."""
 
