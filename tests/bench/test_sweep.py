@@ -150,10 +150,9 @@ def in_budget(order: Order, *more: str) -> list[str]:
 def test_a_run_that_goes_on_when_the_time_is_over_is_stopped_and_left(tmp_path: Path) -> None:
     order = order_of(tmp_path, LONG)
     append(order.results, recorded(order.jobs[0], 1.0))
-    command = [sys.executable, "-m", "gradwire", "sweep", *in_budget(order)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    assert "1 runs ended well, 0 failed; left are 1: 1 of recommendation" in done.stdout
+    done = run(*in_budget(order))
+    assert done.exit_code == 0, done.output
+    assert "1 run ended well, 0 failed; left are 1: 1 of recommendation" in done.stdout
     assert "recommendation none, 1 workers, none, seed 0: left, because the time was over at " in done.stderr
     assert ids(order.results) == [order.jobs[0].settings.id]
 
