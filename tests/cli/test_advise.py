@@ -76,7 +76,7 @@ def test_a_slow_link_inside_nodes_is_in_both_predictions(gradwire):
             (*NUMBERS, "--link", "400gbit", "--measure-link"),
             "Link.rate must be at most 100gbit in a lab, got '400gbit'",
         ),
-        ((*NUMBERS, "--compute", "nan"), "--compute must be a finite number >= 0, got nan"),
+        ((*NUMBERS, "--compute", "nan"), "'--compute': 'nan' is not a number: it must be one in the range x>=0"),
         ((*NUMBERS, "--compute", "inf"), "--compute must be a finite number >= 0, got inf"),
         ((*NUMBERS, "--workers", "1000000000"), "--workers must be in [2, 100000], got 1000000000"),
         ((*NUMBERS, "--together", "9"), "--together must be at most the 4 workers, got 9"),

@@ -147,11 +147,12 @@ def test_a_bad_option_is_named(arguments, message, gradwire):
     assert "Traceback" not in done.stderr
 
 
-def test_a_server_ends_in_peace_when_it_is_asked_to():
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_server_ends_in_peace_when_it_is_asked_to(number, code):
     process = Forked(["-m", "gradwire", "server", "--workers", "1"], stdout=subprocess.PIPE)
     assert process.stdout.readline().startswith(b"listening on tcp://127.0.0.1:")
-    process.send_signal(signal.SIGINT)
-    assert finish(process)[0] == 0
+    process.send_signal(number)
+    assert finish(process)[0] == code
 
 
 @pytest.mark.timeout(600)
