@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import save
 
 from gradwire import ConfigError
-from gradwire.kvstore import states
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.rules import Rules
 from gradwire.kvstore.snapshot import FORMAT, Snapshots, load_core, save_core
@@ -97,7 +96,7 @@ def test_a_server_that_dies_before_the_new_file_has_its_name_has_the_old_one(tmp
     def killed(*_):
         raise Killed
 
-    monkeypatch.setattr(states.os, "replace", killed)
+    monkeypatch.setattr("gradwire._files.os.replace", killed)
     with pytest.raises(Killed):
         save_core(core, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == old
