@@ -11,8 +11,8 @@ from tests.docs import torch_hooks
 from tests.house.source import ROOT
 
 ROWS = ("makes every later PowerSGD gradient NaN", "`batched_powerSGD_hook` raises", "Both quantization hooks raise",
-        "`bf16_compress_hook` wants NCCL", "PowerSGD must start later", "no part of `DDP.state_dict()`",
-        "A process is aborted where ranks have")  # fmt: skip
+        "`bf16_compress_hook` needs NCCL", "PowerSGD must start later", "is not in `DDP.state_dict()`",
+        "a process is aborted")  # fmt: skip
 """The first is run by tests/integrations/test_amp.py, the others here."""
 
 

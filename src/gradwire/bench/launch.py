@@ -20,9 +20,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing import resource_tracker
+from multiprocessing import popen_spawn_posix, resource_tracker
 from pathlib import Path
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -163,14 +164,49 @@ def interrupted_alone() -> Iterator[None]:
         signal.signal(signal.SIGUSR2, before)
 
 
-def interrupted(*_: object) -> NoReturn:
-    """A handler of Ctrl-C."""
-    raise KeyboardInterrupt
+def interrupted(number: int, frame: FrameType | None) -> None:
+    """Handler of Ctrl-C.
+
+    Raises:
+        KeyboardInterrupt: unless a worker is being started; then a moment later.
+    """
+    if starts_a_worker(frame):
+        send_again(number, interrupted)
+    else:
+        raise KeyboardInterrupt
 
 
-def late(*_: object) -> NoReturn:
-    """A handler of the signal that the time is over."""
-    raise _Late
+def late(number: int, frame: FrameType | None) -> None:
+    """Handler of the signal that the time is over.
+
+    Raises:
+        _Late: unless a worker is being started; then a moment later.
+    """
+    if starts_a_worker(frame):
+        send_again(number, late)
+    else:
+        raise _Late
+
+
+def starts_a_worker(frame: FrameType | None) -> bool:
+    """Whether a worker is there that was not told yet what to run: interrupted now, it would show a traceback."""
+    while frame is not None:
+        if frame.f_code.co_filename == popen_spawn_posix.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def send_again(number: int, handler: Callable[[int, FrameType | None], None]) -> None:
+    """Repeat a signal to the main thread in a moment, if it has the same handler then."""
+
+    def send() -> None:
+        if signal.getsignal(number) is handler:
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    timer = threading.Timer(0.02, send)
+    timer.daemon = True
+    timer.start()
 
 
 @contextmanager
