@@ -67,7 +67,7 @@ build: .venv/.build
 	$(BIN)/python -m build --outdir build/dist .
 	mkdir -p dist
 	mv build/dist/*.tar.gz dist/
-	if [ "$$(uname -s)" = Linux ]; then $(BIN)/auditwheel repair --exclude libgomp.so.1 -w dist build/dist/*.whl; \
+	if [ "$$(uname -s)" = Linux ]; then PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 -w dist build/dist/*.whl; \
 	else mv build/dist/*.whl dist/; fi
 	$(BIN)/twine check --strict dist/*
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.fsdp_factor_jobs import DTYPES, FACTORS, flat, hybrid
+from tests.integrations.fsdp_factor_jobs import CASES, flat, hybrid
 from tests.once import once
 
 WAYS = {"flat on 2": (flat, 2), "2 x 2": (hybrid, 4), "2 x 1": (hybrid, 2)}
@@ -21,8 +21,7 @@ def told(way: str) -> list[dict[Any, Any]]:
     return run_ranks(world, function)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize(("factor", "dtype"), CASES)
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_are_divided_as_by_fsdp_alone(way: str, factor: float | None, dtype: torch.dtype) -> None:
     for result in told(way):

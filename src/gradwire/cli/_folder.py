@@ -30,6 +30,8 @@ INTERRUPTED = 130
 """The exit code that a shell gives for Ctrl-C."""
 
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+_NO_NEW_FILE = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENAMETOOLONG)
+"""Where a file could be written, but its folder takes no new one that could replace it."""
 
 
 class _Refused(click.ClickException):
@@ -69,7 +71,7 @@ class Folder(click.Group):
             click.echo("stopped", err=True)
             ctx.exit(INTERRUPTED)
         except OSError as error:
-            if error.errno not in _UNWRITTEN:
+            if error.errno not in _UNWRITTEN and (error.filename is None or error.errno not in _NO_NEW_FILE):
                 raise
             if error.filename is None:
                 _forget_output()

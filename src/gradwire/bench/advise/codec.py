@@ -283,7 +283,7 @@ def measure(
             flat.copy_(gradient)
             spent = meet(time.perf_counter() - begun)
             if spent > budget and step and not steps:
-                return f"encoding and decoding take more than {budget:g} s a step"
+                return f"a first try took over {budget:g} s here: give more --budget, or measure on an idle machine"
             step.append(_timed(exchange, flat, bucket))
         steps.append(step)
         if meet(time.perf_counter() - begun) > budget:
