@@ -14,7 +14,7 @@ from gradwire.bench import models
 from gradwire.bench.advise.codec import WARM_UP, measure
 from gradwire.bench.advise.examples import example
 from gradwire.bench.advise.gauge import Alphas, _model, _replayed, _wire
-from gradwire.bench.advise.profile import Bucket, assigned, watched
+from gradwire.bench.advise.profile import Bucket, assigned, middle, shortest, watched
 from gradwire.bench.advise.wire import PAYLOAD_SHARE
 from gradwire.bench.netlab import Link
 from gradwire.compressors.oktopk import OkTopk
@@ -39,6 +39,23 @@ def test_a_step_has_ddps_buckets_in_their_order(alone: None) -> None:
         ["1.bias", "1.weight"], ["0.bias", "0.weight"],
     ]  # fmt: skip
     assert 0 < profile.buckets[0].ready <= profile.buckets[1].ready <= profile.seconds
+
+
+def test_other_work_on_the_machine_makes_no_step_longer_than_the_shortest(alone: None) -> None:
+    now = 0.0
+    slow = iter([9.0, 9.0, 7.0, 1.0, 8.0] * 2)
+
+    def step() -> None:
+        nonlocal now
+        before = now
+        model(torch.ones(2, 300)).sum().backward()
+        now = before + next(slow)
+
+    for typical, seconds in ((shortest, 1.0), (middle, 7.0)):
+        model = DistributedDataParallel(nn.Linear(300, 300))
+        profile = watched(model, step, steps=3, clock=lambda: now, typical=typical)
+        assert profile.seconds == seconds
+        assert profile.buckets[-1].ready <= seconds
 
 
 @pytest.mark.parametrize("name", models.names())

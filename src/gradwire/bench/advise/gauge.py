@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.bench import models
 from gradwire.bench.advise.codec import Codec, Measured, measure, slowest
 from gradwire.bench.advise.examples import example
-from gradwire.bench.advise.profile import Bucket, Profile, middle, watched
+from gradwire.bench.advise.profile import Bucket, Profile, middle, shortest, watched
 from gradwire.bench.advise.wire import PAYLOAD_SHARE, Wire
 from gradwire.bench.launch import launch
 from gradwire.bench.machine import busy_seconds, crowded
@@ -170,7 +170,7 @@ def _model(name: str, batch: int, small: bool, threads: int, steps: int, budget:
     model = models.build(name, small=small)
     inputs = example(model, name, batch, small=small)
     wrapped = DistributedDataParallel(model)
-    return watched(wrapped, lambda: _train(wrapped, inputs), steps, budget=budget)
+    return watched(wrapped, lambda: _train(wrapped, inputs), steps, budget=budget, typical=shortest)
 
 
 def _train(model: nn.Module, inputs: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from gradwire.errors import ConfigError, require
 from gradwire.exchange import Named
 from gradwire.integrations._setup import in_memory
 
-__all__ = ["Bucket", "Profile", "Watch", "assigned", "watched"]
+__all__ = ["Bucket", "Profile", "Typical", "Watch", "assigned", "middle", "shortest", "watched"]
 
 _BUCKET_BYTES = 25 << 20
 """DDP's default for all but the first, which is smaller so that communication begins early."""
@@ -94,6 +94,12 @@ class Profile:
         return type(self)(buckets, seconds, busy)
 
 
+class Typical(Protocol):
+    """One profile of several steps: ``middle`` or ``shortest``."""
+
+    def __call__(self, steps: Sequence[Profile], *, busy: bool) -> Profile: ...
+
+
 def assigned(shapes: Sequence[Named], seconds: float) -> Profile:
     """The buckets that DDP would make of float32 parameters whose gradients come evenly, from the last to the first.
 
@@ -158,19 +164,30 @@ class Watch:
         future.set_result(bucket.buffer())
         return future
 
-    def profile(self, warm_up: int, *, busy: bool = True) -> Profile:
-        """The median of the steps that have the last one's buckets, without the first ``warm_up``.
+    def profile(self, warm_up: int, *, busy: bool = True, typical: Typical | None = None) -> Profile:
+        """What is typical of the steps that have the last one's buckets, without the first ``warm_up``.
+
+        Args:
+            warm_up: steps that do not count.
+            busy: see ``Profile``.
+            typical: ``middle``, or ``shortest`` where other work on the machine must not count; None: ``middle``.
 
         Raises:
             ConfigError: no step is left.
         """
         counted = self.steps[warm_up:]
         require(bool(counted), "steps", f"more than {warm_up}, which warm up", len(self.steps))
-        return middle([step for step in counted if same(step, counted[-1])], busy=busy)
+        return (typical or middle)([step for step in counted if same(step, counted[-1])], busy=busy)
 
 
 def same(one: Profile, other: Profile) -> bool:
     return [bucket.params for bucket in one.buckets] == [bucket.params for bucket in other.buckets]
+
+
+def shortest(steps: Sequence[Profile], *, busy: bool) -> Profile:
+    """The step that took the least time: how much longer the others took depends on what else the machine did."""
+    least = min(steps, key=lambda step: step.seconds)
+    return Profile(least.buckets, least.seconds, busy)
 
 
 def middle(steps: Sequence[Profile], *, busy: bool) -> Profile:
@@ -183,7 +200,7 @@ def middle(steps: Sequence[Profile], *, busy: bool) -> Profile:
 def watched(
     model: DistributedDataParallel, step: Callable[[], object], steps: int, warm_up: int = 2, *, busy: bool = True,
     before: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.perf_counter,
-    budget: float = math.inf,
+    budget: float = math.inf, typical: Typical | None = None,
 ) -> Profile:  # fmt: skip
     """Run ``step`` on a model that has no hook yet, and say what it did.
 
@@ -196,6 +213,7 @@ def watched(
         before: called before each step, outside of the measurement.
         clock: seconds; see ``machine.crowded``.
         budget: seconds after which no further step is begun, if two were made: one that warms up, one that counts.
+        typical: see ``Watch.profile``.
 
     Raises:
         ConfigError: the model hands out no gradients.
@@ -212,4 +230,4 @@ def watched(
         watch.end()
     if not watch.steps:
         raise ConfigError("model must hand out gradients in a step, got none")
-    return watch.profile(min(warm_up, len(watch.steps) - 1), busy=busy)
+    return watch.profile(min(warm_up, len(watch.steps) - 1), busy=busy, typical=typical)
