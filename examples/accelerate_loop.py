@@ -39,9 +39,9 @@ def main() -> None:
             optimizer.step()
         if epoch == EPOCHS // 2:
             accelerator.save_state("checkpoint")
-    accelerator.load_state("checkpoint")
-    metrics = state.metrics()
-    accelerator.print(f"steps {metrics['steps']} ratio {metrics['ratio']:.1f}")
+    ratio = state.metrics()["ratio"]
+    accelerator.load_state("checkpoint")  # the counters of bytes begin anew; the number of steps is the saved one
+    accelerator.print(f"steps {state.metrics()['steps']} ratio {ratio:.1f}")
     accelerator.end_training()
 
 
