@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["replace_file", "replace_text"]
+__all__ = ["replace_file", "replace_text", "sync"]
 
 
 def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
@@ -32,14 +32,14 @@ def replace_file(path: str | Path, write: Callable[[Path], object]) -> None:
         if path.exists():
             temporary.chmod(path.stat().st_mode & 0o7777)
         write(temporary)
-        _sync(temporary)
+        sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
         # The name that the caller knows.
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def replace_text(path: str | Path, text: str) -> None:
@@ -47,8 +47,8 @@ def replace_text(path: str | Path, text: str) -> None:
     replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def _sync(path: Path) -> None:
-    """What was written, or the names in a folder, are on the disk."""
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

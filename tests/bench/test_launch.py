@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from gradwire.bench.launch import OutOfTimeError, launch
+from gradwire.bench.launch import OutOfTimeError, launch, raises
 from gradwire.errors import ConfigError, GroupError
 from tests.bench.jobs import fail_on_one, interrupt_launcher, meet
 
@@ -64,3 +65,31 @@ def test_the_end_of_the_time_stops_all_workers() -> None:
 def test_refuses_a_number_of_workers_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="workers must be an integer >= 1, got 0"):
         launch(0, meet, 1)
+
+
+class Interrupts:
+    """Interrupts this process when it is sent to a worker, which is when the worker is being started."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        signal.raise_signal(signal.SIGUSR2)
+        return int, ()
+
+
+def test_a_worker_that_is_being_started_is_told_what_to_run_before_the_interrupt_comes() -> None:
+    before = signal.signal(signal.SIGUSR2, raises(KeyboardInterrupt))
+    worker = multiprocessing.get_context("spawn").Process(target=abs, args=(Interrupts(),))
+    started: list[bool] = []
+
+    def start() -> None:
+        worker.start()
+        started.append(True)
+        time.sleep(60)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert started
+    worker.join(200)
+    assert worker.exitcode == 0

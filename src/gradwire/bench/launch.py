@@ -111,7 +111,7 @@ def ended_by(until: float | None) -> Iterator[None]:
         lambda: signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1),
     )
     waker.daemon = True
-    before = signal.signal(signal.SIGUSR1, late)
+    before = signal.signal(signal.SIGUSR1, raises(_Late))
     try:
         try:
             waker.start()
@@ -149,7 +149,7 @@ def interrupted_alone() -> Iterator[None]:
 
     # It unblocks the signal in whoever starts it, and is started once.
     resource_tracker.ensure_running()
-    before = signal.signal(signal.SIGUSR2, interrupted)
+    before = signal.signal(signal.SIGUSR2, raises(KeyboardInterrupt))
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
@@ -164,28 +164,16 @@ def interrupted_alone() -> Iterator[None]:
         signal.signal(signal.SIGUSR2, before)
 
 
-def interrupted(number: int, frame: FrameType | None) -> None:
-    """Handler of Ctrl-C.
+def raises(error: type[BaseException]) -> Callable[[int, FrameType | None], None]:
+    """Handler of a signal that raises ``error``; while a worker is being started, a moment later."""
 
-    Raises:
-        KeyboardInterrupt: unless a worker is being started; then a moment later.
-    """
-    if starts_a_worker(frame):
-        send_again(number, interrupted)
-    else:
-        raise KeyboardInterrupt
+    def handle(number: int, frame: FrameType | None) -> None:
+        if starts_a_worker(frame):
+            send_again(number, handle)
+        else:
+            raise error
 
-
-def late(number: int, frame: FrameType | None) -> None:
-    """Handler of the signal that the time is over.
-
-    Raises:
-        _Late: unless a worker is being started; then a moment later.
-    """
-    if starts_a_worker(frame):
-        send_again(number, late)
-    else:
-        raise _Late
+    return handle
 
 
 def starts_a_worker(frame: FrameType | None) -> bool:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gradwire._files import sync
 from gradwire.bench.loop import Loop
 from gradwire.errors import ConfigError, GroupError
 
@@ -259,12 +260,3 @@ def read(path: Path, sums: Mapping[str, str] | None) -> dict[str, Any]:
             raise ValueError(f"the SHA-256 of {path.name} must be {sums.get(path.name)}, got {found}")
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
-
-
-def sync(folder: Path) -> None:
-    """A new name is on the disk when its folder is."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
