@@ -34,8 +34,10 @@ demo: .venv/.bench
 convergence: .venv/.bench
 	$(BIN)/gradwire check convergence --json src/gradwire/bench/advise/convergence.json --markdown docs/methods.md
 
+# Threads of OpenMP that wait for each other sleep: every core has a worker of pytest, and those that spin keep it from
+# the thread that they wait for.
 test: lint
-	$(BIN)/pytest -n auto --dist loadscope --doctest-modules src tests $(PYTEST)
+	OMP_WAIT_POLICY=passive $(BIN)/pytest -n auto --dist loadscope --doctest-modules src tests $(PYTEST)
 
 # A file at a time: what its ranks have trained is shared by all of its tests.
 test-frameworks: .venv/.frameworks
@@ -73,7 +75,7 @@ build: .venv/.build
 
 # Both of them in empty environments, with the tests of tests/smoke and a demonstration.
 test-build: build
-	$(BIN)/pytest tests/packaging $(PYTEST)
+	$(BIN)/pytest -c tests/packaging/pytest.ini tests/packaging $(PYTEST)
 
 # For every Python version, in the containers of cibuildwheel.
 wheels: .venv/.build

@@ -39,8 +39,12 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(mark_beyond, MarkBeyond)                         \
   X(mark_drawn, MarkDrawn)                           \
   X(momentum_update, MomentumUpdate)                 \
+  X(precondition, Precondition)                      \
+  X(precondition_update, PreconditionUpdate)         \
   X(dithered_encode, DitheredEncode)                 \
   X(dithered_encode_feedback, DitheredEncodeFeedback)\
+  X(eden_add_decoded, EdenAddDecoded)                \
+  X(eden_encode, EdenEncode)                         \
   X(eightbit_add_decoded, EightbitAddDecoded)        \
   X(eightbit_encode, EightbitEncode)                 \
   X(eightbit_encode_feedback, EightbitEncodeFeedback)\

@@ -14,7 +14,7 @@ try:
 
     from gradwire.integrations.accelerate import compress
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error}: pip install 'gradwire[huggingface]'") from None
+    raise SystemExit(f"{error}: pip install '.[huggingface]'") from None
 
 
 EPOCHS = 5
@@ -31,7 +31,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     loader = DataLoader(data, batch_size=16, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    state = compress(accelerator, model, "topk", ratio=0.02)
+    state = compress(accelerator, model, "qsgd", bits=4)
     for epoch in range(EPOCHS):
         for inputs, targets in loader:
             optimizer.zero_grad()

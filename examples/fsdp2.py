@@ -58,7 +58,7 @@ def main() -> None:
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    state = gradwire.compress_fsdp(model, "qsgd", bits=4, memory="residual")
+    state = gradwire.compress_fsdp(model, "qsgd", bits=4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(dist.get_rank())
     for step in range(STEPS):

@@ -12,7 +12,7 @@ try:
 
     from gradwire.integrations.transformers import compress_trainer
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error}: pip install 'gradwire[huggingface]'") from None
+    raise SystemExit(f"{error}: pip install '.[huggingface]'") from None
 
 
 WORDS, LENGTH, STEPS = 64, 24, 20
@@ -35,7 +35,7 @@ def main() -> None:
         disable_tqdm=True,
     )
     trainer = Trainer(model, arguments, train_dataset=[{"input_ids": row, "labels": row} for row in text])
-    compress = compress_trainer(trainer, "topk", ratio=0.02)
+    compress = compress_trainer(trainer, "qsgd", bits=4)
     trainer.train()
     if trainer.is_world_process_zero():
         metrics = compress.metrics()

@@ -15,7 +15,7 @@ try:
 
     import gradwire.jax
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error}: pip install 'gradwire[jax]'") from None
+    raise SystemExit(f"{error}: pip install '.[jax]'") from None
 
 
 STEPS = 40
@@ -35,7 +35,7 @@ def main() -> None:
     rank = dist.get_rank()
     params = {"in": jax.random.normal(jax.random.key(rank), (64, 256)) / 8, "out": jnp.zeros((256, 8))}
     params = gradwire.jax.broadcast(params)
-    wire = gradwire.jax.compress(params, "topk", ratio=0.02)
+    wire = gradwire.jax.compress(params, "qsgd", bits=4)
     optimizer = optax.chain(wire, optax.adam(3e-3))
     kept = optimizer.init(params)
 

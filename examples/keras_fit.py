@@ -24,7 +24,7 @@ def main() -> None:
     rank = dist.get_rank()
     layers = [keras.layers.Dense(256, "tanh"), keras.layers.Dense(8)]
     model = keras.Sequential([keras.Input((64,)), *layers])
-    optimizer = gradwire.tensorflow.DistributedOptimizer(keras.optimizers.Adam(3e-3), compressor="topk", ratio=0.02)
+    optimizer = gradwire.tensorflow.DistributedOptimizer(keras.optimizers.Adam(3e-3), compressor="qsgd", bits=4)
     model.compile(optimizer=optimizer, loss="mse", jit_compile=False)
     x = np.random.default_rng(rank).standard_normal((640, 64), np.float32)
     teacher = np.linspace(-1, 1, 512, dtype=np.float32).reshape(64, 8)

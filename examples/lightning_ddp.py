@@ -13,7 +13,7 @@ try:
 
     from gradwire.integrations.lightning import GradwireCallback
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error}: pip install 'gradwire[lightning]'") from None
+    raise SystemExit(f"{error}: pip install '.[lightning]'") from None
 
 
 STEPS = 40
@@ -54,11 +54,11 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     data = torch.utils.data.DataLoader(torch.randn(1280, 64), batch_size=16)
-    first = trainer(GradwireCallback("topk", ratio=0.02), STEPS // 2)
+    first = trainer(GradwireCallback("qsgd", bits=4), STEPS // 2)
     first.fit(Regression(), data)
     first.save_checkpoint("half.ckpt")
 
-    compress = GradwireCallback("topk", ratio=0.02)
+    compress = GradwireCallback("qsgd", bits=4)
     rest = trainer(compress, STEPS)
     rest.fit(Regression(), data, ckpt_path="half.ckpt")
     if rest.is_global_zero:

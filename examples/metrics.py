@@ -56,7 +56,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 8)))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    state = gradwire.compress_ddp(model, "topk", ratio=0.01)
+    state = gradwire.compress_ddp(model, "qsgd", bits=4)
     writers, close = dashboards(state, folder) if dist.get_rank() == 0 else ([], [])
     generator = torch.Generator().manual_seed(dist.get_rank())
     teacher = torch.linspace(-1, 1, 512).view(64, 8)

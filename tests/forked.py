@@ -22,7 +22,7 @@ from gradwire.kvstore.machines import Machine, new_lines, pump
 IMPORTED = [
     "torch", "torch.distributed", "torch._dynamo", "gradwire", "gradwire.kvstore.dist", "gradwire.cli.main",
     "gradwire.cli.server", "gradwire.cli.launch", "gradwire.cli.meeting", "gradwire.bench.convergence",
-    "gradwire.bench.replay", "gradwire.bench.sweep", "sklearn.datasets",
+    "gradwire.bench.replay", "gradwire.bench.sweep", "sklearn.datasets", "tests.frozen",
 ]  # fmt: skip
 
 
@@ -39,6 +39,11 @@ def fork_workers(monkeypatch):
     monkeypatch.setattr(launch, "LaunchConfig", partial(launch.LaunchConfig, start_method="forkserver"))
 
 
+def fork_own_workers():
+    """In a forked process, before its command: let its workers fork from it, in its session."""
+    launch.LaunchConfig = partial(launch.LaunchConfig, start_method="fork")
+
+
 class Forked:
     """``python *arguments`` as a ``subprocess.Popen`` is, with ``-m MODULE`` or a script first.
 
@@ -47,13 +52,16 @@ class Forked:
         environment: all of it; None: that of this process.
         stdout: ``subprocess.PIPE``; None: that of this process.
         stderr: likewise.
+        begin: called first in the process.
     """
 
-    def __init__(self, arguments, environment=None, stdout=None, stderr=None):
+    def __init__(self, arguments, environment=None, stdout=None, stderr=None, begin=int):
         self.args, self.stdin, self.returncode = list(arguments), None, None
         (self.stdout, out), (self.stderr, err) = destination(stdout, 1), destination(stderr, 2)
         told = dict(os.environ if environment is None else environment)
-        self._process = context().Process(target=interpret, args=(self.args, told, os.getcwd(), out, err), daemon=True)
+        given = self.args, told, os.getcwd(), out, err, begin
+        # A daemon is ended with this process, and must have no workers.
+        self._process = context().Process(target=interpret, args=given, daemon=begin is not fork_own_workers)
         self._process.start()
         out.close()
         err.close()
@@ -107,7 +115,7 @@ def destination(wanted, number):
     return open(read, "rb"), Connection(write, readable=False)
 
 
-def interpret(arguments, environment, folder, out, err):
+def interpret(arguments, environment, folder, out, err, begin):
     """In the process: be ``python *arguments``, to the calls at its end."""
     for file, number in ((out, 1), (err, 2)):
         os.dup2(file.fileno(), number)
@@ -117,6 +125,7 @@ def interpret(arguments, environment, folder, out, err):
     os.chdir(folder)
     code = 0
     try:
+        begin()
         if arguments[0] == "-m":
             sys.argv = arguments[1:]
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)

@@ -12,6 +12,7 @@ WANTED: tuple[tuple[str, str, str], ...] = (
     ("Chrome or Chromium", "the report in a browser", "apt-get install chromium"),
     ("sshd", "gradwire launch over ssh", "apt-get install openssh-server"),
     ("MXNet cannot be installed", "peers and figures of MXNet itself", "the network and a Python of MXNet's"),
+    ("actionlint", "the workflows", "actionlint on PATH"),
     (r"namespace|iproute2|\btc\b|root", "emulated networks", "root, iproute2 and network namespaces"),
     (r"kernels|C\+\+|torch reference", "the C++ kernels", "a C++ compiler, then make clean"),
     ("no address but loopback", "a rendezvous by the machine's own address", "a network interface"),

@@ -58,6 +58,29 @@ struct ThcAddDecoded {
   float clip, scale;
 };
 
+// `codes` have `bits` bits for each `group` of the coordinates that are sent, `sent` of a whole block.
+struct Eden {
+  const std::int32_t* seed;  // of the signs
+  std::int64_t block, sent;
+  int bits, group;
+  const float* values;         // 2^bits of them: what the codes of single coordinates stand for
+  const float* thresholds;     // 2^(bits - 1) - 1: the magnitudes from which on the next value is nearer
+  const std::uint16_t* words;  // group / 16 for each of 128 codes of groups: the minus signs of what they stand for
+};
+
+struct EdenEncode : Eden {
+  const float* x;
+  float* scales;
+  std::uint8_t* codes;
+};
+
+struct EdenAddDecoded : Eden {
+  const float* scales;
+  const std::uint8_t* codes;
+  float* out;
+  float scale;
+};
+
 // The words of the counters from `offset` on; see kernels/philox_words.h.
 struct Philox {
   std::uint32_t* out;

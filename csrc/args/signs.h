@@ -43,6 +43,21 @@ struct MomentumUpdate {
   float beta, rest;
 };
 
+// `status` may be null; otherwise a quotient that is not finite sets it.
+struct Precondition {
+  float* grad;
+  const float* scale;
+  std::int32_t* status;
+};
+
+// `unit` is a power of two and `inverse` one over it; no scale becomes smaller than `least`. Where `still` scales stay.
+struct PreconditionUpdate {
+  float* out;
+  float* scale;
+  float beta, rest, unit, inverse, least;
+  bool still;
+};
+
 struct SignumEncode : MomentumUpdate {
   std::uint8_t* codes;
 };

@@ -169,6 +169,40 @@ void thc_add_decoded(Address norms, Address seed, Address codes, Address ranks, 
       n, block, threads);
 }
 
+Eden eden(Address seed, Size block, int bits, Size sent, int group, Address values, Address thresholds, Address words,
+          Size n) {
+  check_rotation(block);
+  if (block < 64) throw std::invalid_argument("block must be at least 64");
+  const bool single = group == 1 && bits >= 1 && bits <= 4;
+  if (!single && !(bits == 8 && (group == 16 || group == 32 || group == 64)))
+    throw std::invalid_argument("bits must be from 1 to 4, or 8 for groups of 16, 32 or 64");
+  if (sent < 16 || sent > block || sent % (single ? 16 : group) != 0)
+    throw std::invalid_argument("sent must be a multiple of 16 and of the group");
+  return {pointer<const std::int32_t>(seed, n),
+          block,
+          sent,
+          bits,
+          group,
+          pointer<const float>(values, single),
+          reinterpret_cast<const float*>(thresholds),
+          pointer<const std::uint16_t>(words, !single)};
+}
+
+void eden_encode(Address x, Address seed, Address scales, Address codes, Size block, int bits, Size sent, int group,
+                 Address values, Address thresholds, Address words, Size n, int threads) {
+  const EdenEncode args = {eden(seed, block, bits, sent, group, values, thresholds, words, n),
+                           pointer<const float>(x, n), pointer<float>(scales, n), pointer<std::uint8_t>(codes, n)};
+  run(&KernelTable::eden_encode, args, n, block, threads);
+}
+
+void eden_add_decoded(Address seed, Address scales, Address codes, Address out, Size block, int bits, Size sent,
+                      int group, Address values, Address words, double scale, Size n, int threads) {
+  const EdenAddDecoded args = {eden(seed, block, bits, sent, group, values, 0, words, n),
+                               pointer<const float>(scales, n), pointer<const std::uint8_t>(codes, n),
+                               pointer<float>(out, n), float(scale)};
+  run(&KernelTable::eden_add_decoded, args, n, block, threads);
+}
+
 }  // namespace
 
 void bind_rounding(nb::module_& m) {
@@ -190,6 +224,10 @@ void bind_rounding(nb::module_& m) {
          "step"_a);
   kernel(m, "thc_add_decoded", &thc_add_decoded, "norms"_a, "seed"_a, "codes"_a, "ranks"_a, "out"_a, "block"_a,
          "levels"_a, "clip"_a, "scale"_a);
+  kernel(m, "eden_encode", &eden_encode, "x"_a, "seed"_a, "scales"_a, "codes"_a, "block"_a, "bits"_a, "sent"_a,
+         "group"_a, "values"_a, "thresholds"_a, "words"_a);
+  kernel(m, "eden_add_decoded", &eden_add_decoded, "seed"_a, "scales"_a, "codes"_a, "out"_a, "block"_a, "bits"_a,
+         "sent"_a, "group"_a, "values"_a, "words"_a, "scale"_a);
   kernel(m, "three_lc_encode", &three_lc_encode, "x"_a, "scales"_a, "lengths"_a, "stream"_a, "block"_a, "sparsity"_a);
   kernel(m, "three_lc_encode_feedback", &three_lc_encode_feedback, "grad"_a, "residual"_a, "scales"_a, "lengths"_a,
          "stream"_a, "block"_a, "sparsity"_a, "status"_a);

@@ -1,4 +1,6 @@
 // Signs, with and without scales, and their momentum.
+#include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "bindings/common.h"
@@ -10,6 +12,9 @@ namespace {
 // Elements of one partial sum: a part of the L1 cache, and few enough for float32.
 constexpr Size kSumBlock = 4096;
 
+// 2^-100: a gradient that comes after many steps of zeros can be divided by it.
+constexpr float kLeastScale = 0x1p-100f;
+
 // Neighbours at half the distance, then at half of that: the order of the reference, whatever the threads.
 float sum_as_tree(std::vector<float>& sums) {
   std::size_t size = 1;
@@ -20,11 +25,41 @@ float sum_as_tree(std::vector<float>& sums) {
   return sums[0];
 }
 
+float mean_of_magnitudes(const float* x, const float* added, Size n, int threads) {
+  std::vector<float> sums(std::size_t((n + kSumBlock - 1) / kSumBlock));
+  run(&KernelTable::magnitude_sums, {x, added, sums.data(), kSumBlock}, n, kSumBlock, threads);
+  return n == 0 ? 0.0f : sum_as_tree(sums) / float(n);
+}
+
 void mean_magnitude(Address x, Address residual, Address mean, Size n, int threads) {
   const float* const added = residual == 0 ? nullptr : pointer<const float>(residual, n);
-  std::vector<float> sums(std::size_t((n + kSumBlock - 1) / kSumBlock));
-  run(&KernelTable::magnitude_sums, {pointer<const float>(x, n), added, sums.data(), kSumBlock}, n, kSumBlock, threads);
-  *pointer<float>(mean, 1) = n == 0 ? 0.0f : sum_as_tree(sums) / float(n);
+  *pointer<float>(mean, 1) = mean_of_magnitudes(pointer<const float>(x, n), added, n, threads);
+}
+
+void precondition(Address grad, Address scale, Address status, Size n, int threads) {
+  run(&KernelTable::precondition,
+      {pointer<float>(grad, n), pointer<const float>(scale, n), reinterpret_cast<std::int32_t*>(status)}, n, 16,
+      threads);
+}
+
+void precondition_update(Address out, Address scale, Address bad, double beta, double floor, Size n, int threads) {
+  float* const mean = pointer<float>(out, n);
+  float* const scales = pointer<float>(scale, n);
+  const bool still = *pointer<const std::uint8_t>(bad, 1) != 0;
+  const float level = mean_of_magnitudes(scales, nullptr, n, threads);
+  if (level == 0.0f) {
+    // Nothing has arrived before: all scales begin alike, and what arrives stays as it is.
+    const float first = mean_of_magnitudes(mean, nullptr, n, threads);
+    if (!still && first > 0.0f && std::isfinite(first)) std::fill_n(scales, n, std::max(first, kLeastScale));
+    return;
+  }
+  int exponent = 0;
+  std::frexp(level, &exponent);
+  exponent = std::clamp(exponent, -100, 100);
+  run(&KernelTable::precondition_update,
+      {mean, scales, float(beta), float(1.0 - beta), std::ldexp(1.0f, exponent), std::ldexp(1.0f, -exponent),
+       std::max(level * float(floor), kLeastScale), still},
+      n, 16, threads);
 }
 
 void sign_encode(Address x, Address codes, Size n, int threads) {
@@ -97,6 +132,8 @@ void bind_signs(nb::module_& m) {
   kernel(m, "sign_encode_feedback", &sign_encode_feedback, "grad"_a, "residual"_a, "codes"_a, "status"_a);
   kernel(m, "sign_add_decoded", &sign_add_decoded, "codes"_a, "count"_a, "stride"_a, "out"_a, "scale"_a);
   kernel(m, "sign_vote", &sign_vote, "mean"_a, "tie"_a);
+  kernel(m, "precondition", &precondition, "grad"_a, "scale"_a, "status"_a);
+  kernel(m, "precondition_update", &precondition_update, "out"_a, "scale"_a, "bad"_a, "beta"_a, "floor"_a);
   kernel(m, "momentum_update", &momentum_update, "grad"_a, "momentum"_a, "beta"_a, "status"_a);
   kernel(m, "signum_encode", &signum_encode, "grad"_a, "momentum"_a, "codes"_a, "beta"_a, "status"_a);
   kernel(m, "scaled_sign_encode", &block_sign_encode<&KernelTable::scaled_sign_encode>, "x"_a, "scales"_a, "codes"_a,

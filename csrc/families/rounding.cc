@@ -3,6 +3,8 @@
 
 #if defined(GRADWIRE_TARGET_HEADER)
 #include "kernels/block_norms.h"
+#include "kernels/eden_add_decoded.h"
+#include "kernels/eden_encode.h"
 #include "kernels/moments.h"
 #include "kernels/moments_feedback.h"
 #include "kernels/philox.h"

@@ -140,6 +140,20 @@ void check_thc(const std::string& target, std::int64_t block) {
   });
 }
 
+void check_eden(const std::string& target, int bits, int group) {
+  static const std::int32_t seed = -5;
+  static const float values[] = {0.1f,  0.4f,  0.7f,  0.9f,  1.3f, 1.6f, 2.1f, 2.7f,
+                                 -1.0f, -2.0f, -3.0f, -4.0f, 5.0f, 6.0f, 7.0f, 8.0f};
+  static const std::vector<std::uint16_t> words(512, 0x1234);
+  const Eden form = {&seed, 1024, 512, bits, group, values, values, words.data()};
+  check(target, "eden_encode", &KernelTable::eden_encode, [&](Buffers& x, std::int64_t) {
+    return EdenEncode{form, x.a.data(), x.c.data(), x.bytes.data()};
+  });
+  check(target, "eden_add_decoded", &KernelTable::eden_add_decoded, [&](Buffers& x, std::int64_t) {
+    return EdenAddDecoded{form, x.c.data(), x.bytes.data(), x.a.data(), 0.3f};
+  });
+}
+
 void check_three_lc(const std::string& target, std::int64_t block) {
   const auto codes = [=](Buffers& x, std::int64_t n) {
     return ThreeLc{x.c.data(), reinterpret_cast<std::int16_t*>(x.bytes.data() + 2 * Buffers::row_bytes(n)),
@@ -218,6 +232,12 @@ void check_signs(const std::string& target) {
   CHECK(magnitude_sums, MagnitudeSums{x.a.data(), nullptr, x.c.data(), 64});
   CHECK(magnitude_sums, MagnitudeSums{x.a.data(), x.b.data(), x.c.data(), 64});
   CHECK(momentum_update, MomentumUpdate{x.a.data(), x.b.data(), x.status.data(), 0.9f, 0.1f});
+  CHECK(precondition, Precondition{x.a.data(), x.b.data(), x.status.data()});
+  for (const bool still : {false, true}) {
+    check(target, "precondition_update", &KernelTable::precondition_update, [&](Buffers& x, std::int64_t) {
+      return PreconditionUpdate{x.a.data(), x.b.data(), 0.9f, 0.1f, 2.0f, 0.5f, 0.01f, still};
+    });
+  }
   CHECK(signum_encode, SignumEncode{{x.a.data(), x.b.data(), x.status.data(), 0.9f, 0.1f}, x.bytes.data()});
   CHECK(sign_encode, SignEncode{x.a.data(), x.bytes.data()});
   CHECK(sign_encode_feedback, SignEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data()});
@@ -276,6 +296,8 @@ void check_all(const std::string& target) {
   for (const std::int64_t columns : {1, 31, 1100})
     for (const std::int64_t rank : {1, 2, 3, 4, 6}) check_lowrank(target, columns, rank);
   for (const std::int64_t block : {16, 64, 1024}) check_thc(target, block);
+  for (int bits = 1; bits <= 4; ++bits) check_eden(target, bits, 1);
+  for (const int group : {16, 32, 64}) check_eden(target, 8, group);
   for (const std::int64_t block : {16, 80, 4096}) check_three_lc(target, block);
   for (const int rows : {1, 3}) check_sketch(target, rows);
   for (const float level : {0.0f, 0.9f}) check_threshold(target, level);

@@ -6,7 +6,7 @@
 Importing it loads torch and the kernels, and neither triton, zmq, the command line nor the benchmarks.
 """
 
-from gradwire import helpers, optim, schedules
+from gradwire import _started, helpers, optim, schedules  # noqa: F401  (_started comes before what is slow)
 from gradwire.compat import from_params
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.compose import compose
@@ -19,12 +19,14 @@ from gradwire.integrations.fsdp import compress_fsdp
 from gradwire.integrations.fsdp1 import compress_fsdp1
 from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.meeting import Meeting
+from gradwire.optim import CompressedStep, MicroAdam
 from gradwire.rounds import diloco, local_sgd
 from gradwire.saved import merge_states
 from gradwire.settings import compressor
 from gradwire.version import __version__
 
 __all__ = [
+    "CompressedStep",
     "Compressor",
     "ConfigError",
     "Exchange",
@@ -32,6 +34,7 @@ __all__ = [
     "GradwireState",
     "GroupError",
     "Meeting",
+    "MicroAdam",
     "MultiRound",
     "SimpleCompressor",
     "WireError",

@@ -1,15 +1,23 @@
 """Packages that not every installation has, and the extra that brings each."""
 
+import json
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
-__all__ = ["declared", "extra_of", "needs", "remedy"]
+__all__ = ["declared", "extra_of", "install", "needs", "remedy", "source"]
 
 _DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn", "zmq": "pyzmq"}
 """Import name to distribution, where they differ by more than a hyphen: a package that is missing cannot be asked."""
+
+_NAMED = "gradwire @ "
+"""Before the address of what is neither here nor in an index."""
 
 _COLLECTIONS = ("docs", "test")
 """Extras for work on gradwire itself: they are not named where another one brings the package."""
@@ -28,7 +36,46 @@ def needs(extra: str) -> Iterator[None]:
         # A part of gradwire that is missing, or an error that already has a remedy, is no matter of this extra.
         if (error.name or "").partition(".")[0] == "gradwire" or "pip install" in str(error):
             raise
-        raise ImportError(f"{error}: pip install 'gradwire[{extra}]'", name=error.name, path=error.path) from error
+        raise ImportError(f"{error}: {install(extra)}", name=error.name, path=error.path) from error
+
+
+@cache
+def source() -> tuple[str, bool]:
+    """Where this gradwire came from, as pip takes it, and whether it was installed to be edited.
+
+    Returns:
+        The folder or file that pip was given, where it is still there; the address of a repository with its commit; and
+        otherwise the name alone, as for an install from a package index.
+    """
+    try:
+        found = json.loads(metadata.distribution("gradwire").read_text("direct_url.json") or "{}")
+        return _place(found)
+    except (metadata.PackageNotFoundError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        # Not installed, in a folder that this user may not read, or told by a file that is not as it should be.
+        return "gradwire", False
+
+
+def _place(found: Any) -> tuple[str, bool]:
+    url, folder = urlsplit(found.get("url", "")), found.get("subdirectory")
+    inside = f"#subdirectory={folder}" if folder else ""
+    if "vcs_info" in found:
+        told = found["vcs_info"]
+        return f"{_NAMED}{told['vcs']}+{found['url']}@{told['commit_id']}{inside}", False
+    if url.scheme == "file" and Path(path := unquote(url.path)).exists():
+        return path, bool(found.get("dir_info", {}).get("editable"))
+    return (f"{_NAMED}{found['url']}{inside}" if url.scheme.startswith("http") else "gradwire"), False
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra of this gradwire, from the place that it was installed from.
+
+    >>> "[kvstore]" in install("kvstore")
+    True
+    """
+    place, editable = source()
+    named = place.startswith(_NAMED)
+    what = f"gradwire[{extra}] @ {place.removeprefix(_NAMED)}" if named else f"{place}[{extra}]"
+    return f"pip install {'-e ' if editable else ''}{shlex.quote(what)}"
 
 
 @cache
@@ -70,7 +117,7 @@ def remedy(error: ImportError) -> str | None:
         return " ".join(str(error).split())
     module = (error.name or "").partition(".")[0]
     extra = extra_of(module) if isinstance(error, ModuleNotFoundError) else None
-    return None if extra is None else f"{module} is not installed: pip install 'gradwire[{extra}]'"
+    return None if extra is None else f"{module} is not installed: {install(extra)}"
 
 
 def _bare(distribution: str) -> str:

@@ -95,7 +95,8 @@ def from_params(params: Mapping[str, Any]) -> Recipe:
     name, memory_name, communicator = (_pop_name(rest, key) for key in ("compressor", "memory", "communicator"))
     cls = _compressor_class("none" if name is None else name)
     memory_cls = None if memory_name is None else registry.find("memory", _MEMORIES.get(memory_name, memory_name))
-    if memory_name in (None, "none") and cls.memory is not None:
+    # A memory that depends on the parameters is a property, and chosen where the method is used.
+    if memory_name in (None, "none") and isinstance(cls.memory, str):
         # A method that has its momentum in itself there has it in its memory here.
         memory_cls = registry.find("memory", cls.memory)
     known = [name for used in (cls, memory_cls) if used is not None for name in _parameters(used)]

@@ -35,6 +35,7 @@ from gradwire.metrics import Metrics
 from gradwire.ops.native import check_environment, warn_without_kernels
 from gradwire.plan import Moving, Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
 from gradwire.policy import Policy
+from gradwire.second_moment import SecondMoment
 from gradwire.types import Key
 from gradwire.undo import Undo
 
@@ -86,7 +87,9 @@ class Exchange:
         self._opening, self._opened = Opening(self.channel, self.device), True
         self._description: tuple[tuple[object, ...], str] = ((), "")
         self.dropped: int | None = None  # Gradients that were computed and not exchanged, where somebody counts them.
+        self.compared: dict[str, Any] = {}  # Further values that must be the same on all ranks in a step.
         self.skips_steps = False
+        self.second_moment: SecondMoment | None = None  # Made by who corrects an optimizer's learning rate by it.
         self.keeper = Keeper(self.channel.world, self.device, seed)
         self.residual_dtype = residual_dtype
         self.step, self._patience, self.epoch = 0, 0, 0  # Epochs end when all plans are dropped.
@@ -139,7 +142,8 @@ class Exchange:
         return memory
 
     def _named_memory(self, name: str) -> Memory:
-        params = {"dtype": self.residual_dtype} if name == "residual" and self.residual_dtype != "float32" else {}
+        narrow = registry.named_of(name)["name"] == "residual" and self.residual_dtype != "float32"
+        params = {"dtype": self.residual_dtype} if narrow else {}
         memory: Memory = registry.build("memory", name, params)
         return memory
 
@@ -202,7 +206,8 @@ class Exchange:
             }  # fmt: skip
             self._description = known, json.dumps(settings, sort_keys=True, default=repr)
         iteration = f'"iteration": {self.step + self.dropped}, ' if self.dropped is not None else ""
-        return f'{{"step": {self.step}, {iteration}{self._description[1][1:]}'
+        further = f"{json.dumps(self.compared)[1:-1]}, " if self.compared else ""
+        return f'{{"step": {self.step}, {iteration}{further}{self._description[1][1:]}'
 
     @torch.no_grad()
     def end_step(self) -> None:
@@ -213,6 +218,8 @@ class Exchange:
             spoilt = torch.stack(bad).any()
             self._nonfinite += spoilt
             self._undo.end(spoilt)
+            if self.second_moment is not None:
+                self.second_moment.end_step()
 
     def remember(self, names: Collection[str]) -> None:
         """Where whole steps are taken back, keep what an exchange of these parameters may change."""
@@ -237,6 +244,7 @@ class Exchange:
         self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.numel() * itemsize // self.channel.world
         key = Key(seed=self.seed, step=self.step, rank=self.channel.rank)
         warm = self.step <= self.policy.start_after
+        compare = self._measure(flat, plan) if not warm else None
         moving = [each for each in plan.moving if warm or each.always]
         for each in moving:
             each.memory.compensate(each.of(flat), each.kept)
@@ -246,6 +254,15 @@ class Exchange:
         for each in moving:
             each.memory.update(each.of(flat), each.kept, dense())
         self._bad.append(dense())
+        if compare is not None:
+            compare(flat, 0, 1.0)
+
+    def _measure(self, flat: Tensor, plan: Plan) -> Callable[[Tensor, int, float], None] | None:
+        """In a step that is measured, average a sample without compression; what compares it with what arrives."""
+        moment = self.second_moment
+        if moment is None or not plan.units or not moment.due(self.step):
+            return None
+        return moment.begin(flat, [(unit.lo, unit.lo + unit.numel) for unit in plan.units], self.step, self.channel)
 
     def any_rank(self, flags: Tensor) -> None:
         """Set each flag that is set on any rank: for what all must know before a bucket is exchanged.
@@ -279,7 +296,8 @@ class Exchange:
         """
         self.end_step()
         state = saved.state_of(self.channel.world, self.channel.rank, self.step, self.keeper.state_dict())
-        return {**state, "method": self.method()}
+        moment = {} if self.second_moment is None else {"second_moment": self.second_moment.state_dict()}
+        return {**state, "method": self.method(), **moment}
 
     def method(self) -> str:
         """What residuals arise from, as JSON: the main compressor and its memory."""
@@ -326,6 +344,11 @@ class Exchange:
         self._plans, self.epoch = {}, self.epoch + 1
         self.keeper.load_state_dict(kept[0])
         self.step, self._patience = state["step"], PATIENCE
+        if self.second_moment is not None:
+            self.second_moment.restart(self.step)
+            # The noise in a mean depends on the number of ranks.
+            if "second_moment" in state and state["world"] == self.channel.world:
+                self.second_moment.load_state_dict(state["second_moment"])
         # With what the workers just told each other in them, they would be figures of no step at all.
         self.counters.reset()
         self._nonfinite.zero_()
@@ -379,7 +402,8 @@ class Exchange:
         current = list(self._bad)
         nonfinite = int(self._nonfinite) + bool(current and torch.stack(current).any())
         counted = {**self.counters.as_dict(), "steps": self.step, "nonfinite_steps": nonfinite}
-        return {**counted, "residual_norm": self.keeper.norm()}
+        moment = {} if self.second_moment is None else {"rate_factor": self.second_moment.factor}
+        return {**counted, "residual_norm": self.keeper.norm(), **moment}
 
     def _check(self, flat: Tensor, params: Sequence[Named]) -> None:
         require(self.step > 0, "run", "called after begin_step", Told("a call before it"))
@@ -397,6 +421,8 @@ class Exchange:
             plan.main == main or (same_choices(plan, main, self.policy) and try_retune(plan, main))
         ):
             return plan
+        if plan is not None and self.second_moment is not None:
+            self.second_moment.changed(self.step)
         self._forget(names)
         self._plans[names] = self._build(params, main)
         return self._plans[names]
@@ -404,6 +430,8 @@ class Exchange:
     def forget_plans(self) -> None:
         """Make new plans in the next step; what is kept stays."""
         self.epoch += 1
+        if self.second_moment is not None:
+            self.second_moment.restart(self.step)
         for names in list(self._plans):
             self._forget(names)
 

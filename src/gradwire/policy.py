@@ -13,7 +13,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, nearest, require
 from gradwire.types import Configuration
 
-__all__ = ["Policy", "Schedule"]
+__all__ = ["SAMPLED", "Policy", "Schedule"]
 
 Schedule = Callable[[int], float]
 
@@ -26,7 +26,8 @@ class Policy(Configuration):
     """Per-parameter choices.
 
     Args:
-        min_numel: parameters with fewer elements travel dense, together. Raising it costs bytes and saves calls.
+        min_numel: parameters with fewer elements travel dense, together. Raising it costs bytes and saves calls. Lower:
+            narrow first and last layers are compressed, too, where codes of one or two bits cost quality.
         exclude: name patterns (``fnmatch``) of parameters that travel dense.
         overrides: name pattern to compressor; the first pattern that matches wins over everything else.
         start_after: this many steps are dense; residuals stay zero until then.

@@ -8,14 +8,15 @@ files whose name starts with an underscore define no ``name`` of their own and a
 import dataclasses
 import importlib
 import inspect
+import json
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from gradwire.errors import ConfigError, nearest
+from gradwire.errors import ConfigError, nearest, require
 
-__all__ = ["build", "find", "from_config", "names", "to_config"]
+__all__ = ["assignment", "build", "find", "from_config", "named_of", "names", "to_config"]
 
 _MACHINERY = frozenset({"base", "simple"})
 _DEPTH = 3
@@ -53,16 +54,72 @@ def find(kind: str, name: str) -> type[Any]:
     return classes[0]
 
 
+def named_of(text: str) -> dict[str, Any]:
+    """``NAME:PARAMETER=VALUE,...`` as a table, with the name under "name".
+
+    Raises:
+        ConfigError: not of the form, or a parameter is called "name".
+
+    Example:
+        >>> named_of("compressed_step:every=4")
+        {'name': 'compressed_step', 'every': 4}
+    """
+    name, _, tail = text.partition(":")
+    params: dict[str, Any] = {}
+    for given, value in (assignment(part) for part in tail.split(",") if tail):
+        require(given not in params, f"{name}.{given}", f"given once, beside {params.get(given)!r}", value)
+        params[given] = value
+    require("name" not in params, f"{name}.name", "left out", params.get("name"))
+    return {"name": name, **params}
+
+
+def assignment(part: str) -> tuple[str, Any]:
+    """``NAME=VALUE``; a value is JSON, or else the text itself.
+
+    Raises:
+        ConfigError: there is no equals sign.
+
+    Example:
+        >>> assignment("bits=8"), assignment("norm=l2")
+        (('bits', 8), ('norm', 'l2'))
+    """
+    name, equals, value = part.partition("=")
+    if not equals:
+        raise ConfigError(f"a parameter is written NAME=VALUE, got {part!r}")
+    try:
+        return name.strip(), json.loads(value)
+    except (ValueError, RecursionError):  # no JSON; or a number or a nesting that Python does not read
+        return name.strip(), value
+
+
 def build(kind: str, name: str, params: Mapping[str, Any] | None = None) -> Any:
-    """``find(kind, name)(**params)``, with an error that names an unknown parameter and its nearest neighbour."""
+    """``find(kind, name)(**params)``, with an error that names an unknown parameter and its nearest neighbour.
+
+    Args:
+        name: as it is, or with parameters as ``named_of`` reads them.
+        params: further ones.
+
+    Raises:
+        ConfigError: an unknown name or parameter, one that is given twice, or a value out of range.
+    """
+    told = named_of(name)
+    name = told.pop("name")
     cls, params = find(kind, name), dict(params or {})
+    for given in told.keys() & params.keys():
+        raise ConfigError(f"{given} of {name!r} is given twice: {told[given]!r} in its name, and {params[given]!r}")
+    params = {**told, **params}
     known = [field.name for field in dataclasses.fields(cls) if field.init]
     for given in params:
         if given not in known:
             allowed = nearest(given, known) if known else "it takes no parameters"
             raise ConfigError(f"{cls.__name__} has no parameter {given!r}: {allowed}")
-    nested = {f.name for f in dataclasses.fields(cls) if f.type == "Compressor"}
+    nested = _nested(cls)
     return cls(**{key: _inner(value) if key in nested else value for key, value in params.items()})
+
+
+def _nested(cls: type[Any]) -> set[str]:
+    """The parameters that are compressors themselves."""
+    return {f.name for f in dataclasses.fields(cls) if f.type == "Compressor"}
 
 
 def _inner(value: Any) -> Any:
@@ -77,8 +134,15 @@ def _deeper(value: Any, depth: int) -> bool:
 
 
 def to_config(obj: Any) -> dict[str, Any]:
-    """A registered object as plain JSON values: its name and its parameters."""
+    """A registered object as plain JSON values: its name and its parameters.
+
+    A parameter that was added when others had been written down already, with ``metadata={"later": True}``, is left out
+    at its default: so frames and the ids of recorded runs stay what they were.
+    """
     values = {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj) if f.init}
+    for field in dataclasses.fields(obj):
+        if field.metadata.get("later") and values.get(field.name) == field.default:
+            del values[field.name]
     return {"name": obj.name, **{key: v.to_config() if hasattr(v, "to_config") else v for key, v in values.items()}}
 
 
@@ -90,6 +154,10 @@ def from_config(kind: str, config: Mapping[str, Any]) -> Any:
         raise ConfigError(f"a {_singular(kind)} configuration must not be nested more than {_DEPTH} deep")
     if not isinstance(name, str):
         raise ConfigError(f"a {_singular(kind)} configuration needs a 'name', got {dict(config)!r}")
+    for each in _nested(find(kind, name)) & params.keys():
+        inside = params[each]
+        if isinstance(inside, str) and ":" in inside:
+            raise ConfigError(f"{each} of {name!r} must have no parameters in a configuration, got {inside[:80]!r}")
     return build(kind, name, params)
 
 

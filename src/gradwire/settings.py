@@ -35,7 +35,8 @@ class Settings(Configuration):
         memory: a memory or its name; None takes what the compressor declares.
         strategy: a strategy or its name; None chooses from declared properties and the number of workers.
         residual_dtype: "bfloat16" ("bf16") halves the memory of the residual and loses a little of it in each rounding.
-        min_numel: parameters with fewer elements travel dense, together.
+        min_numel: parameters with fewer elements travel dense, together: biases, norms and narrow layers, which are few
+            bytes, and where codes of one or two bits cost quality.
         exclude: name patterns of parameters that travel dense.
         overrides: name pattern to compressor, such as ``{"embedding.*": TopK(ratio=0.001)}``.
         start_after: this many first steps are dense.
@@ -122,15 +123,16 @@ def compressor(name: str, **params: Any) -> Compressor:
     """A compressor by its registered name.
 
     Args:
-        name: ``gradwire methods`` lists them.
+        name: ``gradwire methods`` lists them; with parameters it is written "topk:ratio=0.01,values=float16", as on
+            the command line.
         params: the compressor's own; the rest keep their defaults.
 
     Raises:
         ConfigError: an unknown name or parameter, with the nearest known one; a value out of range.
 
     Example:
-        >>> compressor("topk", ratio=0.01).ratio
-        0.01
+        >>> compressor("topk", ratio=0.01).ratio, compressor("topk:ratio=0.01").ratio
+        (0.01, 0.01)
     """
     return build_compressor(name, params)
 
@@ -171,7 +173,7 @@ def build_compressor(compressor: Any, params: Mapping[str, Any], name: str = "co
             refuse_parameters(compressor, params)
         return compressor
     require(isinstance(compressor, str), name, "a name, a compressor or a recipe", compressor)
-    cls = registry.find("compressors", compressor)
+    cls = registry.find("compressors", registry.named_of(compressor)["name"])
     known = [f.name for f in dataclasses.fields(cls)]
     for given in params:
         if given not in known:

@@ -7,7 +7,6 @@ each one the server is there, the honest worker has gone on with the bits of a s
 import re
 import resource
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from gradwire.kvstore.dist import DistStore
 from gradwire.kvstore.environment import Place
 from tests.attacks.kvstore import floods, lies, sizes, strangers
 from tests.attacks.kvstore.wire import Attacker, init
+from tests.forked import Forked
 from tests.kvstore.simulate import Simulated
 
 ATTACKS = [attack for module in (strangers, sizes, lies, floods) for attack in module.ATTACKS]
@@ -80,10 +80,9 @@ def few_files():
 
 @pytest.fixture(scope="module")
 def server():
-    command = [sys.executable, "-m", "gradwire", "server", "--workers", "2", "--on-dead-worker", "continue"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, text=True, preexec_fn=few_files, **pipes)
-    yield process, process.stdout.readline().split()[2]
+    command = ["-m", "gradwire", "server", "--workers", "2", "--on-dead-worker", "continue"]
+    process = Forked(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, begin=few_files)
+    yield process, process.stdout.readline().decode().split()[2]
     process.terminate()
     _, said = process.communicate(timeout=20)
     # A traceback is of an exception that no check foresaw.

@@ -13,16 +13,21 @@ import torch
 import torch.distributed as dist
 
 from gradwire import registry
+from gradwire.bench.data.base import Tensors
+from gradwire.bench.method import Method
 from gradwire.bench.snapshots import Snapshots
 from gradwire.bench.tasks.base import Task
+from gradwire.bench.tasks.classification import Classification
 from gradwire.bench.train import Run, train
 from gradwire.bench.written import method_of
 from gradwire.errors import GroupError
+from gradwire.registry import named_of
+from tests.bench.narrow import narrowed
 
 
 def memory_of_runs(count: int) -> list[Run]:
     """Equal runs, the first of them the first of this process."""
-    return [train(brief("classification"), method_of("none"), 1) for _ in range(count)]
+    return [train(Classification(), method_of("none"), 1) for _ in range(count)]
 
 
 class InterruptionError(Exception):
@@ -37,11 +42,20 @@ def interrupt_at(last: int) -> Callable[[int, float], None]:
     return watch
 
 
-def brief(name: str) -> Task:
-    """A task with a handful of steps in an epoch."""
-    task: Task = registry.find("bench.tasks", name)()
-    if name == "language":
-        task.data = dataclasses.replace(task.data, train=task.data.train[:4000], test=task.data.test[:500])
+def brief(name: str, steps: int = 12) -> Task:
+    """A task with so many steps in an epoch, of fewer images than usual."""
+    task = narrowed(registry.find("bench.tasks", name)())
+    data = task.data
+    if name == "gpt":
+        # Seven examples of a worker in three micro-batches.
+        task.adjusted({"batch": 14, "micro": 3, "steps": steps})
+        task.data = dataclasses.replace(data, test=data.test[:130])
+    elif name == "language":
+        task.data = dataclasses.replace(data, train=data.train[: 20 * (20 * steps + 1)], test=data.test[:250])
+    else:
+        task.adjusted({"batch": 16})
+        train, test = data.train.batch(torch.arange(steps * 16)), data.test.batch(torch.arange(20))
+        task.data = dataclasses.replace(data, train=Tensors(*train), test=Tensors(*test))
     return task
 
 
@@ -59,7 +73,7 @@ def past_damage(folder: Path) -> tuple[str, str, int, list[str]]:
     first, again = Snapshots(folder, {}, every=5), Snapshots(folder, {}, resume=True)
     whole = train(task, method, 1, snapshots=first)
     if dist.get_rank() == 1:
-        flip(folder / "step-00000022" / "rank1.pt")
+        flip(folder / "step-00000012" / "rank1.pt")
     dist.barrier()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -83,7 +97,7 @@ def one_full_disk(folder: Path) -> str:
 
 def interfaces(folder: Path) -> tuple[float | None, float | None]:
     """Bytes of a step by the interface's own count: of an unbroken run, and of one that was resumed in its epoch."""
-    task, method = brief("classification"), method_of("topk")
+    task, method = Classification(), method_of("topk")
     whole = train(task, method, 1, lab=True)
     with contextlib.suppress(InterruptionError):
         train(task, method, 1, lab=True, watch=interrupt_at(16), snapshots=Snapshots(folder, {}, every=5))
@@ -93,21 +107,31 @@ def interfaces(folder: Path) -> tuple[float | None, float | None]:
     return whole.interface_bytes_per_step, resumed.interface_bytes_per_step
 
 
+def method_by(text: str, task: str) -> Method:
+    """METHOD, METHOD by OPTIMIZER, or METHOD corrected: with learning rates that follow the noise of the code."""
+    name, _, optimizer = text.removesuffix(" corrected").partition(" by ")
+    method = method_of(name, task)
+    if optimizer:
+        return dataclasses.replace(method, optimizer=named_of(optimizer))
+    options = {**method.options, "variance_correction": True}
+    return dataclasses.replace(method, options=options) if text.endswith(" corrected") else method
+
+
 def broken_and_whole(cases: list[tuple[str, str]], folder: Path) -> list[tuple[Run, Run]]:
     """Each method on its task: an unbroken run, and one that was interrupted within its second epoch and resumed."""
     found = []
     for number, (task, text) in enumerate(cases):
-        method = method_of(text, task)
+        method = method_by(text, task)
         place = folder / f"{task}-{number}"
-        last = brief(task).steps(1) + 4
+        last = brief(task, 5).steps(1) + 3
         first = Snapshots(place, {"method": text}, every=3)
         if dist.get_rank() == 0:
             first.prepare()
         dist.barrier()
-        whole = train(brief(task), method, 2, seed=3)
+        whole = train(brief(task, 5), method, 2, seed=3)
         with contextlib.suppress(InterruptionError):
-            train(brief(task), method, 2, seed=3, watch=interrupt_at(last), snapshots=first)
+            train(brief(task, 5), method, 2, seed=3, watch=interrupt_at(last), snapshots=first)
         torch.manual_seed(99)
         second = Snapshots(place, {"method": text}, every=3, resume=True)
-        found.append((whole, train(brief(task), method, 2, seed=3, snapshots=second)))
+        found.append((whole, train(brief(task, 5), method, 2, seed=3, snapshots=second)))
     return found

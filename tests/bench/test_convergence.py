@@ -10,9 +10,11 @@ import pytest
 from gradwire import registry
 from gradwire.bench.convergence import Row, kept_in, markdown, rows
 from gradwire.bench.method import Method
-from gradwire.bench.recommended import BY_TASK, MIN_NUMEL, RECOMMENDED, labels, recommended, setup_of
+from gradwire.bench.recommended import BY_TASK, MIN_NUMEL, MIN_NUMEL_OF, RECOMMENDED, labels, recommended, setup_of
+from gradwire.bench.tasks.segmentation import Segmentation
 from gradwire.bench.written import parse_method
 from gradwire.compressors.bf16 import BF16
+from gradwire.policy import Policy
 
 GOOD = Row("topk", {}, 2, 10, (0.97, 0.99), 0.99, 1234.5, 33.0, 75_008, identical=True, reason="", misses="")
 
@@ -69,10 +71,23 @@ def test_every_registered_method_has_settings_that_work() -> None:
     for name in labels():
         method = recommended(name)
         assert (method.label, method.compressor.name) == (name, name.partition(":")[0])
-        assert method.options["min_numel"] == MIN_NUMEL
+        assert method.options["min_numel"] == setup_of(name).options.get("min_numel", MIN_NUMEL)
     for name, setup in RECOMMENDED.items():
         assert setup.reason, name
     assert recommended("dgc").recipe == {"momentum": 0.0}
+
+
+def test_the_narrow_layers_of_segmentation_travel_uncompressed() -> None:
+    """All seven small convolutions, and nothing else that is compressed elsewhere; docs/results.md has the figures."""
+    task = Segmentation()
+    limit = recommended("twobit:threshold=auto", task.name).options["min_numel"]
+    assert limit == MIN_NUMEL_OF[task.name] == Policy().min_numel
+    numels = [param.numel() for param in task.model().parameters() if param.numel() >= MIN_NUMEL]
+    narrow = [numel for numel in numels if numel < limit]
+    assert sorted(narrow) == [256, 288, 576, 576, 576, 576, 864]
+    assert min(numel for numel in numels if numel >= limit) == 1024
+    for other in set(registry.names("bench.tasks")) - set(MIN_NUMEL_OF):
+        assert recommended("twobit", other).options["min_numel"] == MIN_NUMEL
 
 
 @pytest.mark.parametrize("task", registry.names("bench.tasks"))

@@ -15,17 +15,19 @@ from gradwire.bench.loop import Loop
 from gradwire.bench.method import Method
 from gradwire.bench.netlab import Netlab
 from gradwire.bench.snapshots import Snapshots, newest, steps_in
-from gradwire.bench.tasks.classification import Classification
 from gradwire.bench.train import Run, train
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 from tests.bench.netlab.conftest import here
-from tests.bench.resume_jobs import InterruptionError, broken_and_whole, interfaces, interrupt_at
+from tests.bench.resume_jobs import InterruptionError, brief, broken_and_whole, interfaces, interrupt_at
 
 CASES = [
     ("classification", "none"), ("classification", "topk:ratio=0.01"), ("classification", "powersgd"),
     ("classification", "qsgd"), ("classification", "twobit:threshold=auto"), ("classification", "dgc"),
-    ("language", "topk"),
+    ("language", "topk"), ("gpt", "topk"), ("classification", "torch_powersgd:rank=2"),
+    ("gpt", "qsgd:bits=2 corrected"), ("gpt", "topk by compressed_step:every=4"),
+    ("gpt", "topk by compressed_step:keep=true"), ("gpt", "topk by compressed_step:late=true,every=2"),
+    ("gpt", "efsignsgd by onebit_adam:freeze_step=3"), ("gpt", "qsgd by diloco:every=4"),
 ]  # fmt: skip
 
 
@@ -56,43 +58,43 @@ METHOD = Method("topk", TopK(ratio=0.05), {"min_numel": 256})
 
 
 def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(group: None, tmp_path: Path) -> None:
-    whole = train(Classification(), METHOD, 1)
+    whole = train(brief("classification"), METHOD, 1)
     first = Snapshots(tmp_path, {"seed": 0}, every=5)
     first.prepare()
-    train(Classification(), METHOD, 1, snapshots=first)
-    assert steps_in(tmp_path) == [20, 22]
-    damaged = tmp_path / "step-00000022" / "rank0.pt"
+    train(brief("classification"), METHOD, 1, snapshots=first)
+    assert steps_in(tmp_path) == [10, 12]
+    damaged = tmp_path / "step-00000012" / "rank0.pt"
     damaged.write_bytes(damaged.read_bytes()[:1000])
     again = Snapshots(tmp_path, {"seed": 0}, resume=True)
-    with pytest.warns(UserWarning, match="goes on from step-00000020, because of step-00000022: worker 0"):
-        assert train(Classification(), METHOD, 1, snapshots=again).digest == whole.digest
-    assert "step-00000022" in again.damaged[0]
+    with pytest.warns(UserWarning, match="goes on from step-00000010, because of step-00000012: worker 0"):
+        assert train(brief("classification"), METHOD, 1, snapshots=again).digest == whole.digest
+    assert "step-00000012" in again.damaged[0]
     for path in tmp_path.glob("step-*/common.pt"):
         path.write_bytes(b"no archive")
     with (
         pytest.raises(ConfigError, match=r"no checkpoint in .* can be read"),
-        Loop(Classification(), METHOD, 1) as loop,
+        Loop(brief("classification"), METHOD, 1) as loop,
     ):
         Snapshots(tmp_path, {"seed": 0}, resume=True).restore(loop)
     # What could not be read now may be readable tomorrow.
-    assert steps_in(tmp_path) == [20, 22]
+    assert steps_in(tmp_path) == [10, 12]
 
 
 def broken_off(folder: Path, last: int, epochs: int = 1, *, lab: bool = False, resume: bool = True) -> None:
     """A run that goes on from the folder and ends within step ``last``, before that is saved."""
     snapshots = Snapshots(folder, {}, every=1, resume=resume)
     with pytest.raises(InterruptionError):
-        train(Classification(), METHOD, epochs, watch=interrupt_at(last), lab=lab, snapshots=snapshots)
+        train(brief("classification"), METHOD, epochs, watch=interrupt_at(last), lab=lab, snapshots=snapshots)
 
 
 def test_a_run_that_is_broken_before_its_clocks_start_has_a_rate(group: None, tmp_path: Path) -> None:
-    whole = train(Classification(), METHOD, 1)
+    whole = train(brief("classification"), METHOD, 1)
     broken_off(tmp_path, 6, resume=False)
-    broken_off(tmp_path, 14)
-    resumed = train(Classification(), METHOD, 1, snapshots=Snapshots(tmp_path, {}, resume=True))
+    broken_off(tmp_path, 9)
+    resumed = train(brief("classification"), METHOD, 1, snapshots=Snapshots(tmp_path, {}, resume=True))
     assert what_is_not_time(resumed) == what_is_not_time(whole)
     assert (resumed.resumed, set(resumed.seconds)) == (2, set(whole.seconds))
-    assert resumed.examples_per_second == pytest.approx(Classification().recipe.batch / resumed.seconds["step"])
+    assert resumed.examples_per_second == pytest.approx(brief("classification").recipe.batch / resumed.seconds["step"])
 
 
 def test_a_run_that_had_ended_is_told_as_it_was(group: None, tmp_path: Path) -> None:
@@ -100,8 +102,8 @@ def test_a_run_that_had_ended_is_told_as_it_was(group: None, tmp_path: Path) -> 
         """One step needs much memory, and the process that goes on does not make it."""
         assert step != 7 or torch.ones(200_000_000, dtype=torch.uint8).all()
 
-    ended = train(Classification(), METHOD, 2, watch=watch, snapshots=Snapshots(tmp_path, {}))
-    again = train(Classification(), METHOD, 2, snapshots=Snapshots(tmp_path, {}, resume=True))
+    ended = train(brief("classification"), METHOD, 2, watch=watch, snapshots=Snapshots(tmp_path, {}))
+    again = train(brief("classification"), METHOD, 2, snapshots=Snapshots(tmp_path, {}, resume=True))
     assert what_is_not_time(again) == what_is_not_time(ended)
     assert (again.seconds, again.examples_per_second) == (ended.seconds, ended.examples_per_second)
     assert again.peak_rss_bytes > ended.peak_rss_bytes - 100_000_000
@@ -110,17 +112,17 @@ def test_a_run_that_had_ended_is_told_as_it_was(group: None, tmp_path: Path) -> 
 
 
 def test_an_earlier_version_may_have_saved_an_end_without_a_step_that_counted(group: None, tmp_path: Path) -> None:
-    ended = train(Classification(), METHOD, 1, snapshots=Snapshots(tmp_path, {}))
-    place = tmp_path / "step-00000022"
+    ended = train(brief("classification"), METHOD, 1, snapshots=Snapshots(tmp_path, {}))
+    place = tmp_path / "step-00000012"
     own = torch.load(place / "rank0.pt", weights_only=True)
     own["clock"] |= {"steps": 0, "totals": dict.fromkeys(ended.seconds, 0.0)}
     del own["memory"]
     torch.save(own, place / "rank0.pt")
     (place / "SHA256SUMS").unlink()
-    again = train(Classification(), METHOD, 1, snapshots=Snapshots(tmp_path, {}, resume=True))
+    again = train(brief("classification"), METHOD, 1, snapshots=Snapshots(tmp_path, {}, resume=True))
     assert what_is_not_time(again) == what_is_not_time(ended)
-    assert again.seconds == {"step": own["clock"]["elapsed"] / 22}
-    assert again.examples_per_second == pytest.approx(Classification().recipe.batch / again.seconds["step"])
+    assert again.seconds == {"step": own["clock"]["elapsed"] / 12}
+    assert again.examples_per_second == pytest.approx(brief("classification").recipe.batch / again.seconds["step"])
 
 
 @dataclasses.dataclass
@@ -143,16 +145,16 @@ class Counter:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("gradwire.bench.loop.interface_bytes", lambda: self.sent)
             patch.setattr("gradwire.bench.snapshots.sync", self.sync)
-            return train(Classification(), METHOD, 2, watch=self.watch, lab=True, snapshots=snapshots)
+            return train(brief("classification"), METHOD, 2, watch=self.watch, lab=True, snapshots=snapshots)
 
 
 def test_what_the_interface_sent_before_a_break_is_counted(group: None, tmp_path: Path) -> None:
-    for counter in (Counter(10**6, last=6), Counter(5, last=36)):
+    for counter in (Counter(10**6, last=6), Counter(5, last=18)):
         with pytest.raises(InterruptionError):
             counter.run(tmp_path)
     run = Counter(12345).run(tmp_path)
     assert (run.interface_bytes_per_step, run.resumed) == (1000, 2)
-    without = train(Classification(), METHOD, 2, snapshots=Snapshots(tmp_path, {}, resume=True))
+    without = train(brief("classification"), METHOD, 2, snapshots=Snapshots(tmp_path, {}, resume=True))
     assert without.interface_bytes_per_step is None
 
 
@@ -183,9 +185,9 @@ def test_a_draft_is_no_checkpoint_and_is_cleared_away(group: None, tmp_path: Pat
     assert newest(tmp_path) is None
     snapshots = Snapshots(tmp_path, {}, resume=True)
     snapshots.prepare()
-    assert train(Classification(), METHOD, 1, snapshots=snapshots).resumed == 0
+    assert train(brief("classification"), METHOD, 1, snapshots=snapshots).resumed == 0
     assert not draft.exists()
-    assert newest(tmp_path) == tmp_path / "step-00000022"
+    assert newest(tmp_path) == tmp_path / "step-00000012"
 
 
 def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:

@@ -6,16 +6,17 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch.distributed as dist
 
 from gradwire.bench.launch import launch
 from gradwire.bench.snapshots import Snapshots, steps_in
-from gradwire.bench.tasks.classification import Classification
 from gradwire.bench.train import train
 from gradwire.bench.written import method_of
-from tests.bench.resume_jobs import flip, one_full_disk, past_damage
+from tests.bench.resume_jobs import brief, flip, one_full_disk, past_damage
+from tests.once import once
 
 METHOD = method_of("topk")
 
@@ -27,22 +28,36 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@once
+def kept() -> tuple[str, dict[str, bytes]]:
+    """The digest of a run, and the files that it leaves: its checkpoints of steps 10 and 12."""
+    with TemporaryDirectory() as folder:
+        digest = train(brief("classification"), METHOD, 1, snapshots=Snapshots(Path(folder), {}, every=5)).digest
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        return digest, {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 @pytest.fixture
 def ended(group: None, tmp_path: Path) -> str:
-    """The digest of a run whose checkpoints of steps 20 and 22 are left."""
-    return train(Classification(), METHOD, 1, snapshots=Snapshots(tmp_path, {}, every=5)).digest
+    """The digest of a run whose checkpoints of steps 10 and 12 are left."""
+    digest, files = kept()
+    for name, data in files.items():
+        place = tmp_path / name
+        place.parent.mkdir(exist_ok=True)
+        place.write_bytes(data)
+    return digest
 
 
 def resumed(folder: Path) -> tuple[str, list[int]]:
     """The digest of the run when it has gone on, and the steps that it made for it."""
     steps: list[int] = []
     snapshots = Snapshots(folder, {}, resume=True)
-    run = train(Classification(), METHOD, 1, snapshots=snapshots, watch=lambda step, _: steps.append(step))
+    run = train(brief("classification"), METHOD, 1, snapshots=snapshots, watch=lambda step, _: steps.append(step))
     return run.digest, steps
 
 
 def test_sums_are_those_of_the_files(ended: str, tmp_path: Path) -> None:
-    assert steps_in(tmp_path) == [20, 22]
+    assert steps_in(tmp_path) == [10, 12]
     for place in tmp_path.glob("step-*"):
         lines = (place / "SHA256SUMS").read_text().splitlines()
         found = {name: hashlib.sha256((place / name).read_bytes()).hexdigest() for name in ("common.pt", "rank0.pt")}
@@ -68,10 +83,10 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", ["common.pt", "rank0.pt"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(damage: str, name: str, ended: str, tmp_path: Path) -> None:
-    DAMAGE[damage](tmp_path / "step-00000022" / name)
-    said = f"{tmp_path}: goes on from step-00000020, because of step-00000022: worker 0: "
+    DAMAGE[damage](tmp_path / "step-00000012" / name)
+    said = f"{tmp_path}: goes on from step-00000010, because of step-00000012: worker 0: "
     with pytest.warns(UserWarning, match=re.escape(said)):
-        assert resumed(tmp_path) == (ended, [20, 21])
+        assert resumed(tmp_path) == (ended, [10, 11])
     # It was written anew, and whole.
     assert resumed(tmp_path) == (ended, [])
 
@@ -84,13 +99,13 @@ def test_a_checkpoint_without_sums_is_read(ended: str, tmp_path: Path) -> None:
 
 def test_what_is_in_the_way_of_a_checkpoint_is_replaced(group: None, tmp_path: Path) -> None:
     """Damaged, it is taken away; but a file system may not do so at once."""
-    leftover = tmp_path / "step-00000022"
+    leftover = tmp_path / "step-00000012"
 
     def watch(step: int, loss: float) -> None:
         leftover.mkdir(exist_ok=True)
         (leftover / "rank0.pt").write_bytes(b"cut off")
 
-    whole = train(Classification(), METHOD, 1, snapshots=Snapshots(tmp_path, {}), watch=watch)
+    whole = train(brief("classification"), METHOD, 1, snapshots=Snapshots(tmp_path, {}), watch=watch)
     assert resumed(tmp_path) == (whole.digest, [])
 
 
@@ -98,9 +113,9 @@ def test_what_is_in_the_way_of_a_checkpoint_is_replaced(group: None, tmp_path: P
 def test_all_workers_pass_over_what_one_of_them_cannot_read(tmp_path: Path) -> None:
     found = launch(2, past_damage, tmp_path)
     for digest, again, first_step, _ in found:
-        assert (again, first_step) == (digest, 20)
+        assert (again, first_step) == (digest, 10)
     (said,), none = (said for *_, said in found)
-    assert f"{tmp_path}: goes on from step-00000020, because of step-00000022: worker 1: " in said
+    assert f"{tmp_path}: goes on from step-00000010, because of step-00000012: worker 1: " in said
     assert "the SHA-256 of rank1.pt must be" in said
     assert none == []
 

@@ -1,10 +1,12 @@
 """Runs commands in several environments: ``python environments.py PLAN``, a file; the results go to stdout.
 
 PLAN is JSON: a list of environments, each with ``modules`` and ``distributions`` that it lacks and the ``calls`` to
-make, lists of arguments. An environment is a fork of this process, which has loaded torch and gradwire and nothing
-else: so it costs next to nothing. Each call is made by ``gradwire.cli.main.main``, as the installed command does.
+make, lists of arguments. An environment is a fork of this process, which has loaded torch, with the compiler that each
+DDP model needs, and gradwire, and nothing else: so it costs next to nothing. Each call is made by
+``gradwire.cli.main.main``, as the installed command does.
 """
 
+import functools
 import json
 import os
 import sys
@@ -64,8 +66,12 @@ def inside(environment, pipe):
 
 
 def main():
-    import gradwire  # noqa: F401
+    import torch._dynamo  # noqa: F401
 
+    from gradwire.bench import launch
+
+    # Workers fork from a process that has loaded torch, and find what it finds.
+    launch.LaunchConfig = functools.partial(launch.LaunchConfig, start_method="fork")
     for environment in json.loads(Path(sys.argv[1]).read_text()):
         reader, writer = os.pipe()
         child = os.fork()

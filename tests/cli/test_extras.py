@@ -10,7 +10,7 @@ import click
 import pytest
 from packaging.utils import canonicalize_name
 
-from gradwire._extras import declared, extra_of
+from gradwire._extras import declared, extra_of, install
 from gradwire.cli._folder import app
 from tests.bench.report.made import replayed
 from tests.extras import EXTRAS, brought, hidden, modules, variables
@@ -54,8 +54,12 @@ given what it refuses, after it has loaded what it needs."""
 REFUSED = {
     "check advise", "check soak", "meeting", "netlab check", "netlab down", "netlab up", "replay", "server",
 }  # fmt: skip
-LONG = {"check convergence": [], "train": [], "demo": [("bench",)], "launch": [("cli", "kvstore")]}
-"""They start processes: they run in these environments alone, and where they end because something is missing."""
+LONG = {
+    "advise": [("cli",)], "bench codec": [("cli",)], "check convergence": [], "train": [], "demo": [("bench",)],
+    "launch": [("cli", "kvstore")],
+}  # fmt: skip
+"""They start processes, or measure: they run in these environments alone, and where they end because something is
+missing."""
 
 
 def commands(group=app, name=()):
@@ -133,7 +137,7 @@ def test_every_help_is_there_with_the_command_line_alone(ran, environment):
             assert out.startswith(f"Usage: gradwire {name}".rstrip())
         else:
             assert (code, out) == (2, ""), name
-            assert "pip install 'gradwire[cli]'" in one_line(err)
+            assert install("cli") in one_line(err)
     if has(environment, "cli"):
         _, out, _ = ran[environment, "--help"]
         listed = {line.split()[0] for line in out.partition("Commands:")[2].splitlines() if line.strip()}
@@ -150,7 +154,7 @@ def test_a_command_runs_or_names_the_extra_that_it_needs(ran, environment):
         missing = next((each for each in ("cli", extra) if not has(environment, each)), None)
         if missing is not None:
             assert code in (1, 2), name
-            assert f"pip install 'gradwire[{missing}]'" in one_line(err), name
+            assert install(missing) in one_line(err), name
         elif name in REFUSED:
             assert code == 2, name
             assert "pip install" not in err, name
@@ -184,4 +188,5 @@ def test_an_example_says_in_one_line_what_it_lacks():
     assert lacking_nothing == {"fsdp2", "gpt", "metrics"}
     for name in said.keys() - lacking_nothing:
         assert "\n" not in said[name]
-        assert any(f"pip install 'gradwire[{extra}]'" in said[name] for extra in EXTRAS), said[name]
+        commands = [command for extra in EXTRAS for command in (install(extra), f"pip install '.[{extra}]'")]
+        assert any(command in said[name] for command in commands), said[name]

@@ -8,7 +8,11 @@ import time
 
 import pytest
 
+from gradwire.cli.main import main
+from tests.forked import context
+
 MAIN = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+CALL = "from gradwire.cli.main import main; main()"
 STAY = "import time; print('here', flush=True); time.sleep(600)"
 CASES = {
     "demo": (["demo"], "workers"),
@@ -23,6 +27,46 @@ CASES = {
     "meeting": (["meeting", "--bind", "127.0.0.1:0"], "meeting place at"),
 }  # fmt: skip
 """Arguments, and what shows that the work is under way: a line, or processes that were started."""
+
+
+class Interpreter(subprocess.Popen):
+    """``gradwire *arguments`` in a session of its own, as a terminal starts it."""
+
+    def __init__(self, arguments, out, err):
+        with out.open("w") as stdout, err.open("w") as stderr:
+            super().__init__(
+                [sys.executable, "-c", f"{MAIN}sys.argv = ['gradwire', *{arguments!r}]; {CALL}"], stdout=stdout,
+                stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+
+
+class Fork:
+    """The same, from a process that has imported torch: for what starts no workers of ``gradwire.bench.launch``."""
+
+    def __init__(self, arguments, out, err):
+        self._process = context().Process(target=be_the_command, args=(arguments, out, err))
+        self._process.start()
+        self.pid = self._process.pid
+
+    def poll(self):
+        return self._process.exitcode
+
+    def wait(self, timeout):
+        self._process.join(timeout)
+        return self.poll()
+
+
+def be_the_command(arguments, out, err):
+    os.setsid()
+    for number, path in ((1, out), (2, err)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["gradwire", *arguments]
+    main()
 
 
 def children(pid):
@@ -46,7 +90,7 @@ def wait_for(what, process, out):
         assert process.poll() is None, out.read_text()
         if what == "workers" and len(children(process.pid)) >= 2:
             return
-        if what in out.read_text():
+        if out.exists() and what in out.read_text():
             return
         time.sleep(0.05)
     raise AssertionError(f"{what} did not come: {out.read_text()}")
@@ -60,17 +104,12 @@ def test_ctrl_c_is_one_line_and_130(name, tmp_path):
     (tmp_path / "suite.toml").write_text('tasks = ["classification"]\nmethods = ["none"]\nseeds = 9\n')
     arguments = [each.replace("FOLDER", str(tmp_path)) for each in arguments]
     out, err = tmp_path / "out", tmp_path / "err"
-    code = f"{MAIN}sys.argv = ['gradwire', *{arguments!r}]; from gradwire.cli.main import main; main()"
-    with out.open("w") as stdout, err.open("w") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL,
-            start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+    process = (Interpreter if what == "workers" else Fork)(arguments, out, err)
     try:
         wait_for(what, process, out)
         below = children(process.pid)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=120) == 130, err.read_text()
+        assert process.wait(120) == 130, err.read_text()
         lines = [line for line in err.read_text().splitlines() if line.strip()]
         assert [line.partition(";")[0] for line in lines] == ["stopped"], err.read_text()
         assert "Traceback" not in out.read_text()
@@ -81,4 +120,4 @@ def test_ctrl_c_is_one_line_and_130(name, tmp_path):
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.wait(120)

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 
 import pytest
 from rich.console import Console
@@ -15,6 +14,7 @@ from rich.table import Table
 from gradwire._files import replace_text
 from gradwire.cli import _output, demo
 from gradwire.cli._output import emit, show
+from tests.forked import Forked
 
 # Processes that import torch: a busy machine takes minutes for each.
 pytestmark = pytest.mark.timeout(400)
@@ -64,40 +64,63 @@ def test_the_result_is_shown_before_it_is_written(tmp_path, capsys):
     assert capsys.readouterr().out == "the result\n"
 
 
-def limited(arguments, limit, **options):
+@pytest.fixture
+def script(tmp_path_factory):
+    """A process of its own that runs lines of Python: its exit code, and what it wrote to stdout and stderr."""
+
+    def run(*lines):
+        file = tmp_path_factory.mktemp("script") / "script.py"
+        file.write_text("\n".join(["import os, resource, sys", "from gradwire.cli.main import main", *lines]))
+        process = Forked([str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = process.communicate(timeout=380)
+        return process.returncode, out, err
+
+    return run
+
+
+@pytest.fixture
+def limited(script):
     """A command whose files may have so many bytes: a disk that is full, as far as it can see."""
-    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); import sys; "
-    code += f"sys.argv = ['gradwire', *{arguments!r}]; from gradwire.cli.main import main; main()"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=380, check=False)
+
+    def run(arguments, limit):
+        limits = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+        return script(limits, f"sys.argv = ['gradwire', *{arguments!r}]", "main()")
+
+    return run
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no limit for the size of a file here")
-def test_a_full_disk_is_one_line_after_the_result_and_leaves_the_file_as_it_was(tmp_path):
+def test_a_full_disk_is_one_line_after_the_result_and_leaves_the_file_as_it_was(limited, tmp_path):
     target = tmp_path / "methods.json"
     target.write_text("[]")
-    done = limited(["methods", "--json", str(target)], 1000)
-    assert done.returncode == 1
-    assert "twobit" in done.stdout
-    assert done.stderr == f"Error: {target} cannot be written: File too large\n"
+    code, out, err = limited(["methods", "--json", str(target)], 1000)
+    assert code == 1
+    assert "twobit" in out
+    assert err == f"Error: {target} cannot be written: File too large\n"
     assert target.read_text() == "[]"
     assert [each.name for each in tmp_path.iterdir()] == ["methods.json"]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
-def test_a_device_that_is_full_is_one_line(python, tmp_path):
-    main = "from gradwire.cli.main import main; main()"
-    done = python("-c", f"import sys; sys.argv = ['gradwire', 'models', '--json', '/dev/full']; {main}")
-    assert done.returncode == 1
-    assert "resnet50" in done.stdout
-    assert done.stderr == "Error: /dev/full cannot be written: No space left on device\n"
-    # And where the output itself goes there.
-    into = f"sys.argv = ['gradwire', 'models']; {main}"
-    with open("/dev/full", "w") as full:
-        ended = subprocess.run(
-            [sys.executable, "-c", f"import sys; {into}"], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
-            timeout=100,
-        )  # fmt: skip
-    assert (ended.returncode, ended.stderr) == (1, "Error: the output cannot be written: No space left on device\n")
+def test_a_device_that_is_full_is_one_line(script):
+    code, out, err = script("sys.argv = ['gradwire', 'models', '--json', '/dev/full']", "main()")
+    assert code == 1
+    assert "resnet50" in out
+    assert err == "Error: /dev/full cannot be written: No space left on device\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_an_output_that_is_full_is_one_line(script):
+    """Whether a command writes it or the options that come before one."""
+    code, _, err = script(
+        "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)",
+        "for words in (['models'], ['--help'], ['--version'], ['bench', '--help']):",
+        " child = os.fork()",
+        " if not child: sys.argv = ['gradwire', *words]; main()",
+        " os.waitpid(child, 0)",
+    )
+    line = "Error: the output cannot be written: No space left on device\n"
+    assert (code, err) == (0, 4 * line)
 
 
 def test_the_demonstration_is_shown_although_its_file_cannot_be_written(gradwire, monkeypatch, tmp_path):
@@ -130,15 +153,15 @@ def test_a_file_is_replaced_whole_with_the_rights_that_it_had(tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.json", "link.json"]
 
 
-def test_rows_before_a_full_disk_are_there_and_complete(tmp_path):
+def test_rows_before_a_full_disk_are_there_and_complete(limited, tmp_path):
     target = tmp_path / "rows.json"
     arguments = ["bench", "codec", "--method", "none", "--size", "64", "--repeats", "1", "--json", str(target)]
-    done = limited(arguments, 1500)
-    assert done.returncode == 1
-    assert done.stderr == "Error: the output cannot be written: File too large\n"
+    code, out, err = limited(arguments, 1500)
+    assert code == 1
+    assert err == "Error: the output cannot be written: File too large\n"
     rows = json.loads(target.read_text())
     assert rows
-    assert rows[0]["op"] in done.stdout
+    assert rows[0]["op"] in out
 
 
 def test_a_file_size_signal_is_ignored():

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,9 @@ from gradwire.bench.snapshots import steps_in
 from gradwire.cli._options import chosen
 from gradwire.cli.train import command
 from gradwire.compressors.topk import TopK
-from tests.forked import Forked
+from tests.forked import Forked, fork_own_workers
 
-COMMAND = [sys.executable, "-m", "gradwire", "train", "classification"]
+COMMAND = ["-m", "gradwire", "train", "classification"]
 
 
 def free_port() -> int:
@@ -32,7 +30,21 @@ def free_port() -> int:
         return port
 
 
-def wait_for_step(process: subprocess.Popen[str], folder: Path, least: int, seconds: float = 300.0) -> None:
+def job_of_two(*arguments: str) -> list[Forked]:
+    """``gradwire train classification`` on two workers that find what torchrun gives them."""
+    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [
+        Forked(
+            ["-m", "gradwire", "train", "classification", *arguments],
+            {**os.environ, "OMP_NUM_THREADS": "1", **job, "RANK": rank, "LOCAL_RANK": rank},
+            subprocess.PIPE,
+            subprocess.PIPE,
+        )
+        for rank in "01"
+    ]
+
+
+def wait_for_step(process: Forked, folder: Path, least: int, seconds: float = 300.0) -> None:
     """Until the run has saved this step or a later one."""
     deadline = time.monotonic() + seconds
     while not any(step >= least for step in steps_in(folder)):
@@ -46,9 +58,12 @@ def test_killed_in_an_epoch_and_resumed_is_the_unbroken_run(gradwire: Any, tmp_p
     options = ["--compressor", "topk", "--ratio", "0.01", "--epochs", "2", "--results", str(tmp_path / "results.jsonl")]
     saved = tmp_path / "saved"
     checkpoint = ["--checkpoint", str(saved), "--checkpoint-every", "2"]
-    with subprocess.Popen([*COMMAND, *options, *checkpoint], stderr=subprocess.PIPE, text=True) as process:
+    process = Forked([*COMMAND, *options, *checkpoint], stderr=subprocess.PIPE, begin=fork_own_workers)
+    try:
         wait_for_step(process, saved, 24)
+    finally:
         process.kill()
+    process.communicate(timeout=200)
     last = steps_in(saved)[-1]
     assert last < 44
     for more in ([*checkpoint, "--resume"], []):
@@ -70,41 +85,53 @@ def test_killed_in_an_epoch_and_resumed_is_the_unbroken_run(gradwire: Any, tmp_p
 @pytest.mark.timeout(400)
 def test_a_request_to_end_names_the_last_checkpoint(tmp_path: Path) -> None:
     arguments = ["--epochs", "50", "--checkpoint", str(tmp_path), "--checkpoint-every", "2"]
-    with subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, text=True) as process:
+    process = Forked([*COMMAND, *arguments], stderr=subprocess.PIPE, begin=fork_own_workers)
+    try:
         wait_for_step(process, tmp_path, 2)
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         _, said = process.communicate(timeout=200)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert f"stopped; the last checkpoint is {tmp_path / 'step-'}{steps_in(tmp_path)[-1]:08d}: go on with" in said
 
 
 @pytest.mark.timeout(400)
+def test_a_run_begins_with_what_another_saved(gradwire: Any, tmp_path: Path) -> None:
+    short = ["--workers", "1", "--epochs", "1", "--recipe", "steps=3"]
+    results = ["--results", str(tmp_path / "results.jsonl")]
+    saved = ["--checkpoint", str(tmp_path / "saved")]
+    for more in (saved, [], ["--start", str(tmp_path / "saved"), "--recipe", "lr=0"]):
+        done = gradwire("train", "classification", *short, *results, *more)
+        assert done.exit_code == 0, done.stderr
+    first, same, begun = read(tmp_path / "results.jsonl")
+    assert first.settings == same.settings
+    assert first.settings.start is None
+    # A rate of nothing leaves the parameters as they were.
+    assert begun.digest == first.digest
+    assert begun.settings.start is not None
+
+
+@pytest.mark.timeout(400)
 def test_it_is_the_script_of_a_job(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    arguments = ["-m", "gradwire", "train", "classification", "--epochs", "1", "--compressor", "qsgd"]
-    done = subprocess.run(
-        [*launcher, *arguments, "--results", str(tmp_path / "results.jsonl")], capture_output=True, text=True,
-        timeout=350, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("bit-identical") == 1
-    assert "epoch 1/1: loss " in done.stderr
+    arguments = ["--epochs", "1", "--recipe", "batch=240", "--compressor", "qsgd"]
+    results = ["--results", str(tmp_path / "results.jsonl")]
+    workers = job_of_two(*arguments, *results)
+    ended = [worker.communicate(timeout=350) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], ended
+    assert "".join(out for out, _ in ended).count("bit-identical") == 1
+    assert "epoch 1/1: loss " in "".join(err for _, err in ended)
     (record,) = read(tmp_path / "results.jsonl")
     assert (record.settings.workers, record.status, record.identical) == (2, "ok", True)
 
 
 @pytest.mark.timeout(400)
 def test_a_job_that_fails_leaves_a_record(tmp_path: Path) -> None:
-    arguments = ["-m", "gradwire", "train", "classification", "--compressor", "topk", "--option", "strategy=allreduce"]
-    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    workers = [
-        Forked(
-            [*arguments, "--results", str(tmp_path / "results.jsonl")],
-            {**os.environ, **job, "RANK": rank, "LOCAL_RANK": rank},
-        )
-        for rank in "01"
-    ]
-    assert all(worker.wait(120) != 0 for worker in workers)
+    arguments = ["--compressor", "topk", "--option", "strategy=allreduce"]
+    workers = job_of_two(*arguments, "--results", str(tmp_path / "results.jsonl"))
+    for worker in workers:
+        worker.communicate(timeout=120)
+    assert all(worker.returncode != 0 for worker in workers)
     (record,) = read(tmp_path / "results.jsonl")
     assert (record.settings.workers, record.status, record.quality) == (2, "failed", None)
     assert "payloads of 'topk' cannot be summed" in record.error
@@ -131,11 +158,18 @@ def test_mistakes_are_told_before_anything_starts(gradwire, tmp_path, monkeypatc
         (["--device", "cuda"], "device must be cpu, whose gradients gloo carries, got 'cuda'"),
         (["--model", "lstm"], "model 'lstm' is of another task"),
         (["--data", str(tmp_path / "nowhere")], "nowhere"),
+        (["--start", str(notes)], "start must be a checkpoint that gradwire train saved, got"),
+        (["--start", str(tmp_path / "nowhere")], "start must be a folder of gradwire train --checkpoint"),
+        (["--recipe", "cosine=2"], "Recipe.cosine must be a number in [0, 1], or None, got 2"),
         (["--results", str(tmp_path / "nowhere" / "results.jsonl")], "cannot be written: No such file or directory"),
         (["--results", str(notes)], "must be a file of results"),
         (["--timeout", "nan"], "'nan' is not a number of seconds"),
         (["--timeout", "1e300"], "1e+300 is not in the range"),
         (["--seed", "99999999999999999999"], "99999999999999999999 is not in the range"),
+        (["--optimizer", "compressed_step:evry=4"], "'evry' is no parameter of compressed_step: did you mean 'every'?"),
+        (["--optimizer", "diloco:name=compressed_step"], "diloco.name must be left out, got 'compressed_step'"),
+        (["--compressor", "torch_powersgd", "--ranks", "2"], "'ranks' is no parameter of torch's powersgd"),
+        (["--compressor", "torch_powersgd:start=1"], "torch_powersgd.start must be an integer >= 2, got 1"),
         (["--recipe", "lr=Infinity"], "recipe.lr must be texts, finite numbers"),
     ):
         done = gradwire("train", "classification", *arguments)

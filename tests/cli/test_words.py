@@ -1,11 +1,15 @@
 """The words of the command line itself: help, version, names that are nearly right, numbers that are none."""
 
+import os
+import subprocess
+
 import pytest
 
 from gradwire.bench import models
 from gradwire.bench.shapes import network_shapes
 from gradwire.errors import ConfigError
 from gradwire.version import __version__
+from tests.forked import Forked
 
 # Processes that import torch: a busy machine takes minutes for each.
 pytestmark = pytest.mark.timeout(400)
@@ -51,9 +55,10 @@ def test_networks_have_the_names_of_models():
 
 @pytest.mark.parametrize(("shell", "said"), [("bash", "complete -o nosort"), ("zsh", "#compdef gradwire"),
                                              ("fish", "complete --no-files --command gradwire")])  # fmt: skip
-def test_a_shell_gets_its_completion(python, shell, said):
-    code = "import sys; sys.argv = ['gradwire']; from gradwire.cli.main import main; main()"
-    done = python("-c", code, _GRADWIRE_COMPLETE=f"{shell}_source")
-    assert done.returncode == 0, done.stderr
-    assert said in done.stdout
-    assert done.stderr == ""
+def test_a_shell_gets_its_completion(shell, said):
+    environment = {**os.environ, "_GRADWIRE_COMPLETE": f"{shell}_source"}
+    process = Forked(["-m", "gradwire"], environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate(timeout=380)
+    assert process.returncode == 0, err
+    assert said in out
+    assert err == ""

@@ -32,7 +32,7 @@ from gradwire.policy import Policy
 from tests.comm.jobs import gradient
 
 SHAPES: list[Named] = [("a", (40, 33)), ("b", (40, 25))]
-N, STEPS, AGAIN = 2320, 4, 2
+N, STEPS, AGAIN = 2320, 3, 1
 """Elements, steps, and the step before which all plans are made anew, so that owners hand back what they keep."""
 
 Gradients = Callable[[int, int], Tensor]

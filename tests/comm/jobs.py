@@ -97,11 +97,11 @@ def run_exchange(
 
 
 def run_all(
-    rank: int, compressors: Sequence[str], options: dict[str, Any], policy: dict[str, Any], steps: int,
+    rank: int, steps: dict[str, int], options: dict[str, Any], policy: dict[str, Any],
     poison: dict[int, tuple[int, float]] | None = None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """``run_exchange`` for each compressor with its defaults."""
-    return {name: run_exchange(rank, name, {}, options, policy, steps, poison) for name in compressors}
+    """``run_exchange`` for each compressor with its defaults and as many steps as are named."""
+    return {name: run_exchange(rank, name, {}, options, policy, count, poison) for name, count in steps.items()}
 
 
 def kept(exchange: Exchange) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from gradwire.testing.processes import run_ranks
 from tests.comm.auto_jobs import agree, own_gradient
 from tests.comm.jobs import SHAPES, numel
 
-STEPS = 26
+STEPS = 20
 CARRIED = [
     (TwoBit("auto", target=0.2), "allgather"), (TwoBit("auto", target=0.2), "broadcast"),
     (TwoBit("auto", target=0.2), "two_phase"), (TwoBit("auto", "adaptive", 0.1), "allgather"),
@@ -23,7 +23,7 @@ IDS = [f"{code.name}-{strategy}" for code, strategy in CARRIED]
 COMPRESSED = [name for name, shape in SHAPES if torch.Size(shape).numel() >= 64]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, 3])
 def ranks(request):
     """The results of all ranks, for each of ``CARRIED``."""
     by_rank = run_ranks(request.param, agree, CARRIED, STEPS)
@@ -82,7 +82,7 @@ def test_a_bad_step_of_one_rank_leaves_no_trace_on_any(ranks, which):
 def test_a_resumed_run_equals_the_unbroken_one_bit_for_bit(ranks, which):
     for result in ranks[which]:
         rest = result["outputs"][STEPS // 2 + 1 :]
-        assert len(rest) == len(result["resumed"]) > 10
+        assert len(rest) == len(result["resumed"]) > 8
         assert all(torch.equal(a, b) for a, b in zip(rest, result["resumed"], strict=True))
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from torch import Tensor
 
 from gradwire import registry
 from gradwire.comm._part import Piece, Unit
 from gradwire.comm.two_phase import cut
+from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.twobit import TwoBit
 from gradwire.memory.none import NoMemory
 from gradwire.testing.processes import run_ranks
+from gradwire.types import Key, Payload, State
 from tests.comm.jobs import SHAPES, numel, run_exchange
+from tests.contracts.thread_ranks import PLACES, N, exchange_in_threads
 
 
 def pieces(compressor: str, sizes: list[int]) -> list[Piece]:
@@ -58,3 +65,47 @@ def test_methods_that_need_feedback_keep_one_for_the_mean_too() -> None:
     assert any(float(view.norm()) > 0 for result in biased for views in result["owned"].values() for _, view in views)
     assert not any(result["owned"] for result in unbiased)
     assert torch.isfinite(unbiased[0]["outputs"][1]).all()
+
+
+KEYS: list[Key] = []
+
+
+@dataclass(frozen=True)
+class Remembers(QSGD):
+    """Its keys."""
+
+    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        KEYS.append(key)
+        super().encode(x, payload, state, key)
+
+
+def gradient(step: int, rank: int) -> Tensor:
+    return torch.randn(N, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def test_no_two_payloads_are_rounded_by_the_same_random_numbers() -> None:
+    """A worker's own part of the mean would be rounded as before, and the mean would not be right on average."""
+    KEYS.clear()
+    exchange_in_threads(Remembers(bits=4), 2, 2, gradient, strategy="two_phase")
+    means = {(key.step, key.rank) for key in KEYS if key.phase == 1}
+    assert means == {(step, rank) for step in (1, 2) for rank in (0, 1)}
+    assert {key.phase for key in KEYS} == {0, 1}
+
+
+def test_a_step_that_is_taken_back_leaves_the_state_of_a_tensor_in_two_shards() -> None:
+    compressor = TwoBit(threshold="auto")
+
+    def spoilt(step: int, rank: int) -> Tensor:
+        grad = gradient(step, rank)
+        if step == 3 and rank == 0:
+            grad[PLACES["b.weight"].stop - 1] = torch.nan
+        return grad
+
+    before, after = (exchange_in_threads(compressor, 2, steps, spoilt, strategy="two_phase") for steps in (3, 4))
+    for one, other in zip(before, after, strict=True):
+        states, same = one.exchange.keeper.states, other.exchange.keeper.states
+        assert states
+        assert any(state for state in states.values())
+        for name, state in states.items():
+            for kind, tensor in state.items():
+                assert torch.equal(tensor, same[name][kind]), (name, kind)

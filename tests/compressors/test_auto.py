@@ -24,7 +24,7 @@ from gradwire.testing.memory import check_memory
 from gradwire.types import Key
 from tests.cases import together
 
-N, JUMP, STEPS = 6000, 100, 250
+N, JUMP, STEPS = 6000, 60, 160
 METHODS = [TwoBit("auto"), TwoBit("auto", "adaptive", 0.02), Strom("auto"), Threshold("auto", target=0.05)]
 methods = pytest.mark.parametrize("code", METHODS, ids=str)
 carried = pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from gradwire.compressors.demo import DeMo
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange import Exchange
+from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.residual import Residual
 from gradwire.policy import Policy
 from gradwire.testing.inputs import gaussian
@@ -77,8 +78,10 @@ def test_places_beyond_32767_survive_16_bits():
     torch.testing.assert_close(decoded(code, x), x, rtol=0, atol=1e-4)
 
 
-def step(rank: int, sign: bool, memory: Residual) -> dict[str, torch.Tensor]:
-    exchange = Exchange(DeMo(ratio=0.05, sign=sign), memory=memory, group=dist.group.WORLD, policy=Policy(min_numel=0))
+def step(rank: int, sign: bool) -> dict[str, torch.Tensor]:
+    exchange = Exchange(
+        DeMo(ratio=0.05, sign=sign), memory=DeMoMemory(beta=0.999), group=dist.group.WORLD, policy=Policy(min_numel=0)
+    )
     flat = gaussian(64 * 80, seed=rank)
     for _ in range(2):
         exchange.begin_step()
@@ -88,8 +91,7 @@ def step(rank: int, sign: bool, memory: Residual) -> dict[str, torch.Tensor]:
 
 
 def test_the_optimizer_gets_the_sign_of_the_mean_and_the_momentum_keeps_the_rest():
-    signs = run_ranks(2, step, True, Residual(beta=0.999))
-    means = run_ranks(2, step, False, Residual(beta=0.999))
+    signs, means = run_ranks(2, step, True), run_ranks(2, step, False)
     for rank in range(2):
         assert torch.equal(signs[rank]["out"], means[0]["out"].sign())
         assert torch.equal(signs[rank]["kept"], means[rank]["kept"])
@@ -98,6 +100,92 @@ def test_the_optimizer_gets_the_sign_of_the_mean_and_the_momentum_keeps_the_rest
         momentum = 0.999 * momentum + g
         momentum = momentum - decoded(code, momentum)
     torch.testing.assert_close(means[1]["kept"].view(64, 80), momentum, rtol=1e-4, atol=1e-4)
+
+
+WORLD, STEPS, RATE, DECAY = 2, 6, 0.01, 0.1
+SHAPES = {"weight": (128, 192), "bias": (128,)}
+
+
+def gradient_of(name: str, rank: int, at: int) -> torch.Tensor:
+    return gaussian(math.prod(SHAPES[name]), seed=100 * at + 10 * rank + len(name)).view(SHAPES[name])
+
+
+def trained(rank: int) -> dict[str, torch.Tensor]:
+    """Plain SGD on gradients that do not depend on the parameters, with nothing said but the method's name."""
+    exchange = Exchange(DeMo(), group=dist.group.WORLD, policy=Policy(min_numel=0))
+    params = {name: torch.nn.Parameter(gaussian(math.prod(shape)).view(shape)) for name, shape in SHAPES.items()}
+    optimizer = torch.optim.SGD(params.values(), lr=RATE, weight_decay=DECAY)
+    for at in range(STEPS):
+        exchange.begin_step()
+        flat = torch.cat([gradient_of(name, rank, at).flatten() for name in SHAPES])
+        exchange.run(flat, list(SHAPES.items()))
+        for param, grad in zip(params.values(), flat.split([math.prod(s) for s in SHAPES.values()]), strict=True):
+            param.grad = grad.view(param.shape).clone()
+        optimizer.step()
+    assert exchange.memory_for(DeMo()) == DeMoMemory(beta=0.999)
+    return {**{name: param.detach() for name, param in params.items()},
+            **{f"kept {name}": exchange.keeper.worker["residual"][name] for name in SHAPES}}  # fmt: skip
+
+
+def cosine_transform(size: int) -> torch.Tensor:
+    """The orthonormal DCT-II as the textbook writes it: waves down, places across."""
+    rows = [[math.cos(math.pi * (2 * i + 1) * f / (2 * size)) for i in range(size)] for f in range(size)]
+    waves = torch.tensor(rows, dtype=torch.float64) * math.sqrt(2 / size)
+    waves[0] /= math.sqrt(2)
+    return waves
+
+
+def strongest(momentum: torch.Tensor, k: int) -> torch.Tensor:
+    """The spectrum of chunks of 64 x 64, or of 64, with all but the k largest of each chunk set to zero."""
+    tall = cosine_transform(64) if momentum.shape[0] > 1 else torch.ones(1, 1, dtype=torch.float64)
+    spectrum = torch.zeros_like(momentum)
+    for i in range(0, momentum.shape[0], 64):
+        for j in range(0, momentum.shape[1], 64):
+            rows, columns = slice(i, i + 64), slice(j, j + 64)
+            chunk = (tall @ momentum[rows, columns] @ cosine_transform(64).mT).flatten()
+            chosen = chunk.abs().topk(k).indices
+            spectrum[rows, columns] = torch.zeros_like(chunk).scatter(0, chosen, chunk[chosen]).view(-1, 64)
+    return spectrum
+
+
+def wave_of(spectrum: torch.Tensor) -> torch.Tensor:
+    """The inverse transform of every chunk."""
+    tall = cosine_transform(64) if spectrum.shape[0] > 1 else torch.ones(1, 1, dtype=torch.float64)
+    out = torch.zeros_like(spectrum)
+    for i in range(0, spectrum.shape[0], 64):
+        for j in range(0, spectrum.shape[1], 64):
+            rows, columns = slice(i, i + 64), slice(j, j + 64)
+            out[rows, columns] = tall.mT @ spectrum[rows, columns] @ cosine_transform(64)
+    return out
+
+
+def test_by_its_name_alone_it_is_the_algorithm_of_the_paper():
+    """A plain DeMo in float64: beta 0.999, 32 of each chunk of 64 x 64, the learning rate inside the momentum,
+    decoupled weight decay, and the sign of what all workers sent."""
+    ranks = run_ranks(WORLD, trained)
+    for name, shape in SHAPES.items():
+        k = 32 if len(shape) == 2 else 1
+        theta = gaussian(math.prod(shape)).view(shape).double()
+        momenta = [torch.zeros(shape, dtype=torch.float64).view(-1, shape[-1]) for _ in range(WORLD)]
+        for at in range(STEPS):
+            sent = []
+            for rank in range(WORLD):
+                momenta[rank] *= 0.999
+                momenta[rank] += RATE * gradient_of(name, rank, at).double().view(-1, shape[-1])
+                sent.append(strongest(momenta[rank], k))
+                momenta[rank] -= wave_of(sent[rank])
+            theta *= 1 - RATE * DECAY
+            theta -= RATE * wave_of(sum(sent) / WORLD).view(shape).sign()
+        for rank in range(WORLD):
+            torch.testing.assert_close(ranks[rank][name].double(), theta, rtol=0, atol=1e-6)
+            kept = ranks[rank][f"kept {name}"].view(momenta[rank].shape).double()
+            torch.testing.assert_close(RATE * kept, momenta[rank], rtol=0, atol=1e-6)
+
+
+def test_another_memory_makes_another_method_of_it():
+    with pytest.raises(ConfigError, match="memory 'residual' makes another method of 'demo'"):
+        Exchange(DeMo(), memory="residual")
+    assert Exchange(DeMo(sign=False)).memory_for(DeMo(sign=False)) == Residual()
 
 
 def test_it_cannot_be_cut_into_shards():

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradwire import registry
 from gradwire.compressors.qsgd import QSGD
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients
 from gradwire.types import Key
@@ -70,6 +71,51 @@ def test_measured_variance_on_normal_gradients():
     assert relative_error(QSGD(bits=4, norm="l2"), x, 20) == pytest.approx(1.58, rel=0.05)
     assert relative_error(QSGD(bits=4, norm="linf"), x, 20) == pytest.approx(0.036, rel=0.1)
     assert relative_error(QSGD(bits=8, norm="linf"), x, 20) == pytest.approx(1.1e-4, rel=0.1)
+
+
+@together
+@pytest.mark.parametrize("options", [{}, {"block": 64}, {"block": None}, {"norm": "l2"}, {"scaled": True}])
+@pytest.mark.parametrize("n", [0, 1, 4, 5, 6, 319, 320, 321, 5 * 8192 + 3])
+def test_five_to_a_byte_say_the_same(options, n):
+    x, plain, packed = gaussian(n), QSGD(bits=2, **options), QSGD(bits=2, packing="trits", **options)
+    assert packed.layout((n,)).nbytes == plain.layout((n,)).nbytes - -(-n // 4) + -(-n // 5)
+    assert torch.equal(decoded(packed, x, Key(step=3)), decoded(plain, x, Key(step=3)))
+    if "scaled" in options:
+        assert n == 0 or memory_after(packed, 3, n) == memory_after(plain, 3, n)
+
+
+def test_shards_of_five_to_a_byte_are_those_of_the_whole():
+    code, x = QSGD(bits=2, block=64, packing="trits"), gaussian(1000)
+    assert code.alignment == 320
+    parts = [code.layout((length,)).nbytes for length in (320, 320, 320, 40)]
+    assert sum(parts) == code.layout((1000,)).nbytes
+    bits = QSGD(bits=2, block=64)
+    assert torch.equal(decoded(code, x[:320], Key()), decoded(bits, x[:320], Key()))
+
+
+def test_the_packing_is_written_down_only_where_it_is_another_one():
+    plain, packed = QSGD(bits=2), QSGD(bits=2, packing="trits")
+    assert "packing" not in plain.to_config()
+    assert packed.to_config()["packing"] == "trits"
+    assert [registry.from_config("compressors", code.to_config()) for code in (plain, packed)] == [plain, packed]
+
+
+def test_a_byte_that_is_not_five_digits_is_refused():
+    code, x = QSGD(bits=2, packing="trits"), gaussian(50)
+    buffer = code.compress(x)
+    buffer[-1] = 243
+    with pytest.raises(WireError, match="qsgd codes of five to a byte must be at most 242, got 243"):
+        code.decompress(buffer, x.shape)
+
+
+@together
+@pytest.mark.parametrize(
+    ("bits", "packing", "allowed"),
+    [(2, "base3", "'bits' or 'trits'"), (2, None, "'bits' or 'trits'"), (3, "trits", "'bits' at 3 bits")],
+)
+def test_bad_packing(bits, packing, allowed):
+    with pytest.raises(ConfigError, match=re.escape(f"QSGD.packing must be {allowed}, got {packing!r}")):
+        QSGD(bits=bits, packing=packing)
 
 
 def test_noise_of_different_ranks_is_independent():

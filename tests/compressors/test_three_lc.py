@@ -34,6 +34,18 @@ def test_thirty_groups_of_zeros_are_three_bytes():
     assert stream(ThreeLC(), x) == [81 + 121, 255, 255, 243, 120]
 
 
+@pytest.mark.parametrize("sparsity", [1.0, 1.5, 1.9])
+def test_delta_is_what_a_block_keeps_at_least(sparsity):
+    """One element is the largest, and the others just too small to be sent: they are lost."""
+    code = ThreeLC(sparsity, block=16)
+    x = torch.full((16,), sparsity / 2 - 1e-3)
+    x[5] = 1.0
+    kept = 1 - relative_error(code, x, draws=1)
+    assert code.delta(16) == pytest.approx(sparsity * (2 - sparsity) / 16)
+    assert kept == pytest.approx(sparsity * (2 - sparsity) / x.square().sum().item(), rel=1e-4)
+    assert code.delta(16) <= kept
+
+
 def test_an_all_zero_block_has_no_bytes_and_a_lone_zero_group_one():
     x = torch.zeros(48)
     x[16], x[31] = 1.0, 1.0

@@ -24,9 +24,11 @@ from gradwire import registry
 from gradwire.comm._part import Unit
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.memory.base import Memory
+from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.dgc import DGCMemory
 from gradwire.memory.ef21 import EF21
 from gradwire.memory.momentum import Momentum
+from gradwire.memory.preconditioned import Preconditioned
 from gradwire.memory.residual import Residual
 from gradwire.memory.variance import VarianceMemory
 from gradwire.testing._expect import decode, payload_for
@@ -45,7 +47,8 @@ from tests.contracts.thread_ranks import (
     goes,
 )
 
-STEPS = 6
+STEPS, PERIODIC_STEPS = 3, 6
+"""Of a method that does something else every few steps: more."""
 ROTATED = 4
 FLOAT32 = 2.0**-21
 """Rounding of a few operations in float32, as a share of the largest number."""
@@ -55,7 +58,7 @@ gradient is lost where nobody keeps anything, so nothing is equal to what came o
 MEMORIES: list[Memory] = [registry.build("memory", name) for name in registry.names("memory")]
 OTHER_MEMORIES: list[Memory] = [
     Residual(beta=0.75, gamma=2.0), Residual(dtype="bfloat16"), EF21(eta=0.25), DGCMemory(nesterov=True),
-    VarianceMemory(alpha=0.5, zeta=0.75, keep_error=True),
+    VarianceMemory(alpha=0.5, zeta=0.75, keep_error=True), Preconditioned(beta=0.5, floor=0.25),
 ]  # fmt: skip
 
 
@@ -96,15 +99,23 @@ Kept = Mapping[str, Tensor]
 
 @dataclass
 class Moved:
-    """What one rank compresses in a step, what it keeps of that (None: nothing), and what the result is added to."""
+    """What one rank compresses in a step, what it keeps of that (None: nothing), and what becomes of the mean.
+
+    That is multiplied by ``unit``, and added to ``base``.
+    """
 
     x: Tensor
     kept: Tensor | None
     base: Tensor | float = 0.0
+    unit: Tensor | float = 1.0
 
 
 def residual(memory: Residual, grad: Tensor, before: Kept, after: Kept) -> Moved:
     return Moved(memory.beta * before["residual"] + memory.gamma * grad, after["residual"])
+
+
+def demo(memory: DeMoMemory, grad: Tensor, before: Kept, after: Kept) -> Moved:
+    return Moved(memory.beta * before["residual"] + grad, after["residual"])
 
 
 def none(memory: Memory, grad: Tensor, before: Kept, after: Kept) -> Moved:
@@ -151,8 +162,15 @@ def variance(memory: VarianceMemory, grad: Tensor, before: Kept, after: Kept) ->
     return Moved(x, after["residual"] + dropped)
 
 
+def preconditioned(memory: Preconditioned, grad: Tensor, before: Kept, after: Kept) -> Moved:
+    """The scale that is in use is that of the steps before; tests/memory/test_preconditioned.py has how it moves."""
+    scale = before["scale"].where(before["scale"] != 0, 1.0)
+    return Moved(grad / scale, None, unit=scale)
+
+
 LAWS: dict[str, Callable[..., Moved]] = {
     "residual": residual, "none": none, "momentum": momentum, "ef21": ef21, "dgc": dgc, "variance": variance,
+    "demo": demo, "preconditioned": preconditioned,
 }  # fmt: skip
 
 
@@ -167,10 +185,11 @@ def test_what_went_in_is_what_came_out_and_what_is_kept(cases: list[Case]) -> No
 
 def check_case(case: Case) -> None:
     options = {"memory": case.memory, "strategy": case.strategy}
-    ranks = exchange_in_threads(case.compressor, case.world, STEPS, gradient, **options)
+    steps = PERIODIC_STEPS if "period" in case.compressor.to_config() else STEPS
+    ranks = exchange_in_threads(case.compressor, case.world, steps, gradient, **options)
     units = ranks[0].units()
     assert units
-    for step in range(STEPS):
+    for step in range(steps):
         at = [rank.steps[step] for rank in ranks]
         assert all(torch.equal(mine.out, at[0].out) for mine in at)
         for unit in units:
@@ -189,7 +208,8 @@ def check_unit(case: Case, unit: Unit, step: int, at: Sequence[Step]) -> None:
         return
     else:
         mean = mean_of_codes(unit, step, at, [each.x for each in moved])
-    sizes = [mean, *(part for each in moved for part in (each.x, each.kept) if part is not None)]
+    mean = mean * moved[0].unit
+    sizes = [mean, *(part * each.unit for each in moved for part in (each.x, each.kept) if part is not None)]
     allowed = rounding(case) * max(float(part.abs().max()) for part in sizes)
     owned = sum((mine.owned - mine.owned_before)[place].double() for mine in at)
     arrived = at[0].out[place].double() + owned - moved[0].base

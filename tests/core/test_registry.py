@@ -6,8 +6,13 @@ import pytest
 
 import gradwire.compressors
 from gradwire import registry
+from gradwire.compressors.eden import EDEN
+from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
+from gradwire.memory.preconditioned import Preconditioned
+from gradwire.memory.residual import Residual
+from gradwire.settings import Settings
 
 
 @pytest.mark.parametrize("kind", ["compressors", "memory", "comm"])
@@ -37,3 +42,55 @@ def test_a_configuration_comes_back_equal() -> None:
     assert registry.from_config("compressors", {"name": "twobit", "threshold": 0.25}) == TwoBit(0.25)
     with pytest.raises(ConfigError, match="needs a 'name'"):
         registry.from_config("compressors", {"threshold": 0.25})
+
+
+def test_parameters_may_stand_behind_the_name_wherever_a_name_is_given() -> None:
+    exchange = gradwire.Exchange(gradwire.compressor("eden:bits=0.5", block=1024), memory="preconditioned:beta=0.9")
+    assert exchange.compressor == EDEN(bits=0.5, block=1024)
+    assert exchange.memory == Preconditioned(beta=0.9)
+    settings, _ = Settings.split({"overrides": {"*.bias": "qsgd:bits=8,norm=l2"}})
+    assert settings.policy().overrides == {"*.bias": QSGD(bits=8, norm="l2")}
+    assert registry.build("comm", "oktopk:period=8").period == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("eden:bits", "a parameter is written NAME=VALUE, got 'bits'"),
+        ("eden:bit=1", "EDEN has no parameter 'bit': did you mean 'bits'"),
+        ("eden:bits=2,bits=1", "eden.bits must be given once, beside 2, got 1"),
+        ("edn:bits=1", "unknown compressor 'edn': did you mean 'eden'"),
+        ("eden:bits=1", "bits of 'eden' is given twice: 1 in its name, and 2"),
+        ("eden:bits=9", "EDEN.bits must be 1, 2, 3 or 4"),
+        ("eden:name=topk", "eden.name must be left out, got 'topk'"),
+    ],
+)
+def test_what_is_wrong_behind_a_name_is_told(text: str, said: str) -> None:
+    params = {"bits": 2} if text == "eden:bits=1" else {}
+    with pytest.raises(ConfigError, match=said):
+        gradwire.compressor(text, **params)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"name": "ef21:inner=" * 100 + "topk"},
+        {"name": "eden:bits=" + "[" * 3900},
+        {"name": "ef21", "inner": "ef21:inner=topk"},
+    ],
+)
+def test_a_configuration_has_no_parameters_in_a_name(config: dict) -> None:
+    """It may come from a stranger, whose values the reader of frames has checked only where they are values."""
+    with pytest.raises(ConfigError, match=r"unknown compressor|inner of 'ef21' must have no parameters"):
+        registry.from_config("compressors", config)
+
+
+def test_a_number_that_python_does_not_read_is_an_error_of_ours() -> None:
+    for value in ("1" * 5000, "[" * 5000):
+        with pytest.raises(ConfigError, match=r"EDEN\.bits must be"):
+            gradwire.compressor("eden:bits=" + value)
+
+
+def test_a_narrow_residual_is_one_with_parameters_too() -> None:
+    exchange = gradwire.Exchange(gradwire.compressor("topk"), memory="residual:beta=0.9", residual_dtype="bfloat16")
+    assert exchange.memory == Residual(beta=0.9, dtype="bfloat16")

@@ -1,6 +1,7 @@
-"""``torchrun`` for the commands of the pages: the ranks fork from the tests' server, and need not import torch anew.
+"""``torchrun``, ``gradwire`` and ``python`` for the commands of the pages: they fork from the tests' server, and need
+not import torch anew.
 
-It is a program of that name on PATH, which asks the test over a socket; what the ranks find is what torchrun gives
+They are programs of these names on PATH, which ask the test over a socket; what the ranks find is what torchrun gives
 them. torchrun itself starts the README's script, in tests/house/test_readme.py.
 """
 
@@ -11,14 +12,17 @@ import json
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 from types import TracebackType
 from typing import Self
 
 import torch.distributed as dist
 
 from gradwire.testing.processes import RankFailedError, run_ranks
-from tests.docs.stage import Absent, run_file
+from tests.docs.stage import Absent, enter, run_file
+from tests.forked import Forked
 
 DEADLINE = 500.0
 CLIENT = """#!{python} -IS
@@ -26,22 +30,22 @@ import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as asked:
     asked.settimeout({deadline})
     asked.connect({place!r})
-    asked.sendall(json.dumps({{"folder": os.getcwd(), "arguments": sys.argv[1:]}}).encode())
+    asked.sendall(json.dumps([{program!r}, os.getcwd(), dict(os.environ), sys.argv[1:]]).encode())
     asked.shutdown(socket.SHUT_WR)
     with asked.makefile() as file:
         said = json.load(file)
 print(said["out"], end="")
 print(said["err"], end="", file=sys.stderr)
-sys.exit(bool(said["err"]))
+sys.exit(said["code"])
 """
 
 
-class Torchrun:
-    """A folder with the program ``torchrun``; use it as a context.
+class Programs:
+    """A folder with the programs; use it as a context.
 
     Args:
-        folder: where the program lies, and its socket.
-        absent: what its ranks lack.
+        folder: where the programs lie, and their socket.
+        absent: what they lack.
     """
 
     def __init__(self, folder: Path, absent: Absent) -> None:
@@ -49,9 +53,11 @@ class Torchrun:
         self.server = socket.socket(socket.AF_UNIX)
         self.server.bind(str(folder / "socket"))
         self.server.listen()
-        program = folder / "torchrun"
-        program.write_text(CLIENT.format(python=sys.executable, place=str(folder / "socket"), deadline=DEADLINE + 30))
-        program.chmod(0o755)
+        for name in ("torchrun", "gradwire", "python"):
+            program, place = folder / name, str(folder / "socket")
+            told = CLIENT.format(python=sys.executable, place=place, deadline=DEADLINE + 30, program=name)
+            program.write_text(told)
+            program.chmod(0o755)
         self.thread = threading.Thread(target=self.serve, daemon=True)
 
     def __enter__(self) -> Self:
@@ -72,10 +78,21 @@ class Torchrun:
             except OSError:
                 return
             with asked, asked.makefile("rw") as file:
-                json.dump(self.answer(**json.load(file)), file)
+                json.dump(self.answer(*json.load(file)), file)
 
-    def answer(self, folder: str, arguments: list[str]) -> dict[str, str]:
-        """Run the script; what its ranks printed, one after the other, and their errors."""
+    def answer(
+        self, program: str, folder: str, environment: dict[str, str], arguments: list[str]
+    ) -> dict[str, str | int]:
+        """Run the program; what it printed, its errors and its exit code."""
+        if program == "torchrun":
+            return self.ranks(folder, arguments)
+        called = ["-m", "gradwire", *arguments] if program == "gradwire" else arguments
+        process = Forked(called, environment, PIPE, PIPE, partial(enter, folder, self.absent))
+        out, err = process.communicate(DEADLINE)
+        return {"out": out, "err": err, "code": process.returncode}
+
+    def ranks(self, folder: str, arguments: list[str]) -> dict[str, str | int]:
+        """As torchrun: what the ranks printed, one after the other."""
         parser = argparse.ArgumentParser(exit_on_error=False)
         parser.add_argument("--nproc-per-node", type=int, required=True)
         parser.add_argument("script", nargs=argparse.REMAINDER)
@@ -86,5 +103,5 @@ class Torchrun:
                 given.nproc_per_node, run_file, store.port, given.script, self.absent, folder, timeout=DEADLINE
             )
         except (argparse.ArgumentError, RankFailedError) as error:
-            return {"out": "", "err": f"{error}\n"}
-        return {"out": "".join(said), "err": ""}
+            return {"out": "", "err": f"{error}\n", "code": 1}
+        return {"out": "".join(said), "err": "", "code": 0}

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.integrations.tensorboard import TensorBoardWriter
+from tests.extras import variables
 
 PATIENCE = 5.0
 """Seconds that a rank waits for another one that does not come."""
@@ -209,8 +210,11 @@ def alone(code: str, **environment: str) -> str:
 
 
 def no_process_group() -> str:
-    return alone("import gradwire, torch\ngradwire.compress_optimizer(torch.optim.SGD((m := torch.nn.Linear(64, 64))"
-                 ".parameters(), lr=0.1), m, 'topk')")  # fmt: skip
+    """In the process of the test, which has none."""
+    assert not dist.is_initialized()
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return told(lambda: gradwire.compress_optimizer(optimizer, model, "topk"))
 
 
 def no_interface() -> str:
@@ -220,7 +224,7 @@ def no_interface() -> str:
 
 
 def no_extra() -> str:
-    return alone("import sys\nsys.modules['zmq'] = None\nfrom gradwire import kvstore\nkvstore.create('dist_sync')")
+    return alone("from gradwire import kvstore\nkvstore.create('dist_sync')", **variables("cli"))
 
 
 def no_kernels() -> str:

@@ -57,6 +57,12 @@ def run_file(rank: int, port: int, arguments: list[str], absent: Absent, folder:
     return said
 
 
+def enter(folder: str, absent: Absent) -> None:
+    """What a forked program does first."""
+    os.chdir(folder)
+    leave_out(absent)
+
+
 def leave_out(absent: Absent) -> None:
     """Hide them, those that are loaded, too: the server from which the ranks fork may have needed them."""
     for name in [name for name in sys.modules if name.partition(".")[0] in absent[0]]:

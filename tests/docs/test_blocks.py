@@ -17,7 +17,7 @@ from tests import extras
 from tests.cli.test_extras import CALLS
 from tests.docs import stage
 from tests.docs.blocks import Block, apply, blocks, indented, of, pages, parse
-from tests.docs.launcher import DEADLINE, Torchrun
+from tests.docs.launcher import DEADLINE, Programs
 from tests.house.source import ROOT
 
 FATES = {"change", "file", "install", "python", "shell", "skipped", "text"}
@@ -61,7 +61,7 @@ def run_shell(block: Block, folder: Path, number: int) -> None:
     programs.mkdir()
     environment = {**os.environ, **extras.variables(*block.extras or ()), "OMP_NUM_THREADS": "1"}
     environment["PATH"] = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
-    with Torchrun(programs, extras.hidden(*block.extras or ())):
+    with Programs(programs, extras.hidden(*block.extras or ())):
         done = subprocess.run(["bash", "-eu", "-c", block.code], cwd=folder, env=environment, text=True,
                               capture_output=True, timeout=DEADLINE + 60)  # fmt: skip
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"

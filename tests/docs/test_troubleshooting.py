@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
 from gradwire.testing.processes import run_ranks
 from tests.docs.mistakes import ALONE, APART, TOGETHER, make_all
 from tests.house.source import ROOT
+from tests.once import once
 
 SECTION = re.compile(r'^<a id="([\w-]+)"></a>\n\n## (.+?)(?=^<a id=|\Z)', re.MULTILINE | re.DOTALL)
 QUOTED = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -41,9 +43,16 @@ def test_mistakes_that_leave_the_group_whole() -> None:
         check(name, f"{first[name]}\n{second[name]}")
 
 
+@once
+def apart() -> dict[str, Future[list[str]]]:
+    """All of them beside each other: they wait for a rank."""
+    with ThreadPoolExecutor(len(APART)) as pool:
+        return {name: pool.submit(run_ranks, 2, mistake, timeout=110) for name, mistake in APART.items()}
+
+
 @pytest.mark.parametrize("name", APART)
 def test_mistakes_that_lose_a_rank(name: str) -> None:
-    check(name, run_ranks(2, APART[name], timeout=110)[0])
+    check(name, apart()[name].result()[0])
 
 
 @pytest.mark.parametrize("name", ALONE)

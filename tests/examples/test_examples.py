@@ -1,27 +1,47 @@
-"""Every example runs as its first lines say, and what it trains learns."""
+"""Every example runs as its first lines say, and what it trains learns.
+
+The processes fork: torchrun itself starts what tests/smoke and tests/house/test_readme.py run.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+
+from tests.forked import Forked
 
 FOLDER = Path(__file__).parents[2] / "examples"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 DEADLINE = 800.0
 
 
-def torchrun(script: str, *arguments: str) -> str:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launch, str(FOLDER / script), *arguments], capture_output=True, text=True, timeout=DEADLINE, env=ENVIRONMENT
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def ended_well(process: Forked) -> str:
+    """What it printed."""
+    said, wrong = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, wrong
+    return str(said)
+
+
+def two_ranks(script: str, *arguments: str) -> str:
+    """Run a script on two ranks, which find what torchrun gives them."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    job = {
+        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "examples",
+    }  # fmt: skip
+    ranks = [
+        Forked(
+            [str(FOLDER / script), *arguments], {**ENVIRONMENT, **job, "RANK": rank, "LOCAL_RANK": rank},
+            subprocess.PIPE, subprocess.PIPE,
+        )
+        for rank in "01"
+    ]  # fmt: skip
+    return "".join([ended_well(rank) for rank in ranks])
 
 
 def figures(pattern: str, text: str) -> list[float]:
@@ -33,14 +53,14 @@ def figures(pattern: str, text: str) -> list[float]:
 @pytest.mark.parametrize(("compressor", "least"), [("topk", 30), ("twobit", 12)])
 def test_ddp_in_sixty_lines(compressor: str, least: float) -> None:
     assert len((FOLDER / "ddp.py").read_text().splitlines()) <= 60
-    said = torchrun("ddp.py", "--compressor", compressor, "--epochs", "5")
+    said = two_ranks("ddp.py", "--compressor", compressor, "--epochs", "5")
     accuracy, ratio = figures(r"accuracy (\S+) % ratio (\S+)", said)
     assert accuracy > 80
     assert ratio > least
 
 
 def test_a_gpt_reads_python() -> None:
-    said = torchrun("gpt.py", "--steps", "60")
+    said = two_ranks("gpt.py", "--steps", "60")
     loss, ratio = figures(r"(?m)^loss (\S+) ratio (\S+)", said)
     # Equally likely letters: 4.85.
     assert loss < 3.2
@@ -48,23 +68,22 @@ def test_a_gpt_reads_python() -> None:
 
 
 def test_workers_of_diloco_learn_what_only_the_others_saw(tmp_path: Path) -> None:
-    entry = [sys.executable, "-c", "from gradwire.cli.main import main; main()", "meeting", "--bind", "127.0.0.1:0"]
-    with subprocess.Popen(entry, stdout=subprocess.PIPE, text=True) as keeper:
-        assert keeper.stdout is not None
-        place = keeper.stdout.readline().rpartition(" ")[2].strip()
-        run = [sys.executable, str(FOLDER / "diloco.py"), "--place", place]
+    entry = ["-m", "gradwire", "meeting", "--bind", "127.0.0.1:0"]
+    keeper = Forked(entry, stdout=subprocess.PIPE)
+    try:
+        place = keeper.stdout.readline().decode().rpartition(" ")[2].strip()
+        run = [str(FOLDER / "diloco.py"), "--place", place]
 
-        def worker(name: str, *arguments: str) -> subprocess.Popen[str]:
-            command = [*run, "--name", name, "--rounds", "12", *arguments]
-            return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        def worker(name: str, *arguments: str) -> Forked:
+            command = [*run, "--name", name, "--rounds", "12", "--save", str(tmp_path / name), *arguments]
+            return Forked(command, ENVIRONMENT, subprocess.PIPE, subprocess.PIPE)
 
-        try:
-            both = [worker(name, "--workers", "2", "--save", str(tmp_path / name)) for name in "01"]
-            said = [each.communicate(timeout=DEADLINE)[0] for each in both]
-            # What was kept is the state after the last round: nothing is left to do, and all is there.
-            again = worker("1", "--save", str(tmp_path / "1")).communicate(timeout=DEADLINE)[0]
-        finally:
-            keeper.terminate()
+        said = [ended_well(each) for each in [worker(name, "--workers", "2") for name in "01"]]
+        # What was kept is the state after the last round: nothing is left to do, and all is there.
+        again = ended_well(worker("1"))
+    finally:
+        keeper.terminate()
+        keeper.wait(DEADLINE)
     told = [figures(r"worker \d: accuracy (\S+) %, (\S+) times fewer", each) for each in said]
     # Seven kinds of ten are all that one of them ever sees.
     assert told[0][0] == told[1][0] > 75

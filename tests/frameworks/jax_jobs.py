@@ -15,7 +15,8 @@ from tests.integrations.jobs import answers
 
 def everything(rank: int) -> dict[str, Any]:
     return {"compared": compared(rank, lambda method: means(rank, method)), "trained": trained(rank),
-            "refused": refused(), "bfloat16": bfloat16(rank), "accumulated": accumulated(rank)}  # fmt: skip
+            "refused": refused(), "bfloat16": bfloat16(rank), "accumulated": accumulated(rank),
+            "corrected": corrected(rank), "mixed": mixed(rank)}  # fmt: skip
 
 
 def means(rank: int, method: str) -> tuple[Means, dict[str, Any]]:
@@ -128,6 +129,41 @@ def accumulated(rank: int) -> dict[str, Any]:
     return told
 
 
+def corrected(rank: int) -> list[tuple[float, float, bytes]]:
+    """The factor of three compiled updates, by how much longer they are than without it, and their bits."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import gradwire.jax
+
+    params = {"w": jnp.zeros((64, 64))}
+    wires = [gradwire.jax.compress(params, "qsgd", bits=2, block=64) for _ in range(2)]
+    chains = [optax.chain(wires[0], optax.adam(1e-2)), gradwire.jax.corrected(wires[1], optax.adam(1e-2))]
+    kept, told = [chain.init(params) for chain in chains], []
+    for step in range(3):
+        grads, made = {"w": jax.random.normal(jax.random.key(10 * step + rank), (64, 64))}, []
+        for which, chain in enumerate(chains):
+            updates, kept[which] = jax.jit(chain.update)(grads, kept[which], params)
+            made.append(np.array(updates["w"]))
+        moved = made[0] != 0
+        told.append((wires[1].state.factor, float(np.median(made[1][moved] / made[0][moved])), made[1].tobytes()))
+    return told
+
+
+def mixed(rank: int) -> dict[str, str]:
+    """One process corrects and the other does not."""
+    import jax.numpy as jnp
+    import optax
+
+    import gradwire.jax
+
+    params = {"w": jnp.zeros((64, 64))}
+    wire = gradwire.jax.compress(params, "qsgd", bits=2, timeout=20.0)
+    chain = gradwire.jax.corrected(wire, optax.adam(1e-2)) if rank == 0 else optax.chain(wire, optax.adam(1e-2))
+    return answers({"mixed": lambda: chain.update({"w": jnp.ones((64, 64))}, chain.init(params), params)})
+
+
 class Said(logging.Handler):
     """What was logged."""
 
@@ -141,6 +177,7 @@ class Said(logging.Handler):
 
 def refused() -> dict[str, str]:
     import jax.numpy as jnp
+    import optax
 
     import gradwire.jax
 
@@ -153,4 +190,6 @@ def refused() -> dict[str, str]:
         "typo": lambda: gradwire.jax.compress(params, "topk", ration=0.1),
         "empty": lambda: gradwire.jax.compress({}),
         "bucket": lambda: gradwire.jax.compress(params, bucket_mb=0),
+        "residual": lambda: gradwire.jax.corrected(gradwire.jax.compress(params, "topk"), optax.adam(1e-3)),
+        "wire": lambda: gradwire.jax.corrected(optax.adam(1e-3), optax.adam(1e-3)),
     })  # fmt: skip

@@ -19,7 +19,7 @@ def everything(rank: int) -> dict[str, Any]:
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="2")
     return {"compared": compared(rank, lambda method: means(rank, method)), "trained": trained(rank),
             "scaled": scaled(rank), "half": half(rank), "config": config(), "refused": refused(),
-            "unused": unused(rank)}  # fmt: skip
+            "unused": unused(rank), "corrected": corrected(rank)}  # fmt: skip
 
 
 def means(rank: int, method: str) -> tuple[Means, dict[str, Any]]:
@@ -83,6 +83,45 @@ def trained(rank: int) -> dict[str, Any]:
     fit(without, 1, 5)
     return {"before": before, "end": bits_of(model), "resumed": bits_of(again), "without": bits_of(without),
             "losses": losses, "metrics": model.optimizer.state.metrics()}  # fmt: skip
+
+
+def corrected(rank: int) -> dict[str, Any]:
+    """By how much longer Adam's steps are with the factor than without it, in a plain step and in a compiled one."""
+    import keras
+    import tensorflow as tf
+
+    import gradwire.tensorflow
+
+    def way(compiled: bool, correct: bool) -> tuple[np.ndarray, Any]:
+        variable = keras.Variable(np.ones((64, 64), np.float32), name="w")
+        optimizer = gradwire.tensorflow.DistributedOptimizer(
+            keras.optimizers.Adam(1e-2), compressor="qsgd", bits=2, block=64, variance_correction=correct
+        )
+        optimizer.build([variable])
+
+        def step(grad: Any) -> None:
+            optimizer.apply([grad], [variable])
+
+        grad = np.random.default_rng(rank).standard_normal((64, 64), np.float32)
+        (tf.function(step) if compiled else step)(tf.constant(grad))
+        return variable.numpy() - 1, optimizer
+
+    told: dict[str, Any] = {}
+    for how in ("plain", "compiled"):
+        (short, _), (long, optimizer) = (way(how == "compiled", correct) for correct in (False, True))
+        told[how] = (optimizer.state.factor, float(np.median(long[short != 0] / short[short != 0])), long.tobytes())
+    inside = keras.Variable(np.full((64, 64), 0.02, np.float32), name="v")
+    inside.constraint = keras.constraints.NonNeg()
+    bounded = gradwire.tensorflow.DistributedOptimizer(
+        keras.optimizers.Adam(1e-2), compressor="eden", variance_correction=True
+    )
+    for step in range(4):
+        grad = np.random.default_rng(10 * step + rank).standard_normal((64, 64), np.float32)
+        bounded.apply([tf.constant(grad)], [inside])
+    told["least"] = float(inside.numpy().min())
+    again = gradwire.tensorflow.DistributedOptimizer.from_config(optimizer.get_config())
+    told["config"] = again.variance_correction
+    return told
 
 
 def model_of(inner: Any, seed: int = 0) -> Any:
@@ -219,6 +258,9 @@ def refused() -> dict[str, str]:
         "dtype": lambda: wrap(keras.optimizers.SGD(0.1)).build([keras.Variable(np.zeros(3, np.float64), name="d",
                                                                                dtype="float64")]),
         "mixed": mixed,
+        "correction": lambda: wrap(keras.optimizers.SGD(0.1), "qsgd", variance_correction=True),
+        "averaged": lambda: wrap(keras.optimizers.Adam(0.1, use_ema=True), "qsgd", variance_correction=True),
+        "residual": lambda: wrap(keras.optimizers.Adam(0.1), "topk", variance_correction=True).build([variable]),
         "scaled outside": lambda: wrapped(keras.optimizers.SGD(0.1)),
         "scaled twice": lambda: wrapped(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))),
     })  # fmt: skip

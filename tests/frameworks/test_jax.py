@@ -56,12 +56,26 @@ def test_gradients_are_accumulated_behind_the_exchange_and_who_does_it_before_is
         assert any("update 0 was thrown away" in line for line in each["accumulated"]["inside"]["said"])
 
 
+def test_updates_of_adam_are_multiplied_by_what_the_noise_of_the_code_takes(told: list[dict[str, Any]]) -> None:
+    one, other = (each["corrected"] for each in told)
+    assert one == other
+    for factor, longer, _ in one:
+        assert longer == pytest.approx(factor, rel=1e-5)
+        assert factor > 1.2
+
+
+def test_processes_that_do_not_all_correct_are_told(told: list[dict[str, Any]]) -> None:
+    assert all("variance_correction" in each["mixed"]["mixed"] for each in told), told[0]["mixed"]
+
+
 REFUSED = {
     "shape": r"gradient of w must be Spec\(shape=\(64, 64\), dtype='float32'\).* got Spec\(shape=\(64, 65\)",
     "name": r"ConfigError: gradient of w must be Spec.* got None",
     "dtype": r"ConfigError: dtype of w must be float32, float16 or bfloat16, got 'int32'",
     "typo": r"ConfigError: 'topk' has no parameter 'ration': did you mean 'ratio'",
     "empty": r"ConfigError: parameters must be at least one, got none",
+    "residual": "ConfigError: variance_correction must be None with a method that is wrong on average or keeps back",
+    "wire": r"ConfigError: wire must be what gradwire.jax.compress makes, got GradientTransformation",
     "bucket": r"ConfigError: bucket_mb must be a number > 0, got 0",
 }
 

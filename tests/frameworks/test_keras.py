@@ -73,11 +73,26 @@ def test_a_variable_that_no_process_used_is_left_alone(told: list[dict[str, Any]
 
 
 OUTSIDE = r"ConfigError: optimizer must be around a LossScaleOptimizer, not in one: .*compile\(auto_scale_loss=False\)"
+
+
+@pytest.mark.parametrize("how", ["plain", "compiled"])
+def test_steps_of_adam_are_multiplied_by_what_the_noise_of_the_code_takes(how: str, told: list[dict[str, Any]]) -> None:
+    (factor, longer, bits), other = (each["corrected"][how] for each in told)
+    assert other == (factor, longer, bits)
+    assert longer == pytest.approx(factor, rel=1e-4)
+    assert factor > 1.2
+    assert told[0]["corrected"]["config"] is True
+    assert told[0]["corrected"]["least"] == 0.0, "a constraint holds after the longer step, too"
+
+
 REFUSED = {
     "torch": r"ConfigError: optimizer must be a Keras optimizer, got 'SGD'",
     "typo": r"ConfigError: 'topk' has no parameter 'ration': did you mean 'ratio'",
     "dtype": r"ConfigError: dtype of d must be float32, float16 or bfloat16, got 'float64'",
     "mixed": r"ConfigError: optimizer must be a LossScaleOptimizer under mixed_float16, with compile\(auto_scale_loss",
+    "correction": r"ConfigError: variance_correction must be False with an optimizer that .*, got 'SGD'",
+    "averaged": "ConfigError: variance_correction must be False with use_ema",
+    "residual": "ConfigError: variance_correction must be None with a method that is wrong on average or keeps back",
     "scaled outside": OUTSIDE,
     "scaled twice": OUTSIDE,
 }

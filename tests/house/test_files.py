@@ -35,5 +35,5 @@ def test_every_op_has_a_gpu_kernel_of_the_same_name_or_none() -> None:
 
 def test_commands_of_the_newcomer_are_what_ci_runs() -> None:
     script = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert script[-2:] == ["make test", "make test-frameworks"]
+    assert script[-3:] == ["make test", "make test-frameworks", "make test-build"]
     assert Path(ROOT / ".ci" / "run").stat().st_mode & 0o111

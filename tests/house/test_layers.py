@@ -7,14 +7,14 @@ import pytest
 from tests.house.source import imported, modules
 
 LAYERS = (
-    ("errors", "version", "_extras", "_files"),
+    ("errors", "version", "_extras", "_files", "_started"),
     ("types", "registry", "metrics", "worker", "helpers", "meeting"),
     ("_header",),
     ("wire", "ops"),
     ("compressors",),
     ("memory",),
     ("comm",),
-    ("keeper", "policy", "compat", "saved", "undo"),
+    ("keeper", "policy", "compat", "saved", "second_moment", "undo"),
     ("plan",),
     ("schedules", "exchange"),
     ("settings",),

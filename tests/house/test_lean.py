@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tomllib
 
+from gradwire._extras import install
 from tests.house.source import ROOT
+from tests.once import once
 
 HEAVY = ("triton", "click", "rich", "sklearn", "scipy", "plotly", "zmq", "msgpack", "hypothesis", "gradwire.bench",
          "gradwire.cli", "gradwire.testing", "accelerate", "jax", "keras", "lightning",
@@ -41,16 +42,33 @@ for package, (module, _) in {FRAMEWORKS!r}.items():
 """Imports each module without its package, each in a process that has imported gradwire alone."""
 
 
-def loaded(statement: str) -> set[str]:
-    code = f"{statement}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return set(json.loads(done.stdout.splitlines()[-1]))
+STATEMENTS = """
+import torch, torch.distributed, torch.nn.parallel
+import gradwire
+from gradwire.bench import models; [models.facts(name, small=small) for name in models.names() for small in (0, 1)]
+"""
+
+
+@once
+def added() -> list[list[str]]:
+    """The modules that each of the statements loads, one after the other in an interpreter."""
+    lines = ["import sys; before = set()"]
+    for statement in STATEMENTS.strip().splitlines():
+        lines += [statement, "loaded = set(sys.modules); print(*loaded - before); before = loaded"]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    return [line.split() for line in done.stdout.splitlines()]
 
 
 def test_importing_gradwire_loads_nothing_heavy_on_top_of_torch() -> None:
-    added = loaded("import gradwire") - loaded("import torch, torch.distributed, torch.nn.parallel")
-    assert "gradwire.integrations.ddp" in added
-    assert not [name for name in added if name in HEAVY or name.startswith(tuple(f"{heavy}." for heavy in HEAVY))]
+    _, added_by_us, _ = added()
+    assert "gradwire.integrations.ddp" in added_by_us
+    assert not [name for name in added_by_us if name in HEAVY or name.startswith(tuple(f"{each}." for each in HEAVY))]
+
+
+def test_the_sizes_of_models_are_found_without_torchs_compiler() -> None:
+    _, _, added_by_models = added()
+    assert "gradwire.bench.models.gpt2" in added_by_models
+    assert not [name for name in added_by_models if name.startswith(("torch._dynamo", "sympy"))]
 
 
 def project() -> dict[str, object]:
@@ -91,4 +109,4 @@ def test_a_framework_that_is_missing_is_named_with_the_extra_that_brings_it() ->
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert said.keys() == FRAMEWORKS.keys(), done.stderr
     for package, (_, extra) in FRAMEWORKS.items():
-        assert f"pip install 'gradwire[{extra}]'" in said[package]
+        assert install(extra) in said[package]

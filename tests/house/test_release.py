@@ -63,6 +63,12 @@ def test_a_workflow_calls_targets_that_make_has(workflow: Path) -> None:
     assert set(called) <= targets
 
 
+@pytest.mark.skipif(shutil.which("actionlint") is None, reason="actionlint is not on PATH")
+def test_actionlint_finds_nothing_in_the_workflows() -> None:
+    done = subprocess.run(["actionlint"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     for name in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md"):
@@ -81,6 +87,10 @@ def test_a_release_whose_version_is_the_same_everywhere_can_be_published(tree: P
     version, log = PROJECT["version"], tree / "CHANGELOG.md"
     log.write_text(f"# Changelog\n\n## [Unreleased]\n\n## [{version}] - 2026-01-31\n")
     assert check(tree, f"v{version}") == (0, "the version is the same everywhere\n")
+
+
+def test_the_version_of_this_tree_could_be_tagged(tree: Path) -> None:
+    assert check(tree, f"v{PROJECT['version']}")[0] == 0
 
 
 def test_a_release_is_refused_with_each_place_that_disagrees(tree: Path) -> None:

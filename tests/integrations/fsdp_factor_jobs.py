@@ -56,14 +56,14 @@ def micro_batches(model: nn.Module, step: int, rank: int, hybrid: bool) -> None:
 def reduced(
     rank: int, mesh: DeviceMesh, replicate: DeviceMesh | None, method: str | None, case: tuple[Any, ...]
 ) -> list[Tensor]:
-    """Gradients of two steps, with a factor that was set before the first, without an update between them."""
+    """Gradients with a factor that was set before the first step; with one of the factors also those of a second."""
     factor, dtype, summed = case
     model = sharded(mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype))
     if method is not None:
         compress_fsdp(model, method, min_numel=0, replicate=replicate)
     divide(model, factor, summed)
     found = []
-    for step in range(2):
+    for step in range(2 if factor == 3.0 else 1):
         model.zero_grad()
         micro_batches(model, step, rank, mesh.ndim == 2 or replicate is not None)
         found += [grad.clone() for grad in gradients(model).values()]
@@ -166,7 +166,7 @@ def untouched(rank: int, mesh: DeviceMesh, replicate: DeviceMesh | None) -> bool
     for factor in (1.0, 3.0, 8.0):
         model, state = start(mesh, replicate)
         divide(model, factor, True)
-        for step in range(3):
+        for step in range(2):
             model.zero_grad()
             x, y = batch(step, rank)
             nn.functional.cross_entropy(model(x), y).backward()

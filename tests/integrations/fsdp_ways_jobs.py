@@ -34,7 +34,7 @@ def compressed(model: nn.Module, method: str | None, **options: Any) -> FSDPStat
     return compress_fsdp(model, method, min_numel=0, **options) if method is not None else None
 
 
-def train(model: nn.Module, rank: int, steps: int = 3, micro: int = 1, clip: float = 0.0) -> list[Tensor]:
+def train(model: nn.Module, rank: int, steps: int = 2, micro: int = 1, clip: float = 0.0) -> list[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     for step in range(steps * micro):
         last = step % micro == micro - 1
@@ -76,7 +76,7 @@ def assigned(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]:
     model.load_state_dict({name: 0.5 * tensor for name, tensor in model.state_dict().items()}, assign=True)
     state = compressed(model, method)
     weights = train(model, rank)
-    assert state is None or state.metrics()["steps"] == 3
+    assert state is None or state.metrics()["steps"] == 2
     return weights
 
 
@@ -90,7 +90,7 @@ def accumulated(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]
     model = sharded(mesh)
     state = compressed(model, method)
     weights = train(model, rank, micro=3)
-    assert state is None or state.metrics()["steps"] == 3
+    assert state is None or state.metrics()["steps"] == 2
     return weights
 
 
@@ -159,17 +159,17 @@ def frozen(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     """Frozen and unfrozen between steps, in the same model: residuals stay, then go on."""
     model = sharded(mesh)
     state = compress_fsdp(model, "topk", ratio=0.1, min_numel=0)
-    train(model, rank, steps=2)
+    train(model, rank)
     model[2].weight.requires_grad_(False)
     before, weight = snapshot(state), model[2].weight.full_tensor().clone()
-    train(model, rank, steps=2)
+    train(model, rank)
     after = snapshot(state)
     told = {"weight": torch.equal(model[2].weight.full_tensor(), weight),
             "kept": torch.equal(after["2.weight"], before["2.weight"]),
             "moved": not torch.equal(after["2.bias"], before["2.bias"])}  # fmt: skip
     state.load_state_dict(state.state_dict())
     model[2].weight.requires_grad_(True)
-    train(model, rank, steps=2)
+    train(model, rank)
     return told | {"sent": not torch.equal(snapshot(state)["2.weight"], before["2.weight"]),
                    "trained": not torch.equal(model[2].weight.full_tensor(), weight)}  # fmt: skip
 

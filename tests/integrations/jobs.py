@@ -44,12 +44,13 @@ def loss_of(module: nn.Module) -> float:
 
 
 def train_ddp(
-    rank: int, compressor: str, steps: int, options: dict[str, Any], bucket_mb: float = 0.05, device: str = "cpu"
-) -> dict[str, Any]:
+    rank: int, compressor: str, steps: int, options: dict[str, Any], bucket_mb: float = 0.05, device: str = "cpu",
+    rate: float = 0.1,
+) -> dict[str, Any]:  # fmt: skip
     """``steps`` steps of DDP; ``plain`` stands for no hook at all."""
     model = DistributedDataParallel(model_of().to(device), bucket_cap_mb=bucket_mb)  # type: ignore[arg-type]
     state = compress_ddp(model, compressor, **options) if compressor != "plain" else None
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.5)
     for step in range(steps):
         x, y = (tensor.to(device) for tensor in batch(step, rank))
         optimizer.zero_grad()
@@ -62,10 +63,10 @@ def train_ddp(
 
 
 def train_each(
-    rank: int, steps: int, options: dict[str, dict[str, Any]], device: str = "cpu"
+    rank: int, steps: int, options: dict[str, dict[str, Any]], device: str = "cpu", rate: float = 0.1
 ) -> dict[str, dict[str, Any]]:
     """``train_ddp`` for each of the compressors in ``options``, one after the other in the same group."""
-    return {name: train_ddp(rank, name, steps, each, device=device) for name, each in options.items()}
+    return {name: train_ddp(rank, name, steps, each, device=device, rate=rate) for name, each in options.items()}
 
 
 def train_loop(rank: int, compressor: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from gradwire.memory.dgc import DGCMemory
 from tests.integrations.fsdp_jobs import sharded, whole
 from tests.integrations.jobs import batch, model_of
 
-STEPS, RATE = 6, 0.05
+STEPS, RATE = 3, 0.05
 DENSE: dict[str, dict[str, Any]] = {"excluded": {"exclude": ["*"]}, "warm-up": {"start_after": STEPS}}
 MEMORIES = {"plain": DGCMemory(momentum=0.9), "nesterov": DGCMemory(momentum=0.8, nesterov=True)}
 

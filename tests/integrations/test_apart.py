@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,17 @@ def heard(results: list[tuple[str, str]]) -> str:
     return str(texts[0])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[list[Any]]]]:
+    """What ranks say that wait until a deadline has passed: side by side, and while the other tests run."""
+    with ThreadPoolExecutor() as threads:
+        yield {
+            "change": threads.submit(run_ranks, 2, apart, "fsdp", "change", SHORT, end=True),
+            "late": threads.submit(run_ranks, 3, late, str(tmp_path_factory.mktemp("late")), end=True),
+            "alone": threads.submit(run_ranks, 3, alone),
+        }
+
+
 @pytest.mark.parametrize("kind", CALLS)
 @pytest.mark.parametrize("way", ["ddp", "optimizer", "replicated"])
 def test_a_call_that_one_rank_makes_alone_is_named_on_all(way: str, kind: str) -> None:
@@ -52,13 +65,6 @@ def test_a_schedule_that_differs_late_is_named_on_all(way: str) -> None:
     told = heard(run_ranks(3, apart, way, "schedule", end=True))
     named = "bits is 4 on ranks 0, 2; 2" if way in ("fsdp", "replicated") else "ratio is 0.01 on ranks 0, 2; 0.05"
     assert told == f"ranks came apart: compressor.{named} on rank 1; a schedule must give the same values on all ranks"
-
-
-def test_a_call_that_a_rank_makes_alone_while_fsdp_waits_for_it_says_whom_it_waits_for() -> None:
-    """FSDP's own collectives come first there, so that nobody answers; neither process may end in Gloo."""
-    *_, (kind, told) = run_ranks(2, apart, "fsdp", "change", SHORT, end=True)
-    assert kind == "GroupError"
-    assert told.startswith("rank 1 of 2 in change waited timeout=10 s for rank 0 and got no answer")
 
 
 def test_after_coming_apart_nobody_goes_on() -> None:
@@ -102,8 +108,24 @@ def test_what_is_wrong_on_one_rank_before_its_exchange_is_raised_on_all() -> Non
     assert told.startswith("rank 1 was configured wrongly: ConfigError: optimizer must be over the parameters")
 
 
-def test_a_rank_that_was_silent_is_named_by_the_others_and_told_so_itself(tmp_path: Path) -> None:
-    results = run_ranks(3, late, str(tmp_path), end=True)
+@pytest.mark.parametrize(("given", "expected"), [(None, 37.0), (5.0, 5.0)])
+def test_exchanges_wait_as_long_as_the_group_unless_told(given: float | None, expected: float) -> None:
+    assert run_ranks(2, patient, given, timeout=37.0) == [expected] * 2
+
+
+def test_a_call_that_a_rank_makes_alone_while_fsdp_waits_for_it_says_whom_it_waits_for(
+    waiting: dict[str, Future[list[Any]]],
+) -> None:
+    """FSDP's own collectives come first there, so that nobody answers; neither process may end in Gloo."""
+    *_, (kind, told) = waiting["change"].result()
+    assert kind == "GroupError"
+    assert told.startswith("rank 1 of 2 in change waited timeout=10 s for rank 0 and got no answer")
+
+
+def test_a_rank_that_was_silent_is_named_by_the_others_and_told_so_itself(
+    waiting: dict[str, Future[list[Any]]],
+) -> None:
+    results = waiting["late"].result()
     assert [kind for kind, _ in results] == ["GroupError"] * 3
     for rank in (0, 2):
         assert f"rank {rank} of 3 in step 2 waited timeout=10 s for rank 1 and got no answer" in results[rank][1]
@@ -111,13 +133,8 @@ def test_a_rank_that_was_silent_is_named_by_the_others_and_told_so_itself(tmp_pa
     assert "rank 1 of 3 in step 2 came too late: ranks 0, 2 waited timeout=10 s for this rank" in results[1][1]
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, 37.0), (5.0, 5.0)])
-def test_exchanges_wait_as_long_as_the_group_unless_told(given: float | None, expected: float) -> None:
-    assert run_ranks(2, patient, given, timeout=37.0) == [expected] * 2
-
-
-def test_a_rank_that_sets_up_alone_says_whom_it_waits_for() -> None:
-    (told, logged), *_ = run_ranks(3, alone)
+def test_a_rank_that_sets_up_alone_says_whom_it_waits_for(waiting: dict[str, Future[list[Any]]]) -> None:
+    (told, logged), *_ = waiting["alone"].result()
     assert logged[0] == "set-up has waited 0.5 s for ranks 1, 2: every rank must make the call"
     assert told.startswith(
         "ranks 1, 2 did not set up gradwire: ranks [0, 1, 2] did not all set up gradwire within 10 s"

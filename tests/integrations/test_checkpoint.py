@@ -15,7 +15,7 @@ from gradwire.testing.processes import run_ranks
 from tests.integrations.checkpoint_jobs import cases, ddp_and_dcp, load_resized, resume_each, save_some
 from tests.once import once
 
-STEPS = 5
+STEPS = 3
 RESIZED: dict[str, dict[str, Any]] = {
     "twobit": {"threshold": 1e-3, "strategy": "two_phase"}, "topk": {"ratio": 0.05, "strategy": "two_phase"},
     "powersgd": {"rank": 2}, "ef21": {"strategy": "two_phase"}, "dgc": {}, "variance": {},

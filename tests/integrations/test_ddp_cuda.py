@@ -8,7 +8,7 @@ import torch
 from gradwire import registry
 from gradwire.testing.processes import run_ranks
 from tests.integrations.jobs import loss_of, model_of, train_ddp
-from tests.integrations.test_ddp import SETTINGS, check_progress, trained
+from tests.integrations.test_ddp import SETTINGS, check_progress, pace, trained
 
 GPUS = min(4, torch.cuda.device_count())
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(GPUS == 0, reason="no CUDA device here")
 
 @pytest.mark.parametrize("compressor", registry.names("compressors"))
 def test_ranks_agree_and_learn(compressor: str) -> None:
-    results = trained(GPUS, "cuda", "nccl")
+    results = trained(GPUS, *pace(compressor), "cuda", "nccl")
     check_progress(compressor, results[compressor], results["plain"])
 
 

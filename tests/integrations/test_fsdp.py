@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 import gradwire
 from gradwire.testing.processes import run_ranks
+from tests.forked import Forked
 from tests.integrations.fsdp_jobs import HYBRID, STEPS, first_form, flat, flat_methods, hybrid, load_cut, save_cut
 from tests.integrations.jobs import loss_of, model_of
 from tests.once import once
@@ -39,7 +40,7 @@ def check(results: list[dict[str, Any]], method: str, least: float) -> None:
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("world", "method"), [(world, each) for world in (2, 4) for each in flat_methods(world)])
+@pytest.mark.parametrize(("world", "method"), [(world, each) for world in (2, 3) for each in flat_methods(world)])
 def test_a_compressed_reduce_scatter_trains_as_fsdp_does(world: int, method: str) -> None:
     least = {"none": 0.98, "fp16": 1.9}.get(method, 3.5)
     check([result["compared"] for result in told("flat", world)], method, least)
@@ -56,18 +57,18 @@ def test_a_mesh_of_two_dimensions_says_how_to_compress_one() -> None:
         assert re.match(r"mesh of the model must be one dimension; .*replicate=mesh\['replicate'\]", result["refused"])
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, 3])
 def test_no_gradient_is_lost(world: int) -> None:
     assert max(result["conserved"] for result in told("flat", world)) < 1e-6
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, 3])
 def test_an_overflow_on_one_rank_reaches_all_and_moves_no_residual(world: int) -> None:
     for result in told("flat", world):
         assert result["overflow"] == {"finite": [True, True, False, True], "same": True, "count": 1}
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, 3])
 def test_it_resumes_bit_for_bit(world: int) -> None:
     assert all(result["resumed"] for result in told("flat", world))
 
@@ -79,9 +80,8 @@ def test_reductions_of_16_bits(dtype: str) -> None:
         assert result["mixed"][dtype]["ratio"] > 2.5
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_a_running_state_takes_what_is_loaded_and_another_memory(world: int) -> None:
-    for result in told("flat", world):
+def test_a_running_state_takes_what_is_loaded_and_another_memory() -> None:
+    for result in told("flat", 2):
         assert result["again"]["same"]
         assert result["again"]["none"] == 0 < result["again"]["some"]
 
@@ -96,9 +96,8 @@ def test_accumulated_gradients_are_exchanged_once() -> None:
     assert {result["accumulated"] for result in told("flat", 2)} == {1}
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_the_first_form_of_fsdp(world: int) -> None:
-    results, start = run_ranks(world, first_form), loss_of(model_of())
+def test_the_first_form_of_fsdp() -> None:
+    results, start = run_ranks(3, first_form), loss_of(model_of())
     plain = results[0]["plain"]
     for result in results:
         torch.testing.assert_close(result["none"]["weights"], plain["weights"], rtol=1e-5, atol=1e-6)
@@ -113,14 +112,17 @@ def test_the_first_form_of_fsdp(world: int) -> None:
 
 
 def test_the_example_learns() -> None:
-    script = Path(__file__).parents[2] / "examples" / "fsdp2.py"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(
-        launch, capture_output=True, text=True, timeout=800, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 0, done.stderr
+    script = str(Path(__file__).parents[2] / "examples" / "fsdp2.py")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2",
+            "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    ranks = [
+        Forked([script], {**told, "RANK": rank, "LOCAL_RANK": rank}, subprocess.PIPE, subprocess.PIPE) for rank in "01"
+    ]
+    (said, _), *_ = ended = [rank.communicate(800) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], ended
     start, loss, ratio = re.search(
-        r"step 0 loss (\S+).*^loss (\S+) ratio (\S+)", done.stdout, re.DOTALL | re.MULTILINE
+        r"step 0 loss (\S+).*^loss (\S+) ratio (\S+)", said, re.DOTALL | re.MULTILINE
     ).groups()
     assert float(loss) < 0.8 * float(start)
     assert float(ratio) > 6
@@ -142,8 +144,8 @@ def test_what_cannot_work_is_refused(case: str) -> None:
         assert re.search(REFUSED[case], result["refused"][case]), result["refused"][case]
 
 
-SAVED = [("flat", "topk"), ("flat", "qsgd"), ("fsdp1", "qsgd"), ("2", "powersgd"), ("2", "qsgd"), ("4", "qsgd")]
-LOADED = [("flat", "flat", "topk"), ("flat", "flat", "qsgd"), ("fsdp1", "fsdp1", "qsgd"), ("2", "1", "powersgd"),
+SAVED = [("flat", "topk"), ("fsdp1", "qsgd"), ("2", "powersgd"), ("2", "qsgd"), ("4", "qsgd")]
+LOADED = [("flat", "flat", "topk"), ("fsdp1", "fsdp1", "qsgd"), ("2", "1", "powersgd"),
           ("2", "2", "qsgd"), ("4", "2", "qsgd"), ("2", "1", "qsgd")]  # fmt: skip
 
 
@@ -188,5 +190,5 @@ def test_the_mean_update_that_waits_is_the_same_on_other_shards(before: str, aft
         torch.testing.assert_close(new[name][:shorter], mean[:shorter], rtol=1e-6, atol=1e-9)
         assert not mean[shorter:].any()
     for told in loaded:
-        assert told["steps"] == 4
+        assert told["steps"] == 3
         assert told["reset"] == 0.0

@@ -14,15 +14,14 @@ from tests.once import once
 
 
 @once
-def told(world: int) -> list[dict[str, Any]]:
-    return run_ranks(world, ways)
+def told() -> list[dict[str, Any]]:
+    return run_ranks(3, ways)
 
 
-@pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("way", WAYS)
-def test_it_trains_as_fsdp_alone(way: str, world: int) -> None:
+def test_it_trains_as_fsdp_alone(way: str) -> None:
     """Parameters whose rows do not divide are in most of them."""
-    results = [result[way] for result in told(world)]
+    results = [result[way] for result in told()]
     for result in results:
         for plain, dense, half in zip(result["None"], result["none"], result["fp16"], strict=True):
             torch.testing.assert_close(dense, plain, rtol=1e-5, atol=1e-6)
@@ -31,22 +30,20 @@ def test_it_trains_as_fsdp_alone(way: str, world: int) -> None:
             assert torch.equal(mine, first)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_frozen_midway(world: int) -> None:
-    for result in told(world):
+def test_frozen_midway() -> None:
+    for result in told():
         assert result["frozen"] == {"weight": True, "kept": True, "moved": True, "sent": True, "trained": True}
 
 
 def test_branches() -> None:
-    for result in told(2):
+    for result in told():
         assert re.search(r"gradients of a module must have \d+ elements, got \d+: parameters were unused; call "
                          r"model\.set_reduce_scatter_unused_params", result["branches"]["said"])  # fmt: skip
         assert result["branches"]["same"]
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_an_overflow_in_one_micro_batch_of_one_rank(world: int) -> None:
-    for result in told(world):
+def test_an_overflow_in_one_micro_batch_of_one_rank() -> None:
+    for result in told():
         assert result["scaled"]["skipped"] == [False, False, False, True, False]
         assert result["scaled"]["scales"] == [64.0, 64.0, 128.0, 128.0, 64.0]
         assert result["scaled"]["same"]
@@ -61,13 +58,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_would_not_be_compressed_as_it_lies_is_refused(case: str) -> None:
-    for result in told(2):
+    for result in told():
         assert re.search(REFUSED[case], result["refused"][case]), result["refused"][case]
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_replicas_accumulate_as_fsdps_own_and_are_taken_up_again(world: int, tmp_path) -> None:
-    for result in run_ranks(world, hybrid, str(tmp_path / "hybrid")):
+def test_replicas_accumulate_as_fsdps_own_and_are_taken_up_again(tmp_path) -> None:
+    for result in run_ranks(4, hybrid, str(tmp_path / "hybrid")):
         assert result["resumed"]
         for plain, dense in zip(result["plain"], result["none"], strict=True):
             torch.testing.assert_close(dense, plain, rtol=1e-5, atol=1e-6)

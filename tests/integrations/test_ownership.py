@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,9 +20,10 @@ from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
 from gradwire.integrations.fsdp import compress_fsdp
 from gradwire.integrations.fsdp1 import compress_fsdp1
 from gradwire.integrations.optimizer import compress_optimizer
-from gradwire.optim import DiLoCo, OneBitAdam, QsparseLocal, ZeroOneAdam
+from gradwire.optim import CompressedStep, DiLoCo, OneBitAdam, QsparseLocal, ZeroOneAdam
 from gradwire.testing.processes import run_ranks
 from tests.integrations.jobs import answers, batch, digest, model_of
+from tests.once import once
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -60,6 +62,7 @@ def _over_ddp(rank: int) -> dict[str, str]:
         "ZeroOneAdam": lambda: ZeroOneAdam(params),
         "DiLoCo": lambda: DiLoCo(sgd(ddp), "qsgd"),
         "QsparseLocal": lambda: QsparseLocal(sgd(ddp)),
+        "CompressedStep": lambda: CompressedStep(sgd(ddp)),
         "local_sgd": lambda: rounds.local_sgd(sgd(ddp)),
         "diloco": lambda: rounds.diloco(sgd(ddp)),
     })  # fmt: skip
@@ -74,7 +77,16 @@ def test_what_ddp_averages_is_not_exchanged_again() -> None:
         )
 
 
-def _over_a_state(rank: int, kind: str) -> dict[str, str]:
+@once
+def over_a_state() -> list[dict[str, dict[str, str]]]:
+    return run_ranks(2, _over_states)
+
+
+def _over_states(rank: int) -> dict[str, dict[str, str]]:
+    return {kind: _over_a_state(kind) for kind in ("optimizer", "onebit", "diloco")}
+
+
+def _over_a_state(kind: str) -> dict[str, str]:
     model = model_of()
     optimizer = sgd(model)
     if kind == "optimizer":
@@ -102,7 +114,7 @@ def _over_a_state(rank: int, kind: str) -> dict[str, str]:
      ("diloco", "DiLoCo exchanges already: go on with that optimizer")],
 )  # fmt: skip
 def test_what_has_a_state_gets_no_other(kind: str, who: str) -> None:
-    results = run_ranks(2, _over_a_state, kind)
+    results = [result[kind] for result in over_a_state()]
     assert results[0] == results[1]
     for case, told in results[0].items():
         assert re.match(f"ConfigError: .*, which {who}", told), (case, told)
@@ -189,7 +201,16 @@ class Counted(logging.Handler):
         self.said.append(record.getMessage())
 
 
-def _over_a_hook(rank: int, kind: str) -> tuple[str, list[str]]:
+@once
+def over_a_hook() -> list[dict[str, tuple[str, list[str]]]]:
+    return run_ranks(2, _over_hooks)
+
+
+def _over_hooks(rank: int) -> dict[str, tuple[str, list[str]]]:
+    return {kind: _over_a_hook(kind) for kind in ("twice", "plain", "fp16", "mixed")}
+
+
+def _over_a_hook(kind: str) -> tuple[str, list[str]]:
     options = {"mixed_precision": _half()} if kind == "mixed" else {}
     ddp = DistributedDataParallel(model_of(), **options)
     if kind == "fp16":
@@ -202,6 +223,7 @@ def _over_a_hook(rank: int, kind: str) -> tuple[str, list[str]]:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     told = answers({"": lambda: compress_ddp(ddp, "twobit")})[""]
+    log.removeHandler(handler)
     return told, handler.said
 
 
@@ -219,7 +241,7 @@ def _half() -> Any:
      ("mixed", "mixed_precision of DistributedDataParallel must be None")],
 )  # fmt: skip
 def test_a_second_hook_is_refused_before_anything_is_announced(kind: str, named: str) -> None:
-    results = run_ranks(2, _over_a_hook, kind)
+    results = [result[kind] for result in over_a_hook()]
     assert results[0] == results[1]
     assert re.match(f"ConfigError: .*{named}", results[0][0])
     assert results[0][1] == []
@@ -273,16 +295,25 @@ SAID = {
 }  # fmt: skip
 
 
-def _mistaken(rank: int, case: str, alone: bool) -> str:
-    model = model_of()
+@once
+def mistaken() -> list[dict[tuple[str, bool], str]]:
+    return run_ranks(2, _mistaken)
+
+
+def _mistaken(rank: int) -> dict[tuple[str, bool], str]:
+    """Each mistake on both ranks, and on the second alone."""
     right: Callable[[nn.Module], object] = lambda model: compress_optimizer(sgd(model), model)  # noqa: E731
-    return answers({"": lambda: (MISTAKES[case] if rank or not alone else right)(model)})[""]
+    return {
+        (case, alone): answers({"": partial(mistake if rank or not alone else right, model_of())})[""]
+        for case, mistake in MISTAKES.items()
+        for alone in (False, True)
+    }
 
 
 @pytest.mark.parametrize("case", MISTAKES)
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_wrong_argument_is_named_on_all_ranks(case: str, *, alone: bool) -> None:
-    told = run_ranks(2, _mistaken, case, alone)
+    told = [result[case, alone] for result in mistaken()]
     assert told[0] == told[1]
     assert told[0].startswith("GroupError: rank 1 was configured wrongly: ConfigError" if alone else "ConfigError: ")
     assert SAID[case] in told[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -146,7 +146,9 @@ def bucket_views(rank: int) -> dict[str, Any]:
     return trained(rank, model_of(), gradient_as_bucket_view=True)
 
 
+@cache
 def bucket_copies(rank: int) -> dict[str, Any]:
+    """What others are compared with, too."""
     return trained(rank, model_of())
 
 
@@ -180,7 +182,7 @@ class Recomputed(nn.Module):
 
 
 def recomputed(rank: int) -> dict[str, Any]:
-    plain = trained(rank, model_of())
+    plain = bucket_copies(rank)
     ways = [trained(rank, Recomputed(reentrant=reentrant)) for reentrant in (False, True)]
     return plain | {"same": all(way["losses"] == plain["losses"] for way in ways)}
 
@@ -281,7 +283,7 @@ def changed(rank: int) -> dict[str, Any]:
 
 
 def compiled(rank: int) -> dict[str, Any]:
-    plain = trained(rank, model_of())
+    plain = bucket_copies(rank)
     # Its graphs are cut at buckets, the first of which torch wants to be the smallest.
     inside = trained(rank, torch.compile(model_of(), backend="aot_eager"), bucket_cap_mb=25)  # type: ignore[arg-type]
     model, state = wrap(model_of(), bucket_cap_mb=25)

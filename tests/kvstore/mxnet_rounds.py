@@ -1,6 +1,6 @@
 """The same pushes and pulls for MXNet's stores and ours: this file runs in both interpreters, and needs numpy alone.
 
-python mxnet_rounds.py PLAN RESULTS      in MXNet's interpreter; the environment says who it is in a group
+python mxnet_rounds.py PLANS RESULTS      in MXNet's interpreter; the environment says who it is in a group
 """
 
 import json
@@ -49,15 +49,15 @@ def run(kv, plan, rank, array, read):
 def main():
     import mxnet  # A scheduler and a server stay in this line until the workers have ended.
 
-    plan = json.loads(sys.argv[1])
-    kv = mxnet.kv.create(plan["store"])
-    if plan["rescale"] is not None:
-        # From 2.0 on its optimizer for tests subtracts, and multiplies by a learning rate.
-        name = "rescale_grad" if mxnet.__version__.startswith("1.") else "learning_rate"
-        rescale = plan["rescale"] if name == "rescale_grad" else -plan["rescale"]
-        kv.set_optimizer(mxnet.optimizer.create("test", **{name: rescale}))
-    values = run(kv, plan["rounds"], kv.rank, mxnet.nd.array, lambda array: array.asnumpy())
-    np.savez(f"{sys.argv[2]}-{kv.rank}.npz", **values)
+    for number, plan in enumerate(json.loads(sys.argv[1])):
+        kv = mxnet.kv.create(plan["store"])
+        if plan["rescale"] is not None:
+            # From 2.0 on its optimizer for tests subtracts, and multiplies by a learning rate.
+            name = "rescale_grad" if mxnet.__version__.startswith("1.") else "learning_rate"
+            rescale = plan["rescale"] if name == "rescale_grad" else -plan["rescale"]
+            kv.set_optimizer(mxnet.optimizer.create("test", **{name: rescale}))
+        values = run(kv, plan["rounds"], kv.rank, mxnet.nd.array, lambda array: array.asnumpy())
+        np.savez(f"{sys.argv[2]}-{number}-{kv.rank}.npz", **values)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import os
 import runpy
 import signal
 import sys
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,6 +62,38 @@ def undisturbed():
     return list(model.parameters())
 
 
+def example(rank, folder):
+    """examples/kvstore_digits.py, with a file that says how many steps were made."""
+    step = kvstore.Trainer.step
+
+    def noted(trainer, batch_size):
+        step(trainer, batch_size)
+        (Path(folder) / f"step-{rank}").write_text(str(trainer.steps))
+
+    kvstore.Trainer.step = noted
+    sys.argv = ["kvstore_digits.py", "--gc-type", "2bit", "--num-epochs", "2"]
+    runpy.run_path(str(ROOT / "examples" / "kvstore_digits.py"), run_name="__main__")
+    return int((Path(folder) / f"step-{rank}").read_text())
+
+
+def killed_and_started_again(killed, folder):
+    """The steps that the workers of the example have made."""
+    pytest.importorskip("sklearn")
+    with start_workers(example, 2, 2, str(folder), folder=folder, options=PATIENT) as group:
+        wait_for(folder, killed, 5)
+        kill(group.workers[killed])
+        (folder / f"step-{killed}").unlink()
+        group.start_worker(killed)
+        return finished(group, folder, 150)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def digits(tmp_path_factory):
+    """The example without its first worker and without its second, while the other tests run."""
+    with ThreadPoolExecutor() as threads:
+        yield [threads.submit(killed_and_started_again, rank, tmp_path_factory.mktemp("digits")) for rank in (0, 1)]
+
+
 @pytest.mark.parametrize("pushed", [[], [0], [1], [0, 1]])
 def test_a_trainer_goes_on_where_the_others_are(pushed, tmp_path):
     with start_workers(training, 2, 2, str(tmp_path), pushed, folder=tmp_path, options=PATIENT) as group:
@@ -111,32 +143,6 @@ def test_a_key_that_only_one_of_its_servers_was_pushed_is_pushed_to_the_others(t
     assert all(torch.equal(a, b) for a, b in zip(first, undisturbed(), strict=True))
 
 
-def example(rank, folder):
-    """examples/kvstore_digits.py, with a file that says how many steps were made."""
-    step = kvstore.Trainer.step
-
-    def noted(trainer, batch_size):
-        step(trainer, batch_size)
-        (Path(folder) / f"step-{rank}").write_text(str(trainer.steps))
-
-    kvstore.Trainer.step = noted
-    sys.argv = ["kvstore_digits.py", "--gc-type", "2bit", "--num-epochs", "6"]
-    runpy.run_path(str(ROOT / "examples" / "kvstore_digits.py"), run_name="__main__")
-    return int((Path(folder) / f"step-{rank}").read_text())
-
-
-@pytest.mark.parametrize("killed", [0, 1])
-def test_the_example_of_digits_ends_though_a_worker_is_killed(killed, tmp_path):
-    pytest.importorskip("sklearn")
-    with start_workers(example, 2, 2, str(tmp_path), folder=tmp_path, options=PATIENT) as group:
-        wait_for(tmp_path, killed, 5)
-        kill(group.workers[killed])
-        (tmp_path / f"step-{killed}").unlink()
-        group.start_worker(killed)
-        made = finished(group, tmp_path, 150)
-    assert made == [6 * (1437 // 2 // 32)] * 2
-
-
 def summing(rank, folder):
     """A Trainer whose workers have the weights; worker 1 dies after its first step, and comes again."""
     kv, model, died = kvstore.create("dist_sync", timeout=60), model_of(rank), Path(folder) / "died"
@@ -163,3 +169,8 @@ def test_where_the_workers_have_the_weights_one_that_comes_again_is_told(tmp_pat
     assert told[0] == ""
     assert "step 1 was made before this worker was started again" in told[1]
     assert "update_on_kvstore=True" in told[1]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_example_of_digits_ends_though_a_worker_is_killed(killed, digits):
+    assert digits[killed].result() == [2 * (1437 // 2 // 32)] * 2

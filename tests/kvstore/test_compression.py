@@ -27,6 +27,7 @@ from tests.kvstore.stores import SHAPE, device, pulled
         ({"type": "topk", "ratio": 2}, "TopK.ratio"),
         ({"type": "none", "threshold": 1}, "alone"),
         ({"type": "2bit", "memory": "resid"}, "did you mean 'residual'"),
+        ({"type": "eden", "memory": "preconditioned"}, "one that needs not know what became of the mean, .* got 'pre"),
         ({"type": "topk", "memory": "none"}, "memory 'none' loses for good what TopK.* say force=True"),
         ({"type": "topk", "memory": "none", "force": 1}, r"compression_params\['force'\] must be True or False, got 1"),
         ({1: 2, "type": "2bit"}, "a str"),

@@ -38,9 +38,17 @@ def expected(workers, code):
     return seen
 
 
-@pytest.mark.parametrize("compression", CODES)
-@pytest.mark.parametrize(("workers", "servers", "bound"), [(1, 1, 10**6), (2, 2, 10**6), (2, 3, 1000), (4, 1, 10**6)])
-def test_random_gradients_give_the_bits_of_a_simulation(compression, workers, servers, bound, tmp_path):
+ALONE, CUT, FOUR = (1, 1, 10**6), (2, 3, 1000), (4, 1, 10**6)
+"""How many workers and servers, and from how many elements on keys are cut."""
+GROUPS = [(CUT, FOUR), (ALONE, (2, 2, 10**6), CUT, FOUR), (CUT,)]
+"""In which groups each of the codes travels."""
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "bound", "compression"),
+    [(*group, code) for code, groups in zip(CODES, GROUPS, strict=True) for group in groups],
+)  # fmt: skip
+def test_random_gradients_give_the_bits_of_a_simulation(workers, servers, bound, compression, tmp_path):
     job = (random_pushes, workers, servers, SHAPES, STEPS, compression, bound)
     results = run_workers(*job, folder=tmp_path, timeout=120)
     want = expected(workers, json.dumps(compression))

@@ -5,8 +5,11 @@ to is computed without a store.
 """
 
 import contextlib
+import inspect
+import itertools
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
@@ -51,17 +54,54 @@ def servers():
     started.close()
 
 
-@pytest.fixture
-def cables():
-    made = []
+class Cables:
+    """Cables that are taken away with the test."""
 
-    def lay(endpoint):
-        made.append(Cable(endpoint))
-        return made[-1]
+    def __init__(self):
+        self.made = []
 
-    yield lay
-    for cable in made:
-        cable.close()
+    def __call__(self, endpoint):
+        self.made.append(Cable(endpoint))
+        return self.made[-1]
+
+    def close(self):
+        for cable in self.made:
+            cable.close()
+
+
+BESIDE = {}
+
+
+def beside(test):
+    """Run a test in a thread, beside others of this file: they wait most of the time. It may have no other fixtures."""
+    marks, asked = getattr(test, "pytestmark", []), inspect.signature(test).parameters
+    names = [mark.args[0] for mark in marks]
+    for values in itertools.product(*(mark.args[1] for mark in marks)):
+
+        def run(folder, values=values):
+            given, closing = dict(zip(names, values, strict=True)), contextlib.ExitStack()
+            with closing:
+                for name, make in (("servers", Servers), ("cables", Cables)):
+                    if name in asked:
+                        given[name] = closing.enter_context(contextlib.closing(make()))
+                test(**given, **({"tmp_path": folder} if "tmp_path" in asked else {}))
+
+        BESIDE[test.__name__, str(values)] = run
+
+    def ended(running, **values):
+        running[test.__name__, str(tuple(values[name] for name in names))].result()
+
+    ended.__name__, ended.__doc__, ended.pytestmark = test.__name__, test.__doc__, marks
+    places = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("running", *names)]
+    ended.__signature__ = inspect.Signature(places)
+    return ended
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running(tmp_path_factory):
+    """Four at a time, so that a beat is never long in coming."""
+    with ThreadPoolExecutor(4) as threads:
+        yield {name: threads.submit(run, tmp_path_factory.mktemp("beside")) for name, run in BESIDE.items()}
 
 
 def both(endpoints, steps, allowed=None, **options):
@@ -82,6 +122,43 @@ def there(file, seconds=60):
         time.sleep(0.02)
 
 
+@beside
+def test_two_processes_with_one_rank_are_told_apart(servers):
+    _, endpoint = servers.start(workers=1)
+    first = Worker([endpoint], 0, 3, world=1).start(allowed=1).wait(1)
+    second = Worker([endpoint], 0, 3, world=1).start()
+    error = second.join()
+    assert isinstance(error, GroupError)
+    assert "rank 0 is taken by a worker that was heard of" in str(error)
+    first.go_on()
+    same([first], undisturbed(3, ranks=[0]))
+    with pytest.raises(ConfigError, match="closed"):
+        first.store.push("w", torch.zeros(SHAPE))
+
+
+@beside
+def test_what_a_late_request_waits_for_is_said_when_its_time_is_over(servers):
+    _, endpoint = servers.start(workers=3)
+    stores = [DistStore("dist_sync", Place((endpoint,), rank, 3), timeout=60) for rank in range(3)]
+    first = stores[0]
+    first.init("w", torch.zeros(SHAPE))
+    stores[2].init("w", torch.zeros(SHAPE))
+    for store in (first, stores[2]):
+        store.push("w", torch.ones(SHAPE))
+        store._flush()
+    first._links.timeout = 2.0
+    with pytest.raises(GroupError, match=r"within 2 s: step 1 of key 'w' waits for worker 1$"):
+        first.pull("w", torch.zeros(SHAPE))
+    with pytest.raises(GroupError, match=r"barrier 1 was not answered within 2 s: barrier 1 waits for workers 1, 2$"):
+        first.barrier()
+    nobody = DistStore("dist_sync", Place(("tcp://127.0.0.1:1",), 0, 1), timeout=1)
+    with pytest.raises(GroupError, match=r"server 0 at tcp://127\.0\.0\.1:1 never answered: is it started"):
+        nobody.barrier()
+    for store in (*stores, nobody):
+        store.close()
+
+
+@beside
 def test_a_killed_worker_comes_again_and_is_named_when_it_does_not(tmp_path, servers):
     """Of three workers one is killed, and another process takes its rank; then one is killed for good."""
     _, endpoint = servers.start("--dead-after", "3", workers=3)
@@ -102,6 +179,7 @@ def test_a_killed_worker_comes_again_and_is_named_when_it_does_not(tmp_path, ser
         assert torch.equal(worker.out, undisturbed(worker.step, ranks=range(3)))
 
 
+@beside
 def test_a_worker_that_an_exception_ended_is_missing_and_has_not_finished(tmp_path):
     with start_workers(raises, 2, 1, folder=tmp_path, options=["--dead-after", "2"]) as group:
         assert group.workers[1].wait(60) == 1
@@ -109,6 +187,7 @@ def test_a_worker_that_an_exception_ended_is_missing_and_has_not_finished(tmp_pa
     assert "worker 1 has not been heard of for 2 s" in result(tmp_path, 0)
 
 
+@beside
 def test_the_others_go_on_without_a_worker_that_was_killed_in_a_push(tmp_path, servers):
     """It dies when some pieces of its push are with the server: those never count. Another process takes its place."""
     _, endpoint = servers.start("--dead-after", "2", "--on-dead-worker", "continue")
@@ -125,6 +204,7 @@ def test_the_others_go_on_without_a_worker_that_was_killed_in_a_push(tmp_path, s
     assert isinstance(theirs, torch.Tensor), theirs
 
 
+@beside
 @pytest.mark.parametrize("compression", [None, TWOBIT])
 def test_a_killed_server_comes_again_from_its_snapshot_and_nothing_is_lost(compression, tmp_path, servers):
     options = ["--snapshot", str(tmp_path / "snapshot"), "--snapshot-every", "3"]
@@ -140,6 +220,7 @@ def test_a_killed_server_comes_again_from_its_snapshot_and_nothing_is_lost(compr
     same(workers, undisturbed(12, compression))
 
 
+@beside
 def test_one_of_two_servers_is_killed_and_comes_again(tmp_path, servers):
     options = [["--snapshot", str(tmp_path / f"snapshot-{i}"), "--snapshot-every", "2"] for i in range(2)]
     started = [servers.start(*each) for each in options]
@@ -154,6 +235,7 @@ def test_one_of_two_servers_is_killed_and_comes_again(tmp_path, servers):
     same(workers, undisturbed(8, TWOBIT))
 
 
+@beside
 def test_without_a_snapshot_the_values_are_lost_and_every_worker_is_told(servers):
     process, endpoint = servers.start()
     workers = both([endpoint], 10, allowed=2)
@@ -187,40 +269,7 @@ def test_a_server_that_stays_away_is_named_within_the_time_of_a_silent_worker(se
         assert "GRADWIRE_SERVER_TIMEOUT" in str(error)
 
 
-def test_a_server_with_a_snapshot_is_waited_for_as_long_as_it_is_said(tmp_path, servers, monkeypatch):
-    options = ["--snapshot", str(tmp_path / "snapshot")]
-    monkeypatch.setenv("GRADWIRE_SERVER_TIMEOUT", "2")
-    process, endpoint = servers.start(*options, workers=1)
-    worker = Worker([endpoint], 0, 10, world=1, server_timeout=None).start(allowed=2).wait(2)
-    kill(process)
-    worker.go_on()
-    error = worker.join()
-    assert isinstance(error, GroupError)
-    assert f"server 0 at {endpoint} has been away for 2." in str(error)
-    assert "start it again at this address with the --snapshot file" in str(error)
-
-
-def test_what_a_late_request_waits_for_is_said_when_its_time_is_over(servers):
-    _, endpoint = servers.start(workers=3)
-    stores = [DistStore("dist_sync", Place((endpoint,), rank, 3), timeout=60) for rank in range(3)]
-    first = stores[0]
-    first.init("w", torch.zeros(SHAPE))
-    stores[2].init("w", torch.zeros(SHAPE))
-    for store in (first, stores[2]):
-        store.push("w", torch.ones(SHAPE))
-        store._flush()
-    first._links.timeout = 2.0
-    with pytest.raises(GroupError, match=r"within 2 s: step 1 of key 'w' waits for worker 1$"):
-        first.pull("w", torch.zeros(SHAPE))
-    with pytest.raises(GroupError, match=r"barrier 1 was not answered within 2 s: barrier 1 waits for workers 1, 2$"):
-        first.barrier()
-    nobody = DistStore("dist_sync", Place(("tcp://127.0.0.1:1",), 0, 1), timeout=1)
-    with pytest.raises(GroupError, match=r"server 0 at tcp://127\.0\.0\.1:1 never answered: is it started"):
-        nobody.barrier()
-    for store in (*stores, nobody):
-        store.close()
-
-
+@beside
 @pytest.mark.parametrize("moment", ["between steps", "in a push", "in a pull"])
 def test_a_cable_that_is_cut_and_mended_loses_nothing_and_repeats_nothing(moment, servers, cables):
     """For a second, which is less than what makes a worker dead."""
@@ -243,6 +292,7 @@ def test_a_cable_that_is_cut_and_mended_loses_nothing_and_repeats_nothing(moment
     same(workers, undisturbed(4, shape=shape))
 
 
+@beside
 def test_unequal_numbers_of_batches_on_several_servers(servers):
     endpoints = [servers.start()[1] for _ in range(2)]
     short, long = Worker(endpoints, 0, 2, bound=100).start(), Worker(endpoints, 1, 5, bound=100).start()
@@ -252,6 +302,7 @@ def test_unequal_numbers_of_batches_on_several_servers(servers):
     assert torch.isfinite(values[1]).all()
 
 
+@beside
 def test_a_pull_that_nobody_will_answer_ends_at_its_deadline(servers):
     _, endpoint = servers.start()
     store = DistStore("dist_sync", Place((endpoint,), 0, 2), timeout=60)
@@ -263,6 +314,7 @@ def test_a_pull_that_nobody_will_answer_ends_at_its_deadline(servers):
     store.close()
 
 
+@beside
 def test_a_process_that_was_stopped_for_longer_than_the_dead_may_be_goes_on(tmp_path):
     arguments = (30, str(tmp_path), TWOBIT, 0.02)
     with start_workers(slow_steps, 1, 1, *arguments, folder=tmp_path, options=["--dead-after", "0.5"]) as group:
@@ -282,14 +334,15 @@ def test_a_server_is_not_started_from_what_is_no_snapshot(tmp_path, servers):
         servers.start("--snapshot", str(tmp_path / "snapshot"))
 
 
-def test_two_processes_with_one_rank_are_told_apart(servers):
-    _, endpoint = servers.start(workers=1)
-    first = Worker([endpoint], 0, 3, world=1).start(allowed=1).wait(1)
-    second = Worker([endpoint], 0, 3, world=1).start()
-    error = second.join()
+def test_a_server_with_a_snapshot_is_waited_for_as_long_as_it_is_said(tmp_path, servers, monkeypatch, running):
+    wait(running.values())  # Their processes would inherit the variable.
+    options = ["--snapshot", str(tmp_path / "snapshot")]
+    monkeypatch.setenv("GRADWIRE_SERVER_TIMEOUT", "2")
+    process, endpoint = servers.start(*options, workers=1)
+    worker = Worker([endpoint], 0, 10, world=1, server_timeout=None).start(allowed=2).wait(2)
+    kill(process)
+    worker.go_on()
+    error = worker.join()
     assert isinstance(error, GroupError)
-    assert "rank 0 is taken by a worker that was heard of" in str(error)
-    first.go_on()
-    same([first], undisturbed(3, ranks=[0]))
-    with pytest.raises(ConfigError, match="closed"):
-        first.store.push("w", torch.zeros(SHAPE))
+    assert f"server 0 at {endpoint} has been away for 2." in str(error)
+    assert "start it again at this address with the --snapshot file" in str(error)

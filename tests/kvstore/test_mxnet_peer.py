@@ -4,6 +4,7 @@ MXNet 1.9.1 has the 2-bit code; the 1-bit code came with 2.0.0b1. Each is instal
 where that cannot be done, its tests are skipped.
 """
 
+import itertools
 import json
 import os
 import socket
@@ -53,9 +54,9 @@ def plan_of(kind, store, rescale, senders, sizes=SIZES, steps=3):
     return {"store": store, "rescale": rescale, "rounds": rounds}
 
 
-def start(python, plan, folder, **environment):
+def start(python, plans, folder, **environment):
     told = {"OMP_NUM_THREADS": "1", "MXNET_KVSTORE_BIGARRAY_BOUND": str(BOUND), **environment}
-    command = [str(python), "-I", str(SCRIPT), json.dumps(plan), str(folder / "theirs")]
+    command = [str(python), "-I", str(SCRIPT), json.dumps(plans), str(folder / "theirs")]
     return subprocess.Popen(command, env=os.environ | told, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
@@ -78,18 +79,31 @@ def same_bits(theirs, ours):
         assert not wrong.size, f"{name}: {len(wrong)} differ, first {ours[name][wrong[0]]} for {theirs[name][wrong[0]]}"
 
 
-@pytest.mark.parametrize("senders", [1, 3])
-@pytest.mark.parametrize("rescale", [None, 2.0])
-def test_the_device_store(mxnet, senders, rescale, tmp_path):
+DEVICE = list(itertools.product([1, 3], [None, 2.0]))
+"""How many senders, and what the server's optimizer multiplies by."""
+
+
+@pytest.fixture(scope="module")
+def device(mxnet, tmp_path_factory):
+    """What MXNet's device stores gave: all in one interpreter, which takes longer to start than they take."""
     kind, python = mxnet
-    plan = plan_of(kind, "device", rescale, senders)
-    theirs = start(python, plan, tmp_path)
+    plans, folder = (
+        [plan_of(kind, "device", rescale, senders) for senders, rescale in DEVICE],
+        tmp_path_factory.mktemp(kind),
+    )
+    ended([start(python, plans, folder)])
+    return {case: (plan, dict(np.load(folder / f"theirs-{number}-0.npz")))
+            for number, (case, plan) in enumerate(zip(DEVICE, plans, strict=True))}  # fmt: skip
+
+
+@pytest.mark.parametrize(("senders", "rescale"), DEVICE)
+def test_the_device_store(device, senders, rescale):
+    plan, theirs = device[senders, rescale]
     kv = kvstore.create("device")
     if rescale is not None:
         kv.set_optimizer("test", rescale_grad=rescale)
     ours = mxnet_rounds.run(kv, plan["rounds"], 0, torch.from_numpy, torch.Tensor.numpy)
-    ended([theirs])
-    same_bits(dict(np.load(tmp_path / "theirs-0.npz")), ours)
+    same_bits(theirs, ours)
 
 
 def test_the_distributed_store(mxnet, tmp_path):
@@ -103,10 +117,10 @@ def test_the_distributed_store(mxnet, tmp_path):
         "DMLC_NUM_SERVER": str(servers), "DMLC_NODE_HOST": "127.0.0.1",
     }  # fmt: skip
     roles = ["scheduler", *["server"] * servers, *["worker"] * workers]
-    theirs = [start(python, plan, tmp_path, DMLC_ROLE=role, **group) for role in roles]
+    theirs = [start(python, [plan], tmp_path, DMLC_ROLE=role, **group) for role in roles]
     try:
         ours = run_workers(mxnet_plan, workers, servers, plan["rounds"], BOUND, folder=tmp_path)
     finally:
         ended(theirs)
     for rank in range(workers):
-        same_bits(dict(np.load(tmp_path / f"theirs-{rank}.npz")), {n: v.numpy() for n, v in ours[rank].items()})
+        same_bits(dict(np.load(tmp_path / f"theirs-0-{rank}.npz")), {n: v.numpy() for n, v in ours[rank].items()})

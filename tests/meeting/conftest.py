@@ -2,11 +2,10 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from tests.meeting.workers import Worker
+from tests.meeting.workers import Worker, starter
 
 
 @pytest.fixture(scope="session")
@@ -36,14 +35,5 @@ def place(places: Iterator[str]) -> str:
 
 @pytest.fixture
 def worker() -> Iterator[Callable[..., Worker]]:
-    """Starts workers; ends those that still live."""
-    made: list[Worker] = []
-
-    def start(place: str, name: str, meeting: dict[str, Any] | None = None, **options: Any) -> Worker:
-        made.append(Worker(place, name, meeting, **options))
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.process.kill()
-        each.process.join(10)
+    with starter() as start:
+        yield start

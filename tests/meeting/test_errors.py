@@ -165,6 +165,38 @@ def test_bytes_of_a_peer_that_are_no_payload(place: str, data: bytes) -> None:
     assert isinstance(refused.value, WireError)
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_whoever_opened_the_meeting_dies_before_the_note_of_its_first_round(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = dist.HashStore()
+    opens, comes = (Attendance(gradwire.Meeting(place, name, workers=2, timeout=60.0)) for name in "01")
+    put_up = opens.board.first
+
+    def killed(name: str, note: Any) -> Any:
+        if name.startswith("closed/"):
+            raise ProcessLookupError
+        return put_up(name, note)
+
+    monkeypatch.setattr(opens.board, "first", killed)
+    came: list[Any] = []
+    coming = threading.Thread(target=lambda: came.append(comes.come(0)))
+    if late:
+        comes.announce(0)
+    else:
+        coming.start()
+        while not comes.board.entries("joins"):
+            threading.Event().wait(0.01)
+    with pytest.raises(ProcessLookupError):
+        opens.come(0)
+    if late:
+        coming.start()
+    coming.join()
+    assert (came[0] is None) == late
+    assert comes.newest() == 0
+    assert comes.closed(0).roster == ("0", "1")
+
+
 def test_a_state_may_take_longer_than_a_deadline() -> None:
     place = dist.HashStore()
     speaks, waits = (Attendance(gradwire.Meeting(place, name, deadline=0.05)) for name in "01")

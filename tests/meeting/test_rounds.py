@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import gradwire
 from gradwire.meeting.attendance import KEPT
-from tests.meeting.workers import Worker, a_round, together
+from tests.meeting.workers import Worker, a_round, starter, together
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -43,7 +44,19 @@ class Applied:
         self.before = after
 
 
-def test_a_killed_worker_is_left_behind_and_comes_again_and_a_new_one_comes(place: str, worker: Start) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def running(address: str) -> Iterator[dict[str, Future[None]]]:
+    """What waits for a deadline, beside each other and while the other tests run."""
+    with ThreadPoolExecutor() as threads:
+        yield {each.__name__: threads.submit(with_workers, each, address) for each in (killed, stopped)}
+
+
+def with_workers(what: Callable[[str, Start], None], address: str) -> None:
+    with starter() as start:
+        what(f"{address}/{what.__name__}", start)
+
+
+def killed(place: str, worker: Start) -> None:
     meeting = {**SHORT, "workers": 3}
     first = [worker(place, name, meeting, **SPARSE) for name in "012"]
     assert together(first, "join") == [0, 0, 0]
@@ -88,7 +101,7 @@ def test_a_killed_worker_is_left_behind_and_comes_again_and_a_new_one_comes(plac
     identity(sums, applied.total)
 
 
-def test_a_stopped_worker_is_left_behind_and_what_it_has_to_say_returns(place: str, worker: Start) -> None:
+def stopped(place: str, worker: Start) -> None:
     workers = [worker(place, name, {**SHORT, "workers": 3}, **SPARSE) for name in "012"]
     together(workers, "join")
     applied = Applied(workers[0])
@@ -175,8 +188,9 @@ def test_with_a_hundred_local_steps_thousands_of_times_fewer_bytes(
     meeting = gradwire.Meeting(place, "0")
     optimizer = gradwire.local_sgd(inner, compressor, every=100, meeting=meeting, **params)
     optimizer.join()
+    gradient = torch.randn(512, 512)
     for _ in range(200):
-        model.weight.grad = torch.randn(512, 512)
+        model.weight.grad = gradient.clone()
         optimizer.step()
     told = optimizer.metrics()
     assert told["steps"] == 2
@@ -184,3 +198,11 @@ def test_with_a_hundred_local_steps_thousands_of_times_fewer_bytes(
     every_step = 200 * 4 * 512 * 512
     assert at_least <= every_step / told["bytes_sent"] <= 1.05 * at_least
     optimizer.leave()
+
+
+def test_a_killed_worker_is_left_behind_and_comes_again_and_a_new_one_comes(running: dict[str, Future[None]]) -> None:
+    running["killed"].result()
+
+
+def test_a_stopped_worker_is_left_behind_and_what_it_has_to_say_returns(running: dict[str, Future[None]]) -> None:
+    running["stopped"].result()

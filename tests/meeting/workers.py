@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import multiprocessing as mp
 import os
 import signal
 import traceback
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -93,7 +95,7 @@ class Worker:
 
     def __init__(self, place: str, name: str, meeting: dict[str, Any] | None = None, **options: Any) -> None:
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch.distributed", "gradwire", "tests.optim.jobs"])
+        context.set_forkserver_preload(["torch", "torch.distributed", "gradwire", "tests.optim.jobs", "tests.frozen"])
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
         self.process.start()
@@ -120,6 +122,23 @@ class Worker:
         os.kill(self.process.pid, number)
         if number == signal.SIGKILL:
             self.process.join(30)
+
+
+@contextlib.contextmanager
+def starter() -> Iterator[Callable[..., Worker]]:
+    """Starts workers; ends those that still live."""
+    made: list[Worker] = []
+
+    def start(place: str, name: str, meeting: dict[str, Any] | None = None, **options: Any) -> Worker:
+        made.append(Worker(place, name, meeting, **options))
+        return made[-1]
+
+    try:
+        yield start
+    finally:
+        for each in made:
+            each.process.kill()
+            each.process.join(10)
 
 
 def together(workers: list[Worker], what: str, *args: Any) -> list[Any]:

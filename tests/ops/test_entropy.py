@@ -9,7 +9,7 @@ from gradwire.ops._entropy import CHUNK, chunk_count
 from tests.cases import together
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, random_bytes, sweep, torch_threads
 
-SIZES = (1, 2, 7, 8, 9, 1000, CHUNK, CHUNK + 1, 100003)
+SIZES = (1, 2, 7, 8, 9, 1000, CHUNK, 2 * CHUNK + 3)
 CODERS = {
     "rans": (rans_encode, rans_decode, frequencies),
     "huffman": (prefix_encode, prefix_decode, huffman),
@@ -58,10 +58,12 @@ def test_kernel_and_reference_write_the_same_and_read_it_back(coder, n):
             sizes, stream = encoded(encode, symbols, table)
             assert torch.equal(sizes, expected_sizes)
             assert torch.equal(stream, expected)
-            for function in (decode, decode.reference):
-                back, status = decoded(function, stream, sizes, table, n)
-                assert torch.equal(back, symbols)
-                assert status == 0
+            back, status = decoded(decode, stream, sizes, table, n)
+            assert torch.equal(back, symbols)
+            assert status == 0
+    back, status = decoded(decode.reference, expected, expected_sizes, table, n)
+    assert torch.equal(back, symbols)
+    assert status == 0
 
 
 @together
@@ -127,14 +129,14 @@ def test_bytes_from_a_peer_give_the_same_whatever_they_are(coder):
 @pytest.mark.parametrize("coder", CODERS)
 def test_too_little_room_and_useless_tables_are_told(coder):
     encode, _, make = CODERS[coder]
-    symbols = skewed(70000)
+    symbols = skewed(CHUNK + 1)
     table = table_for(symbols, make)
     needed = int(encoded(encode, symbols, table)[0].sum())
     useless = torch.full((256,), 17 if coder == "rans" else 1, dtype=torch.int32)
     for function in (encode, encode.reference):
         assert encoded(function, symbols, table, needed)[0].sum() == needed
-        assert encoded(function, symbols, table, needed - 1)[0].tolist() == [-1] * 3
-        assert encoded(function, symbols, useless)[0].tolist() == [-1] * 3
+        assert encoded(function, symbols, table, needed - 1)[0].tolist() == [-1] * 2
+        assert encoded(function, symbols, useless)[0].tolist() == [-1] * 2
 
 
 def test_rans_by_hand():

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import gradwire
 from gradwire.ops.native import kernels
+from tests.ops.interpreters import interpret
 
 CALLS = """
 import json, sys, warnings
@@ -63,9 +64,18 @@ print(json.dumps([gradwire.__file__, warned]))
 """
 
 
+DOCTOR = "import sys; sys.argv = ['gradwire', 'doctor', '--json', '-']; from gradwire.cli.main import main; main()"
+CASES = {
+    "every entry point": (CALLS, {}),
+    "the reference": (CALLS, {"GRADWIRE_KERNELS": "reference"}),
+    "doctor": (DOCTOR, {}),
+}
+IMPORTED = ["torch", "torch.distributed.fsdp", "torch.distributed.device_mesh", "torch.nn.parallel", "torch._dynamo"]
+
+
 @pytest.fixture(scope="module")
-def without(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with this package as it is installed where no compiler was found."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This package as it is installed where no compiler was found."""
     folder = tmp_path_factory.mktemp("without")
     shutil.copytree(
         Path(gradwire.__file__).parent,
@@ -75,22 +85,26 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def python(code: str, folder: Path, **environment: str) -> str:
-    """What a fresh interpreter prints. -S: an editable installation would come before the folder."""
+@pytest.fixture(scope="module")
+def without(folder: Path) -> Callable[[str], str]:
+    """What each of ``CASES`` prints. -S: an editable installation would come before the folder."""
     paths = [str(folder), *(path for path in sys.path if path.endswith("site-packages"))]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("GRADWIRE_")}
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=110, cwd=folder,
-        env={**clean, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    environment = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    told = dict(zip(CASES, interpret(list(CASES.values()), IMPORTED, "-S", env=environment, cwd=folder), strict=True))
+
+    def printed(case: str) -> str:
+        assert told[case].returncode == 0, told[case].stderr
+        return told[case].stdout
+
+    return printed
 
 
-def test_every_entry_point_warns_once_with_the_remedy_and_what_it_costs(without: Path) -> None:
+def test_every_entry_point_warns_once_with_the_remedy_and_what_it_costs(
+    without: Callable[[str], str], folder: Path
+) -> None:
     pytest.importorskip("msgpack", reason="the KVStore needs gradwire[kvstore]")
-    where, warned = json.loads(python(CALLS, without))
-    assert Path(where).is_relative_to(without)
+    where, warned = json.loads(without("every entry point"))
+    assert Path(where).is_relative_to(folder)
     assert warned.pop("none") == []
     assert {name: len(warnings) for name, warnings in warned.items()} == dict.fromkeys(warned, 1)
     for ((text, file),) in warned.values():
@@ -102,9 +116,9 @@ def test_every_entry_point_warns_once_with_the_remedy_and_what_it_costs(without:
         assert file == "<string>", "the line shown is not the caller's"
 
 
-def test_the_reference_that_was_asked_for_is_not_warned_of(without: Path) -> None:
+def test_the_reference_that_was_asked_for_is_not_warned_of(without: Callable[[str], str]) -> None:
     pytest.importorskip("msgpack", reason="the KVStore needs gradwire[kvstore]")
-    _, warned = json.loads(python(CALLS, without, GRADWIRE_KERNELS="reference"))
+    _, warned = json.loads(without("the reference"))
     assert not any(warned.values())
 
 
@@ -114,10 +128,9 @@ def test_with_the_kernels_there_is_nothing_to_warn_of(recwarn: pytest.WarningsRe
     assert not [warning for warning in recwarn if "kernels" in str(warning.message)]
 
 
-def test_doctor_says_the_same(without: Path) -> None:
+def test_doctor_says_the_same(without: Callable[[str], str]) -> None:
     pytest.importorskip("click", reason="doctor needs gradwire[cli]")
-    code = "import sys; sys.argv = ['gradwire', 'doctor', '--json', '-']; from gradwire.cli.main import main; main()"
-    used = json.loads(python(code, without))["kernels"]["in use"]
+    used = json.loads(without("doctor"))["kernels"]["in use"]
     assert used["value"] == "torch reference"
     assert "the extension is not there" in used["reason"]
     assert "install a C++ compiler" in used["reason"]

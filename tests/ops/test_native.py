@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -11,7 +10,9 @@ import torch
 from gradwire.ops import kernel_info, twobit_encode
 from gradwire.ops.native import kernels
 from tests.cases import together
+from tests.once import once
 from tests.ops.harness import TARGETS, dispatched, torch_threads
+from tests.ops.interpreters import Told, interpret
 
 needs_kernels = pytest.mark.skipif(kernels is None, reason="the C++ extension is not built")
 ENCODE = """
@@ -24,10 +25,23 @@ print(bytes(codes.tolist()).hex(), info["loaded"], info["target"], info["reason"
 """
 
 
-def _python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("GRADWIRE_")}
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=100, check=False)
+LIBRARIES = "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'libgomp' in line}))"
+MODULES = "print([m for m in ('triton', 'gradwire.ops.triton') if m in sys.modules])"
+CASES = {
+    "scalar": (ENCODE, {"GRADWIRE_SIMD": "scalar"}),
+    "one OpenMP": (f"import gradwire.ops\n{LIBRARIES}", {}),
+    "avx9": (ENCODE, {"GRADWIRE_SIMD": "avx9"}),
+    "reference": (ENCODE, {"GRADWIRE_KERNELS": "reference"}),
+    "fast": (ENCODE, {"GRADWIRE_KERNELS": "fast"}),
+    "none": ("import sys; sys.modules['gradwire._kernels'] = None" + ENCODE, {}),
+    "lean": (f"import gradwire.ops, sys; {MODULES}", {}),
+}
+
+
+@once
+def told() -> dict[str, Told]:
+    """What each of ``CASES`` writes."""
+    return dict(zip(CASES, interpret(list(CASES.values())), strict=True))
 
 
 @needs_kernels
@@ -40,19 +54,18 @@ def test_the_extension_is_loaded():
 
 @needs_kernels
 def test_a_target_can_be_forced():
-    assert _python(ENCODE, GRADWIRE_SIMD="scalar").stdout.split() == ["e3000000", "True", "scalar", "None"]
+    assert told()["scalar"].stdout.split() == ["e3000000", "True", "scalar", "None"]
 
 
 @needs_kernels
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_one_openmp_runtime_serves_torch_and_the_kernels():
-    script = "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'libgomp' in line}))"
-    assert int(_python(f"import gradwire.ops\n{script}").stdout) <= 1
+    assert int(told()["one OpenMP"].stdout) <= 1
 
 
 @needs_kernels
 def test_an_unknown_target_is_refused():
-    error = _python(ENCODE, GRADWIRE_SIMD="avx9").stderr.splitlines()[-1]
+    error = told()["avx9"].stderr.splitlines()[-1]
     assert "ConfigError: GRADWIRE_SIMD: the SIMD target must be one of" in error
     assert "scalar" in error
     assert "got 'avx9'" in error
@@ -61,24 +74,23 @@ def test_an_unknown_target_is_refused():
 
 
 def test_the_reference_can_be_forced():
-    out = _python(ENCODE, GRADWIRE_KERNELS="reference").stdout
+    out = told()["reference"].stdout
     assert out.split() == ["e3000000", "False", "None", "GRADWIRE_KERNELS=reference"]
 
 
 def test_an_unknown_choice_of_kernels_is_refused():
-    error = _python(ENCODE, GRADWIRE_KERNELS="fast").stderr
+    error = told()["fast"].stderr
     assert "ConfigError: GRADWIRE_KERNELS must be auto or reference, got 'fast'" in error
 
 
 def test_without_the_extension_the_reference_runs():
-    out = _python("import sys; sys.modules['gradwire._kernels'] = None" + ENCODE).stdout
+    out = told()["none"].stdout
     assert out.startswith("e3000000 False None ")
     assert "not built" in out
 
 
 def test_importing_the_operations_is_lean():
-    code = "import gradwire.ops, sys; print([m for m in ('triton', 'gradwire.ops.triton') if m in sys.modules])"
-    assert _python(code).stdout.strip() == "[]"
+    assert told()["lean"].stdout.strip() == "[]"
 
 
 @needs_kernels

@@ -79,11 +79,18 @@ def decoded(x, bits, block, norm, key):
     return out
 
 
+def draws_of(x, bits, norm, keys=250, blocks=16):
+    """What is decoded of one block, for several keys and for as many copies of it as blocks."""
+    copies = x.repeat(blocks)
+    return torch.cat([decoded(copies, bits, x.numel(), norm, key).view(blocks, -1) for key in range(keys)])
+
+
 @together
 @pytest.mark.parametrize(("bits", "norm"), [(2, "linf"), (4, "linf"), (8, "linf"), (2, "l2"), (4, "l2"), (8, "l2")])
-def test_the_mean_over_keys_is_the_input(bits, norm):
-    draws, x = 4000, torch.randn(256, generator=torch.Generator().manual_seed(1))
-    mean = torch.stack([decoded(x, bits, 256, norm, key) for key in range(draws)]).mean(0)
+def test_the_mean_over_keys_and_blocks_is_the_input(bits, norm):
+    x = torch.randn(256, generator=torch.Generator().manual_seed(1))
+    samples = draws_of(x, bits, norm)
+    mean, draws = samples.mean(0), len(samples)
     step = (x.abs().max() if norm == "linf" else x.norm()) / (2 ** (bits - 1) - 1)
     p = (x.abs() / step).frac()
     deviation = step * (p * (1 - p) / draws).sqrt()
@@ -92,8 +99,8 @@ def test_the_mean_over_keys_is_the_input(bits, norm):
 
 
 def test_the_variance_is_that_of_the_two_nearest_levels():
-    draws, x = 4000, torch.randn(256, generator=torch.Generator().manual_seed(2))
-    samples = torch.stack([decoded(x, 4, 256, "linf", key) for key in range(draws)])
+    x = torch.randn(256, generator=torch.Generator().manual_seed(2))
+    samples = draws_of(x, 4, "linf")
     step = x.abs().max() / 7
     p = (x.abs() / step).frac()
     expected = (step**2 * p * (1 - p)).sum()

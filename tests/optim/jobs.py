@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.optim import DiLoCo, OneBitAdam, QsparseLocal, ZeroOneAdam
+from gradwire.optim import CompressedStep, DiLoCo, MicroAdam, OneBitAdam, QsparseLocal, ZeroOneAdam
 from gradwire.optim._exchanged import Exchanged
+from gradwire.optim._local import LocalSteps
 
 Options = dict[str, Any]
 
@@ -54,8 +55,12 @@ def make(kind: str, model: nn.Module, options: Options) -> Exchanged:
         return OneBitAdam(model.named_parameters(), lr=3e-3, **options)
     if kind == "zeroone_adam":
         return ZeroOneAdam(model.named_parameters(), lr=3e-3, **options)
+    if kind == "micro_adam":
+        return MicroAdam(model.named_parameters(), lr=3e-3, **options)
     if kind == "diloco":
         return DiLoCo(torch.optim.AdamW(model.named_parameters(), lr=3e-3), **options)
+    if kind == "compressed_step":
+        return CompressedStep(torch.optim.AdamW(model.named_parameters(), lr=3e-3), **options)
     inner = torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.5)
     return QsparseLocal(inner, **options)
 
@@ -129,7 +134,7 @@ def kept(optimizer: Exchanged) -> str:
     state = optimizer.state_dict()
     exchange = {key: value for key, value in state["exchange"].items() if key != "step"}
     inner = state["state"] if "progress" in state else [list(each.values()) for each in state["state"].values()]
-    return digest([inner, exchange, state.get("kept", {})])
+    return digest([inner, exchange, state.get("kept", {}), state.get("window", [])])
 
 
 def poisoned(rank: int, kind: str, at: int, options: Options) -> dict[str, Any]:
@@ -152,7 +157,7 @@ def poisoned_in_one(rank: int, kind: str, at: int, spoilt: str, options: Options
     """One parameter of rank 1 is spoilt before an exchange: whether everything is as it was after the last one."""
     model = model_of()
     optimizer = make(kind, model, options)
-    local = isinstance(optimizer, DiLoCo | QsparseLocal)
+    local = isinstance(optimizer, LocalSteps)
     param = dict(model.named_parameters())[spoilt]
     told: dict[str, Any] = {}
     for step in range(at + 4):
@@ -169,11 +174,16 @@ def poisoned_in_one(rank: int, kind: str, at: int, spoilt: str, options: Options
     return {**told, "end": parameters(model), "finite": loss_of(model) < 10}
 
 
+def all_poisoned_in_one(rank: int, jobs: list[tuple[str, int, str, Options]]) -> list[dict[str, Any]]:
+    return [poisoned_in_one(rank, *job) for job in jobs]
+
+
 def shared(optimizer: Exchanged) -> str:
     """All that an exchange may change but the counts."""
     state = optimizer.state_dict()
     exchange = {key: value for key, value in state["exchange"].items() if key != "step"}
-    return digest([exchange, state.get("kept", {}), state["state"] if "progress" in state else []])
+    own = state["state"] if "progress" in state else []
+    return digest([exchange, state.get("kept", {}), own, state.get("window", [])])
 
 
 def refused(rank: int, kind: str, options: Options) -> str:

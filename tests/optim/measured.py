@@ -19,6 +19,9 @@ ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("diloco", {"compressor": "qsgd", "bits": 4, "memory": "residual", "every": 10, "momentum": 0.5}),
     ("diloco", {"compressor": "efsignsgd", "every": 10, "momentum": 0.5}),
     ("qsparse_local", {"compressor": "topk", "ratio": 0.05, "every": 4}),
+    ("compressed_step", {"compressor": "topk", "ratio": 0.05}),
+    ("compressed_step", {"compressor": "topk", "ratio": 0.05, "late": True}),
+    ("compressed_step", {"compressor": "topk", "ratio": 0.05, "every": 4}),
 )
 """As the table has them."""
 

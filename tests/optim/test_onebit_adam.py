@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from gradwire.optim import OneBitAdam
@@ -49,13 +52,97 @@ def test_weight_decay_is_that_of_adam_or_adamw(decoupled: bool) -> None:
     assert run_ranks(2, train, "onebit_adam", 5, options)[0]["digests"] == dense["digests"]
 
 
-def test_weight_decay_in_the_gradient_goes_on_in_compressed_steps() -> None:
-    options = {**SPARSE, "freeze_step": 5, "compressor": "none", "weight_decay": 0.5, "decoupled": False}
-    options.pop("ratio")
-    ends = [run_ranks(2, train, "onebit_adam", 8, {**options, "weight_decay": decay})[0] for decay in (0.5, 0.0)]
-    assert ends[0]["digests"][-1] != ends[1]["digests"][-1]
-    exact = run_ranks(2, train, "onebit_adam", 8, {**options, "freeze_step": 8})[0]
-    assert ends[0]["loss"] == pytest.approx(exact["loss"], abs=0.05)
+# The end of the exact steps ---------------------------------------------------------------------------------------
+
+
+def _settling(rank: int, sizes: list[float], rates: list[float]) -> tuple[list[int | None], int | None, list[str]]:
+    """When v is frozen, step by step, where the gradients have these root mean squares; and what the log says."""
+    weight = nn.Parameter(torch.zeros(8, 8))
+    optimizer = OneBitAdam([weight], betas=(0.9, 0.75), compressor="topk", min_numel=0)
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("gradwire")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    frozen = []
+    for size, rate in zip(sizes, rates, strict=True):
+        optimizer.param_groups[0]["lr"] = rate
+        weight.grad = torch.full((8, 8), size)
+        optimizer.step()
+        frozen.append(optimizer.frozen_at)
+    return frozen, optimizer.metrics()["frozen_at"], [text for text in told if "freezes" in text]
+
+
+STEADY = [1e-3] * 30
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rates", "at"),
+    [
+        ([1.0] * 30, STEADY, 5),  # The lag is 4 steps, and the fifth is the first that has one behind it.
+        ([1.0] * 30, [1e-4 * min(t, 10) for t in range(1, 31)], 15),  # The rate rises last in step 10.
+        ([1.0] * 30, [1e-3] * 3 + [2e-3] * 27, 9),
+        ([1.0] * 30, [1e-3 / t for t in range(1, 31)], 5),
+        # v is 0.75^(t - 3) after 3 steps of 1 before zeros, so it shrinks to 0.32 in each lag of 4: never.
+        ([1.0] * 3 + [0.0] * 27, STEADY, None),
+        # Ten times the gradient from step 4 on: while v rises it has not settled either, 0.958 in step 15.
+        ([0.1] * 3 + [1.0] * 27, STEADY, 16),
+    ],
+)
+def test_the_variance_is_frozen_once_its_norm_has_settled_and_the_rate_rises_no_more(
+    sizes: list[float], rates: list[float], at: int | None
+) -> None:
+    results = run_ranks(2, _settling, sizes, rates)
+    for rank, (frozen, told, lines) in enumerate(results):
+        assert frozen == [at if at is not None and t >= at else None for t in range(1, 31)]
+        assert told == at
+        expected = f"OneBitAdam freezes its variance after {at} exact steps: the ratio of its norm and that of 4 steps"
+        assert [line.startswith(expected) for line in lines] == [True] * (at is not None and rank == 0)
+
+
+def test_where_it_decides_alone_it_is_the_run_with_that_many_exact_steps() -> None:
+    auto = {**SPARSE, "freeze_step": "auto", "betas": (0.9, 0.95)}
+    own = run_ranks(2, train, "onebit_adam", 40, auto)
+    at = own[0]["metrics"]["frozen_at"]
+    assert 20 < at < 40
+    fixed = run_ranks(2, train, "onebit_adam", 40, {**auto, "freeze_step": at})
+    assert own[0]["digests"] == own[1]["digests"] == fixed[0]["digests"]
+    assert fixed[0]["metrics"]["frozen_at"] == at
+
+
+@pytest.mark.parametrize("cut", [3, 15])
+def test_a_checkpoint_knows_what_it_has_decided(cut: int) -> None:
+    options = {**SPARSE, "freeze_step": "auto", "betas": (0.9, 0.75)}
+    assert all(run_ranks(2, resume, "onebit_adam", cut, 18, options))
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_every_step_is_the_papers(decoupled: bool, alone: None) -> None:
+    """Three exact steps and five in which v is frozen, and its correction with it; weight decay goes on in all."""
+    lr, (beta1, beta2), eps, decay, freeze = 0.01, (0.9, 0.99), 1e-6, 0.3, 3
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(16, 16, generator=generator))
+    expected = weight.detach().double()
+    m, v = torch.zeros_like(expected), torch.zeros_like(expected)
+    ours = OneBitAdam([weight], lr, (beta1, beta2), eps, decay, freeze_step=freeze, decoupled=decoupled,
+                      compressor="none", min_numel=0)  # fmt: skip
+    for t in range(1, 9):
+        weight.grad = torch.randn(16, 16, generator=generator)
+        grad = weight.grad.double() + (0.0 if decoupled else decay * expected)
+        ours.step()
+        m = beta1 * m + (1 - beta1) * grad
+        v = beta2 * v + (1 - beta2) * grad.square() if t <= freeze else v
+        denominator = (v / (1 - beta2 ** min(t, freeze))).sqrt() + eps
+        expected = expected * (1 - lr * decay if decoupled else 1) - lr / (1 - beta1**t) * m / denominator
+        torch.testing.assert_close(weight.detach().double(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_compressed_momentum_learns_like_adam_and_ranks_stay_identical() -> None:
@@ -72,9 +159,9 @@ def test_a_checkpoint_continues_bit_for_bit() -> None:
     assert all(run_ranks(2, resume, "onebit_adam", 3, 8, {**SPARSE, "freeze_step": 4}))
 
 
-@pytest.mark.parametrize("at", [2, 8])
-def test_a_nan_on_one_rank_leaves_everything_as_it_was(at: int) -> None:
-    results = run_ranks(2, poisoned, "onebit_adam", at, {**SPARSE, "freeze_step": 5})
+@pytest.mark.parametrize(("at", "freeze_step"), [(2, 5), (8, 5), (3, "auto")])
+def test_a_nan_on_one_rank_leaves_everything_as_it_was(at: int, freeze_step: Any) -> None:
+    results = run_ranks(2, poisoned, "onebit_adam", at, {**SPARSE, "freeze_step": freeze_step})
     assert all(result["parameters"] and result["kept"] and result["finite"] for result in results)
     assert results[0]["end"] == results[1]["end"]
     assert [result["count"] for result in results] == [1, 1]
@@ -153,7 +240,8 @@ def test_groups_and_frozen_parameters() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"freeze_step": 0}, "OneBitAdam.freeze_step must be an integer >= 1, got 0"),
+        ({"freeze_step": 0}, "OneBitAdam.freeze_step must be an integer >= 1 or 'auto', got 0"),
+        ({"freeze_step": "soon"}, "OneBitAdam.freeze_step must be an integer >= 1 or 'auto', got 'soon'"),
         ({"betas": (0.9, 1.0)}, "OneBitAdam.betas must be two numbers in [0, 1), got (0.9, 1.0)"),
         ({"eps": 0.0}, "OneBitAdam.eps must be in (0, 1), got 0.0"),
         ({"weight_decay": -1.0}, "OneBitAdam.weight_decay must be a finite number >= 0, got -1.0"),
@@ -192,15 +280,19 @@ def _world(rank: int) -> str:
     state = optimizer.state_dict()
     state["exchange"]["world"] = 8
     answers = []
-    for wrong in (state, torch.optim.AdamW(model_of().parameters()).state_dict()):
+    fixed = make("onebit_adam", model_of(), {**SPARSE, "freeze_step": 3})
+    window = make("micro_adam", model_of(), {}).state_dict()
+    adamw = torch.optim.AdamW(model_of().parameters()).state_dict()
+    for target, wrong in ((optimizer, state), (optimizer, adamw), (fixed, window)):
         try:
-            optimizer.load_state_dict(wrong)
+            target.load_state_dict(wrong)
         except Exception as error:
             answers.append(str(error))
     return "\n".join(answers)
 
 
 def test_a_checkpoint_of_something_else_is_refused() -> None:
-    world, other = run_ranks(1, _world)[0].splitlines()
+    world, *others = run_ranks(1, _world)[0].splitlines()
     assert world.startswith("world of the state must be 1, as the group's, got 8; on_resize='reshard' keeps")
-    assert other.startswith("state_dict must be one of OneBitAdam")
+    assert len(others) == 2
+    assert all(other.startswith("state_dict must be one of OneBitAdam, got") for other in others)

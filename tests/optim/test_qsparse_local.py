@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from gradwire.optim import QsparseLocal
@@ -55,3 +56,19 @@ def test_a_nan_in_a_local_step_leaves_its_rank_as_it_was() -> None:
 def test_bad_parameters_are_refused() -> None:
     text = run_ranks(1, refused, "qsparse_local", {**SPARSE, "every": True})[0]
     assert text == "ConfigError: QsparseLocal.every must be an integer >= 1, got True"
+
+
+def test_parameters_that_were_changed_by_hand_are_where_the_next_round_begins() -> None:
+    """Loading weights is no way that was gone: one hundredth of it would be sent, and the rest taken back."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        weight = nn.Parameter(torch.zeros(40, 40))
+        optimizer = QsparseLocal(torch.optim.SGD([weight], lr=0.1), "topk", ratio=0.01, every=1, min_numel=0)
+        loaded = torch.linspace(-1, 1, 1600).view(40, 40)
+        with torch.no_grad():
+            weight.copy_(loaded)
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+        assert torch.equal(weight.detach(), loaded)
+    finally:
+        dist.destroy_process_group()

@@ -49,11 +49,10 @@ def inside(package: Path) -> dict[str, bytes]:
 def test_the_wheel_holds_the_package_and_nothing_else() -> None:
     files = inside(the("*.whl"))
     tops = {name.partition("/")[0] for name in files}
-    assert tops == {"gradwire", f"gradwire-{PROJECT['version']}.dist-info"}
+    assert tops == {"gradwire", "gradwire_command", f"gradwire-{PROJECT['version']}.dist-info"}
     assert len([name for name in files if re.fullmatch(r"gradwire/_kernels\..*(so|pyd)", name)]) == 1
-    assert not [name for name in files if "/tests/" in name or "results" in name or name.endswith((".cc", ".pyc"))]
-    sources = {f"gradwire/{file.relative_to(ROOT / 'src' / 'gradwire').as_posix()}"
-               for file in (ROOT / "src" / "gradwire").rglob("*.py")}  # fmt: skip
+    assert not [name for name in files if "/tests/" in name or "results/" in name or name.endswith((".cc", ".pyc"))]
+    sources = {file.relative_to(ROOT / "src").as_posix() for file in (ROOT / "src").rglob("*.py")}
     assert {name for name in files if name.endswith(".py")} == sources
 
 

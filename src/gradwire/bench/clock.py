@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from gradwire.exchange import Exchange
+from gradwire.metrics import Metrics
 
 __all__ = ["UNTIMED", "Clock"]
 
@@ -20,12 +20,12 @@ class Clock:
     """Adds up steps; each is made inside a ``with`` block.
 
     Args:
-        exchange: that measures its own phases.
+        counters: of an exchange, which measures its own phases.
         untimed: first steps that count for ``elapsed`` alone.
     """
 
-    def __init__(self, exchange: Exchange, untimed: int = UNTIMED) -> None:
-        self.counters, self.untimed = exchange.counters, untimed
+    def __init__(self, counters: Metrics, untimed: int = UNTIMED) -> None:
+        self.counters, self.untimed = counters, untimed
         self.steps, self.elapsed = 0, 0.0
         self.totals = dict.fromkeys(("step", "compute", *_PHASES.values()), 0.0)
 

@@ -14,19 +14,36 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from gradwire import registry
 from gradwire import settings as exchange
 from gradwire.bench.machine import environment
 from gradwire.bench.method import Method
+from gradwire.bench.optimizers import check_exchanging
 from gradwire.bench.progress import Bar
 from gradwire.bench.records import Record, Settings
-from gradwire.bench.snapshots import Snapshots
+from gradwire.bench.snapshots import Snapshots, parameters_in
+from gradwire.bench.start import check_start, digest_of_start
+from gradwire.bench.synchronisation import CORRECTED
 from gradwire.bench.tasks.base import Task
+from gradwire.bench.torchhooks import check_hook
 from gradwire.bench.train import Run, train
+from gradwire.compressors.none import Identity
 from gradwire.errors import ConfigError, GradwireError, nearest, require
 
-__all__ = ["BACKENDS", "MOST_SEED", "PLAIN", "Job", "device_of", "failed", "is_plain", "perform", "settings_of"]
+__all__ = [
+    "BACKENDS",
+    "MOST_SEED",
+    "PLAIN",
+    "Job",
+    "begun",
+    "device_of",
+    "failed",
+    "is_plain",
+    "perform",
+    "settings_of",
+]
 
 BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
 """The device whose gradients each one carries."""
@@ -48,6 +65,7 @@ class Job:
         checkpoint: where the run is saved; None: nowhere.
         every: steps after which it is saved within an epoch.
         resume: go on from what is saved there.
+        start: where the parameters are that it begins with, as ``parameters_in``; None: the seed draws them.
     """
 
     settings: Settings
@@ -55,6 +73,7 @@ class Job:
     checkpoint: Path | None = None
     every: int | None = None
     resume: bool = False
+    start: Path | None = None
 
     def task(self) -> Task:
         """With the recipe of these settings.
@@ -73,15 +92,33 @@ class Job:
             ConfigError: no such compressor, or none at all.
         """
         known = self.settings
+        if known.hook is not None:
+            return Method(known.method, Identity(), known.options, known.loss_scale, hook=known.hook)
         require(known.compressor is not None, "Settings.compressor", "a configuration", None)
         compressor = registry.from_config("compressors", known.compressor or {})
-        return Method(known.method, compressor, known.options, known.loss_scale)
+        return Method(known.method, compressor, known.options, known.loss_scale, optimizer=known.optimizer)
+
+    def parameters(self) -> dict[str, Tensor] | None:
+        """What it begins with; None: what the seed draws.
+
+        Raises:
+            ConfigError: as ``parameters_in``; or they are not those of the settings any more.
+        """
+        if self.start is None:
+            return None
+        found = parameters_in(self.start)
+        require(
+            digest_of_start(found) == self.settings.start, "start", "what it was when the run was set up", self.start
+        )
+        return found
 
     def snapshots(self) -> Snapshots | None:
         """Its checkpoints."""
         if self.checkpoint is None:
             return None
-        told = {name: value for name, value in dataclasses.asdict(self.settings).items() if name != "link"}
+        told = {
+            name: value for name, value in dataclasses.asdict(self.settings).items() if name not in ("link", "tuned")
+        }
         return Snapshots(self.checkpoint, told, self.every, self.resume)
 
 
@@ -102,7 +139,7 @@ def settings_of(
     Raises:
         ConfigError: a change of the recipe that cannot be, or an option that ``compress_ddp`` does not take.
     """
-    _check(method.options)
+    _check(method)
     changes = {**method.recipe, **(recipe or {})}
     for what, values in (("recipe", changes), ("options", method.options)):
         for name, value in values.items():
@@ -111,11 +148,33 @@ def settings_of(
     for name in changes:
         require(name in known, "recipe", f"one of {', '.join(known)}", name)
     made = dataclasses.replace(task.recipe, **{name: _tuples(value) for name, value in changes.items()})
+    if method.optimizer is not None:
+        check_exchanging(method.optimizer, made)
     return Settings(
-        task.name, task.model_name, task.data.name, method.label, method.compressor.to_config(), dict(method.options),
+        task.name, task.model_name, task.data.name, method.label,
+        method.compressor.to_config() if method.hook is None else None, dict(method.options),
         method.loss_scale, changes, workers, epochs=epochs or made.epochs,
-        data_digest=None if task.small else digest_of(task.data), **others,
+        data_digest=None if task.small else digest_of(task.data),
+        optimizer=None if method.optimizer is None else dict(method.optimizer),
+        hook=None if method.hook is None else dict(method.hook), **others,
     )  # fmt: skip
+
+
+def begun(task: Task, start: Path | None) -> str | None:
+    """``Settings.start`` of a run that begins with saved parameters; None where there are none.
+
+    Args:
+        task: whose model they must be of.
+        start: as ``parameters_in``.
+
+    Raises:
+        ConfigError: as ``parameters_in``, or they are of another model.
+    """
+    if start is None:
+        return None
+    params = parameters_in(start)
+    check_start(params, task.model("meta"), task.model_name)
+    return digest_of_start(params)
 
 
 def is_plain(value: object) -> bool:
@@ -160,16 +219,26 @@ def _parts(data: Any) -> Iterator[bytes]:
         yield f"{data!r}\n".encode()
 
 
-def _check(options: Mapping[str, Any]) -> None:
+def _check(method: Method) -> None:
     """Refuse here what every worker would refuse."""
-    known, others = exchange.Settings.split(options)
+    if method.hook is not None:
+        check_hook(method.hook)
+        require(not method.options, "options", "none with a hook of torch", dict(method.options))
+        require(method.optimizer is None, "optimizer", "none with a hook of torch", method.optimizer)
+        return
+    known, others = exchange.Settings.split(method.options)
+    corrected = others.pop(CORRECTED, None)
+    if corrected is not None:
+        allowed = "true or false, and false with an optimizer that exchanges"
+        good = isinstance(corrected, bool) and not (corrected and method.optimizer)
+        require(good, f"options.{CORRECTED}", allowed, corrected)
     for name in others:
         raise ConfigError(f"option {name!r} is none of compress_ddp: {nearest(name, vars(known))}")
     known.check()
     known.policy()
     for place, given in (("memory", known.memory), ("comm", known.strategy)):
         if isinstance(given, str):
-            registry.find(place, given)
+            registry.build(place, given)
 
 
 def _tuples(value: Any) -> Any:
@@ -211,6 +280,7 @@ def perform(job: Job, shown: bool = False) -> Record | None:
         run = train(
             task, job.method(), settings.epochs, seed=settings.seed, watch=bar.step, device=device,
             lab=settings.link != "none", tell=bar.point, snapshots=job.snapshots(),
+            start=job.parameters(),
         )  # fmt: skip
     runs: list[Any] = [None] * settings.workers
     dist.all_gather_object(runs, run)

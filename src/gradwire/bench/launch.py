@@ -7,6 +7,7 @@ the time stops them all; in each case no process stays behind, and the error say
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import logging
 import os
@@ -238,6 +239,8 @@ def worker(
 ) -> Any:
     """What each process does: join the group, work, leave the group."""
     end_with_parent()
+    # Before each run a worker collects the garbage of those before it: not among what was imported.
+    gc.freeze()
     torch.set_num_threads(1)
     if names is None:
         join(timedelta(seconds=timeout), backend)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any, Self
 
@@ -24,9 +24,10 @@ from gradwire.bench.clock import UNTIMED, Clock
 from gradwire.bench.method import Method
 from gradwire.bench.onworker import forget_peak, interface_bytes, on_cpu, peak_bytes, resident_bytes
 from gradwire.bench.records import Point
+from gradwire.bench.start import begin_with
+from gradwire.bench.synchronisation import synchronised, wrapped
 from gradwire.bench.tasks.base import Task
 from gradwire.exchange import Named
-from gradwire.integrations.ddp import compress_ddp
 
 __all__ = ["Loop", "Watcher"]
 
@@ -48,14 +49,16 @@ class Loop:
         seed: of the initial parameters.
         device: of the model.
         lab: this worker has a network interface of its own in a lab, whose bytes are counted.
+        start: parameters to begin with, by name; None: what the seed draws.
 
     Raises:
-        ConfigError, GroupError: as ``compress_ddp``.
+        ConfigError, GroupError: as ``synchronised``; ``start`` is of another model.
     """
 
     def __init__(
-        self, task: Task, method: Method, epochs: int, seed: int = 0, device: str = "cpu", *, lab: bool = False
-    ) -> None:
+        self, task: Task, method: Method, epochs: int, seed: int = 0, device: str = "cpu", *, lab: bool = False,
+        start: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
         warm_up(task, torch.device(device))
         forget_peak()
         self._memory: list[tuple[int, int | None]] = []
@@ -63,12 +66,16 @@ class Loop:
         self.task, self.method, self.epochs, self.device = task, method, epochs, torch.device(device)
         self.of_epoch = task.steps(1)
         torch.manual_seed(seed)
-        self.model = DistributedDataParallel(task.model().to(self.device))
-        settle_buckets(self.model, task, self.device)
-        self.state = compress_ddp(self.model, method.compressor, **method.options)
-        self.optimizer = task.recipe.build(self.model.parameters())
+        model = task.model()
+        if start is not None:
+            begin_with(start, model, task.model_name)
+        self.model = wrapped(model.to(self.device), method)
+        if isinstance(self.model, DistributedDataParallel):
+            settle_buckets(self.model, task, self.device)
+        self.synchronisation = synchronised(self.model, method, task.recipe)
+        self.optimizer = self.synchronisation.optimizer
         self.schedule = LambdaLR(self.optimizer, lambda step: task.recipe.factor(step, epochs * self.of_epoch))
-        self.clock = Clock(self.state.exchange, min(UNTIMED, epochs * self.of_epoch - 1))
+        self.clock = Clock(self.synchronisation.counters, min(UNTIMED, epochs * self.of_epoch - 1))
         self.step, self.resumed = 0, 0
         self.losses: list[float] = []
         self.history: list[Point] = []
@@ -81,7 +88,7 @@ class Loop:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.state.close()
+        self.synchronisation.close()
         if kind is None:
             self._leave()
 
@@ -90,7 +97,8 @@ class Loop:
 
         All workers are in it: so its name is a number that does not come again. After the barrier nobody needs it.
         """
-        group = self.state.exchange.channel.group
+        exchange = self.synchronisation.exchange
+        group = None if exchange is None else exchange.channel.group
         if group is not None:
             dist.barrier()
             dist.destroy_process_group(group)
@@ -98,8 +106,8 @@ class Loop:
     @property
     def module(self) -> nn.Module:
         """The model without its wrapper."""
-        module: nn.Module = self.model.module
-        return module
+        inside: nn.Module = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+        return inside
 
     def params(self) -> list[Named]:
         """What is averaged."""
@@ -112,7 +120,7 @@ class Loop:
 
     def counted(self) -> dict[str, int]:
         """Bytes and steps left out since the begin of the run, before it was resumed, too."""
-        now = self.state.metrics()
+        now = self.synchronisation.metrics()
         return {name: self._before[name] + now[name] for name in _COUNTED}
 
     def run_epoch(self, watch: Watcher, between: Callable[[Loop], None]) -> Point:
@@ -160,16 +168,17 @@ class Loop:
     def _step(self, x: Tensor, y: Tensor) -> float:
         model, scale = self.model, self.method.loss_scale
         self.optimizer.zero_grad()
-        loss = self.task.loss(model(x), y)
-        torch.autograd.backward(loss * scale)
+        loss = add_gradients(model, self.task, x, y, scale)
         if scale != 1.0:
             torch._foreach_div_([p.grad for p in model.parameters() if p.grad is not None], scale)
         self.task.recipe.clip_(model.parameters())
         self.optimizer.step()
-        return loss.item()
+        return loss
 
     def _end_epoch(self) -> Point:
         """The epoch as worker 0 saw it; the others wait for it, and learn it."""
+        if self.epoch + 1 == self.epochs:
+            self.synchronisation.finish()
         found: list[Any] = [None, None]
         if dist.get_rank() == 0:
             found[0] = self.task.measures(on_cpu(self.module, self.device))
@@ -191,7 +200,7 @@ class Loop:
         """What is saved once: the same on all workers, or worker 0's."""
         return {
             "params": {name: param.detach() for name, param in self.module.named_parameters()},
-            "optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict(), "step": self.step,
+            "optimizer": self.synchronisation.common(), "schedule": self.schedule.state_dict(), "step": self.step,
             "history": [dataclasses.asdict(point) for point in self.history], "measures": self.measures,
             "resumed": self.resumed,
         }  # fmt: skip
@@ -202,7 +211,7 @@ class Loop:
         params = dict(self.module.named_parameters())
         buffers = {name: value for name, value in self.module.state_dict().items() if name not in params}
         return {
-            "buffers": buffers, "exchange": self.state.state_dict(), "generators": generators(self.device),
+            "buffers": buffers, "exchange": self.synchronisation.own(), "generators": generators(self.device),
             "losses": self.losses, "clock": self.clock.state_dict(), "counted": self.counted(),
             "interface": self.interface, "memory": self.memory(),
         }  # fmt: skip
@@ -210,9 +219,8 @@ class Loop:
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Go on from what ``common`` and ``own`` gave. All workers must call it, before their first step."""
         self.module.load_state_dict({**common["params"], **own["buffers"]})
-        self.optimizer.load_state_dict(common["optimizer"])
+        self.synchronisation.load(common["optimizer"], own["exchange"])
         self.schedule.load_state_dict(common["schedule"])
-        self.state.load_state_dict(own["exchange"])
         self.clock.load_state_dict(own["clock"], self.epochs * self.of_epoch - common["step"])
         self.step, self.measures = common["step"], dict(common["measures"])
         self.history, self.losses = [Point(**point) for point in common["history"]], list(own["losses"])
@@ -221,10 +229,31 @@ class Loop:
         self.interface = None if self.interface is None else own["interface"]
         # Earlier versions saved none.
         self._memory = [tuple(own["memory"])] if "memory" in own else []
-        now = self.state.metrics()
+        now = self.synchronisation.metrics()
         self._before = {name: own["counted"][name] - now[name] for name in _COUNTED}
         # The last thing: making the model has drawn from them.
         set_generators(own["generators"], self.device)
+
+
+def add_gradients(model: nn.Module, task: Task, x: Tensor, y: Tensor, scale: float = 1.0) -> float:
+    """Add the gradient of the mean loss over a worker's share, times ``scale``, to ``.grad``; return the mean.
+
+    It is the sum over micro-batches i of n_i / n times the gradient of their mean loss, for n_i of n examples. DDP
+    exchanges in the last one's backward pass alone, when everything is added up.
+    """
+    recipe, mean = task.recipe, 0.0
+    size = recipe.micro or len(x)
+    parts = list(zip(torch.split(x, size), torch.split(y, size), strict=True))
+    for number, (inputs, targets) in enumerate(parts, 1):
+        weight = len(inputs) / len(x)
+        last = number == len(parts)
+        # DDP decides in the forward pass whether the backward pass exchanges.
+        with nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync():
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=recipe.autocast):
+                loss = task.loss(model(inputs), targets)
+            torch.autograd.backward(loss * (scale * weight))
+        mean += weight * loss.item()
+    return mean
 
 
 def warm_up(task: Task, device: torch.device) -> None:
@@ -241,7 +270,7 @@ def warm_up(task: Task, device: torch.device) -> None:
     optimizer = task.recipe.build(model.parameters())
     task.begin_epoch(model)
     x, y = next(task.shares(0, dist.get_rank(), dist.get_world_size()))
-    torch.autograd.backward(task.loss(model(x.to(device)), y.to(device)))
+    add_gradients(model, task, x.to(device), y.to(device))
     task.recipe.clip_(model.parameters())
     optimizer.step()
 
@@ -252,7 +281,7 @@ def settle_buckets(model: DistributedDataParallel, task: Task, device: torch.dev
     buffers = {name: value.clone() for name, value in model.module.named_buffers()}
     task.begin_epoch(model.module)
     x, y = next(task.shares(0, dist.get_rank(), dist.get_world_size()))
-    torch.autograd.backward(task.loss(model(x.to(device)), y.to(device)))
+    add_gradients(model, task, x.to(device), y.to(device))
     model.zero_grad(set_to_none=True)
     task.begin_epoch(model.module)
     with torch.no_grad():

@@ -22,6 +22,9 @@ class Method:
         loss_scale: the loss is multiplied by it before backward, and the averaged gradients are divided by it; for
             codes whose steps have a size of their own.
         recipe: what the method needs changed in the task's own recipe.
+        optimizer: of ``gradwire.optim``, its name under "name", with parameters: it exchanges what the compressor
+            makes of its steps, and there is no hook. None: gradients are exchanged.
+        hook: of torch, its name under "name", with parameters, in place of the compressor; None: ours.
     """
 
     label: str
@@ -29,3 +32,5 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)
     loss_scale: float = 1.0
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: Mapping[str, Any] | None = None
+    hook: Mapping[str, Any] | None = None

@@ -56,6 +56,11 @@ class Settings:
         device: of the models.
         data_digest: of data that comes from a folder: another text under the same name is another run; None: the data
             is embedded.
+        start: SHA-256 of the parameters that it begins with; None: those that the seed draws.
+        optimizer: of ``gradwire.optim`` that exchanges, its name and its parameters; None: gradients are exchanged.
+        hook: of torch that exchanges, its name and its parameters; None: ours.
+        tuned: its learning rate is one of several, of which the best on the first seed is what the method is compared
+            at. It is no part of the id: the run is the same.
     """
 
     task: str
@@ -73,14 +78,20 @@ class Settings:
     backend: str = "gloo"
     device: str = "cpu"
     data_digest: str | None = None
+    start: str | None = None
+    optimizer: Mapping[str, Any] | None = None
+    hook: Mapping[str, Any] | None = None
+    tuned: bool = False
 
     @property
     def id(self) -> str:
         """Sixteen hexadecimal digits; equal settings have equal ones, in every process and on every machine."""
         known = dataclasses.asdict(self)
-        # Runs that were recorded before there was one keep their ids.
-        if self.data_digest is None:
-            del known["data_digest"]
+        del known["tuned"]
+        # Runs that were recorded before there were such keep their ids.
+        for name in ("data_digest", "start", "optimizer", "hook"):
+            if known[name] is None:
+                del known[name]
         # So do those that kept nothing before that had to be forced: ``force`` permits it there, and changes no bit.
         if known["options"].get("memory") == "none":
             known["options"].pop("force", None)

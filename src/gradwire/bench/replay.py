@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.bench import models
@@ -29,6 +28,7 @@ from gradwire.bench.netlab import Link, Netlab, lab_for
 from gradwire.bench.netlab.names import INTERFACE
 from gradwire.bench.netlab.system import own_counters
 from gradwire.bench.statistics import summarise
+from gradwire.bench.torchhooks import TorchHook
 from gradwire.compressors.base import Compressor
 from gradwire.errors import GradwireError, GroupError, is_int, require
 from gradwire.integrations.ddp import GradwireState, compress_ddp
@@ -231,13 +231,9 @@ def _alone(contestant: Contestant) -> bool:
 def _hooked(model: DistributedDataParallel, contestant: Contestant) -> GradwireState | None:
     if contestant.compressor is not None:
         return compress_ddp(model, contestant.compressor, **contestant.options)
-    if contestant.label == "fp16":
-        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif contestant.label == "powersgd":
-        settings = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
-        model.register_comm_hook(settings, powerSGD_hook.powerSGD_hook)
-    else:
-        require(contestant.label == "ddp", "hook", f"one of {', '.join(HOOKS)}", contestant.label)
+    require(contestant.label in HOOKS, "hook", f"one of {', '.join(HOOKS)}", contestant.label)
+    if contestant.label != "ddp":
+        TorchHook(model, {"name": contestant.label})
     return None
 
 

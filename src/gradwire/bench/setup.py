@@ -16,9 +16,10 @@ class Setup:
     Args:
         reason: for the difference from the defaults, one line.
         params: of the compressor.
-        options: for ``compress_ddp``.
+        options: for ``compress_ddp``, or for the optimizer that exchanges.
         loss_scale: see ``Method``.
         recipe: what differs in the task's recipe.
+        optimizer: see ``Method``.
         misses: why the method cannot end within 2 points of dense training; empty: it does.
     """
 
@@ -28,3 +29,4 @@ class Setup:
     loss_scale: float = 1.0
     recipe: Mapping[str, Any] = field(default_factory=dict)
     misses: str = ""
+    optimizer: Mapping[str, Any] | None = None

@@ -24,12 +24,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from gradwire._files import sync
 from gradwire.bench.loop import Loop
 from gradwire.errors import ConfigError, GroupError
 
-__all__ = ["Snapshots", "differences", "newest", "steps_in"]
+__all__ = ["Snapshots", "differences", "newest", "parameters_in", "steps_in"]
 
 _KEPT = 2
 _PREFIX = "step-"
@@ -185,6 +186,34 @@ def newest(folder: Path) -> Path | None:
     """The last checkpoint; None: there is none."""
     steps = steps_in(folder)
     return folder / f"{_PREFIX}{steps[-1]:08d}" if steps else None
+
+
+def parameters_in(path: Path) -> dict[str, Tensor]:
+    """The parameters that a run saved, by name.
+
+    Args:
+        path: the folder of the run, of which the newest checkpoint is taken; one checkpoint in it; or its common.pt.
+
+    Raises:
+        ConfigError: it is none of these, or its bytes are not those that were written.
+    """
+    place = path if path.is_file() or (path / _COMMON).is_file() else newest(path)
+    if place is None:
+        raise ConfigError(
+            f"start must be a folder of gradwire train --checkpoint, a checkpoint in it, or its {_COMMON}; {path} is "
+            f"{'a folder without any' if path.is_dir() else 'not there'}"
+        )
+    file = place if place.is_file() else place / _COMMON
+    try:
+        saved = read(file, sums_in(file.with_name(_SUMS)))
+        found = saved.get("params") if isinstance(saved, dict) else None
+        if isinstance(found, dict) and found and all(isinstance(value, Tensor) for value in found.values()):
+            return found
+        said = "it holds no parameters"
+    except Exception as error:
+        # torch raises whatever its reader meets in a file that is none of its own.
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    raise ConfigError(f"start must be a checkpoint that gradwire train saved, got {file}: {said}")
 
 
 def differences(saved: Mapping[str, Any], wanted: Mapping[str, Any], under: str = "") -> list[str]:

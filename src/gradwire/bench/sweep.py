@@ -248,7 +248,8 @@ def note(order: Order, record: Record) -> None:
 
 def described(settings: Settings) -> str:
     """A run for people."""
-    return f"{settings.task} {settings.method}, {settings.workers} workers, {settings.link}, seed {settings.seed}"
+    rate = f" at lr {settings.recipe['lr']}" if "lr" in settings.recipe else ""
+    return f"{settings.task} {settings.method}{rate}, {settings.workers} workers, {settings.link}, seed {settings.seed}"
 
 
 def say(text: str) -> None:

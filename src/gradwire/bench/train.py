@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from gradwire.bench.loop import Loop, Watcher
 from gradwire.bench.method import Method
 from gradwire.bench.onworker import digest, tensor_bytes
 from gradwire.bench.records import Point
 from gradwire.bench.snapshots import Snapshots
+from gradwire.bench.synchronisation import CompressedGradients
 from gradwire.bench.tasks.base import Task
 from gradwire.bench.unpacked import unpacked_bytes
 
@@ -50,6 +53,7 @@ class Run:
 def train(
     task: Task, method: Method, epochs: int, *, seed: int = 0, watch: Watcher | None = None, device: str = "cpu",
     lab: bool = False, tell: Callable[[Point], None] | None = None, snapshots: Snapshots | None = None,
+    start: Mapping[str, Tensor] | None = None,
 ) -> Run:  # fmt: skip
     """One run; every worker of the default process group must call it with the same arguments.
 
@@ -63,11 +67,12 @@ def train(
         lab: this worker's network interface is its own, and its bytes are counted.
         tell: called at the end of each epoch.
         snapshots: where it goes on from, and is saved; None: nowhere.
+        start: parameters to begin with, by name; None: what the seed draws.
 
     Raises:
-        ConfigError, GroupError: as ``compress_ddp``, and as ``Snapshots``.
+        ConfigError, GroupError: as ``Loop``, and as ``Snapshots``.
     """
-    with Loop(task, method, epochs, seed, device, lab=lab) as loop:
+    with Loop(task, method, epochs, seed, device, lab=lab, start=start) as loop:
         if snapshots is not None:
             snapshots.restore(loop)
         between = _ignore if snapshots is None else snapshots.in_epoch
@@ -86,15 +91,19 @@ def _ignore(*_: object) -> None:
 
 def _run(loop: Loop) -> Run:
     counted, last, seconds = loop.counted(), loop.history[-1], loop.clock.means(loop.step)
+    kept, sent = loop.synchronisation, counted["bytes_sent"] / loop.step
+    unpacked = None
+    if isinstance(kept, CompressedGradients):
+        unpacked = unpacked_bytes(kept.exchange, loop.params(), sent)
     peak, start = loop.memory()
     return Run(
-        quality=last.quality, measures=loop.measures, loss=last.loss, bytes_per_step=counted["bytes_sent"] / loop.step,
+        quality=last.quality, measures=loop.measures, loss=last.loss, bytes_per_step=sent,
         ratio=counted["dense_bytes"] / counted["bytes_sent"] if counted["bytes_sent"] else 1.0,
-        state_bytes=tensor_bytes(loop.state.exchange.state_dict()), nonfinite_steps=counted["nonfinite_steps"],
+        state_bytes=tensor_bytes(kept.kept()), nonfinite_steps=counted["nonfinite_steps"],
         seconds=seconds, digest=digest(loop.module), history=tuple(loop.history), steps=loop.step,
         examples_per_second=loop.task.recipe.batch / seconds["step"],
         dense_bytes_per_step=counted["dense_bytes"] / loop.step,
-        unpacked_bytes_per_step=unpacked_bytes(loop.state.exchange, loop.params(), counted["bytes_sent"] / loop.step),
+        unpacked_bytes_per_step=unpacked,
         interface_bytes_per_step=None if loop.interface is None else loop.interface / loop.step,
         peak_rss_bytes=peak, start_rss_bytes=start, resumed=loop.resumed,
     )  # fmt: skip

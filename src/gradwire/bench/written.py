@@ -10,10 +10,12 @@ from typing import Any
 from gradwire import registry
 from gradwire.bench.method import Method
 from gradwire.bench.recommended import BY_TASK, recommended
+from gradwire.bench.torchhooks import PREFIX, check_hook
 from gradwire.compressors.base import Compressor
-from gradwire.errors import ConfigError
+from gradwire.compressors.none import Identity
+from gradwire.registry import named_of
 
-__all__ = ["assignment", "method_of", "parse_method", "text_of"]
+__all__ = ["method_of", "parse_method", "text_of"]
 
 
 def parse_method(text: str) -> Compressor:
@@ -26,29 +28,8 @@ def parse_method(text: str) -> Compressor:
         >>> parse_method("twobit:threshold=0.25").threshold
         0.25
     """
-    name, _, tail = text.partition(":")
-    params = dict(assignment(part) for part in tail.split(",")) if tail else {}
-    compressor: Compressor = registry.build("compressors", name, params)
+    compressor: Compressor = registry.build("compressors", text)
     return compressor
-
-
-def assignment(part: str) -> tuple[str, Any]:
-    """``NAME=VALUE``; a value is JSON, or else the text itself.
-
-    Raises:
-        ConfigError: there is no equals sign.
-
-    Example:
-        >>> assignment("bits=8"), assignment("norm=l2")
-        (('bits', 8), ('norm', 'l2'))
-    """
-    name, equals, value = part.partition("=")
-    if not equals:
-        raise ConfigError(f"a parameter is written NAME=VALUE, got {part!r}")
-    try:
-        return name.strip(), json.loads(value)
-    except json.JSONDecodeError:
-        return name.strip(), value
 
 
 def method_of(text: str, task: str = "classification", *, own: bool = False) -> Method:
@@ -56,7 +37,7 @@ def method_of(text: str, task: str = "classification", *, own: bool = False) -> 
     compressor's own defaults.
 
     Args:
-        text: as written.
+        text: as written; ``torch_`` before a name means a hook of torch's.
         task: that is trained.
         own: only with the compressor's and the library's own defaults.
 
@@ -66,7 +47,13 @@ def method_of(text: str, task: str = "classification", *, own: bool = False) -> 
     Example:
         >>> method_of("randomk").compressor.ratio, method_of("randomk:ratio=0.01").compressor.ratio
         (0.05, 0.01)
+        >>> method_of("torch_powersgd:rank=4").hook
+        {'name': 'powersgd', 'rank': 4}
     """
+    if text.startswith(PREFIX):
+        hook = named_of(text.removeprefix(PREFIX))
+        check_hook(hook)
+        return Method(text, Identity(), hook=hook)
     if own:
         return Method(text, parse_method(text))
     if text in BY_TASK.get(task, {}):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire._extras import declared
+from gradwire._extras import declared, install
 from gradwire.errors import ConfigError, nearest, require
 from gradwire.ops.native import SLOWER, kernel_info, problem, remedy
 from gradwire.version import __version__
@@ -114,9 +114,7 @@ def _gpu() -> dict[str, Fact]:
     missing = "no GPU is visible" if torch.version.cuda else "this torch is a CPU build"
     return {
         "cuda": _fact(cuda, ", ".join(names) if cuda else missing),
-        "triton": _fact(
-            triton, "GPU kernels can be compiled" if triton else "not installed: pip install 'gradwire[triton]'"
-        ),
+        "triton": _fact(triton, "GPU kernels can be compiled" if triton else f"not installed: {install('triton')}"),
         "gpu kernels": _fact("triton" if cuda and triton else None, _why_gpu_kernels(cuda, triton)),
     }
 
@@ -191,7 +189,7 @@ def _extras() -> dict[str, Fact]:
     facts = {}
     for extra, names in declared().items():
         missing = [name for name in names if not _installed(name)]
-        reason = f"missing {', '.join(missing)}: pip install 'gradwire[{extra}]'" if missing else ", ".join(names)
+        reason = f"missing {', '.join(missing)}: {install(extra)}" if missing else ", ".join(names)
         facts[extra] = _fact(not missing, reason)
     return facts
 

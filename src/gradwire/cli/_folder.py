@@ -13,14 +13,16 @@ import importlib
 import os
 import pkgutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
 
 from gradwire import cli
 from gradwire._extras import remedy
-from gradwire.errors import GradwireError, nearest
+from gradwire.cli._groups import Group
+from gradwire.errors import GradwireError
 from gradwire.version import __version__
 
 __all__ = ["INTERRUPTED", "Folder", "app"]
@@ -38,46 +40,55 @@ class _Refused(click.ClickException):
     exit_code = 2
 
 
-class Folder(click.Group):
-    """A click group whose commands are the modules of ``gradwire.cli``."""
+class Folder(Group):
+    """A group whose commands are the modules of ``gradwire.cli``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         found = (module.name for module in pkgutil.iter_modules(cli.__path__))
         return sorted({name for name in found if not name.startswith("_") and name != "main"})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        known = self.list_commands(ctx)
-        if cmd_name not in known:
-            if ctx.resilient_parsing:
-                return None
-            raise click.UsageError(f"unknown command {cmd_name!r}: {nearest(cmd_name, known)}", ctx)
+        if cmd_name not in self.list_commands(ctx):
+            return super().get_command(ctx, cmd_name)
         command: click.Command = importlib.import_module(f"gradwire.cli.{cmd_name}").command
+        # From here on Ctrl-C is an exception, which a command may answer; what started this program said otherwise.
+        if (started := sys.modules.get("gradwire_command")) is not None:
+            started.interrupt_again()
         return command
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _one_line():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with _one_line():
             found = super().invoke(ctx)
             # Now, where it can still be said: a full disk shows when the last of the output is written.
             sys.stdout.flush()
             return found
-        except GradwireError as error:
-            raise _Refused(" ".join(str(error).split())) from error
-        except ImportError as error:
-            said = remedy(error)
-            if said is None:
-                raise
-            raise _Refused(said) from error
-        except KeyboardInterrupt:
-            click.echo("stopped", err=True)
-            ctx.exit(INTERRUPTED)
-        except OSError as error:
-            if error.errno not in _UNWRITTEN and (error.filename is None or error.errno not in _NO_NEW_FILE):
-                raise
-            if error.filename is None:
-                _forget_output()
-            raise click.ClickException(
-                f"{error.filename or 'the output'} cannot be written: {error.strerror}"
-            ) from error
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """What ends a command is one line on stderr, and the exit code that goes with it."""
+    try:
+        yield
+    except GradwireError as error:
+        raise _Refused(" ".join(str(error).split())) from error
+    except ImportError as error:
+        said = remedy(error)
+        if said is None:
+            raise
+        raise _Refused(said) from error
+    except KeyboardInterrupt:
+        click.echo("stopped", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except OSError as error:
+        if error.errno not in _UNWRITTEN and (error.filename is None or error.errno not in _NO_NEW_FILE):
+            raise
+        if error.filename is None:
+            _forget_output()
+        raise click.ClickException(f"{error.filename or 'the output'} cannot be written: {error.strerror}") from error
 
 
 def _forget_output() -> None:

@@ -13,13 +13,21 @@ __all__ = ["Group", "Integer", "Number"]
 
 
 class Group(click.Group):
-    """A group that names the nearest command where there is none of a name."""
+    """A group that shows whole sentences, and names the nearest command where there is none of a name."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         found = super().get_command(ctx, cmd_name)
         if found is None and not ctx.resilient_parsing:
             raise click.UsageError(f"unknown command {cmd_name!r}: {nearest(cmd_name, self.list_commands(ctx))}", ctx)
         return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The first sentence of each, whole: click cuts it at the width of the terminal."""
+        listed = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, each.get_short_help_str(limit=1000)) for name, each in listed if each and not each.hidden]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
 
 
 class Integer(click.IntRange):

@@ -11,9 +11,11 @@ import click
 
 from gradwire import registry
 from gradwire.bench.method import Method
-from gradwire.bench.written import assignment, method_of, text_of
+from gradwire.bench.torchhooks import PREFIX
+from gradwire.bench.written import method_of, text_of
 from gradwire.cli._groups import Number
 from gradwire.errors import ConfigError, nearest
+from gradwire.registry import assignment
 
 __all__ = ["PATIENCE", "Seconds", "chosen", "pairs", "parse_size"]
 
@@ -69,11 +71,13 @@ def chosen(text: str, params: Sequence[tuple[str, Any]], task: str, *, own: bool
         ConfigError: no such compressor or parameter.
     """
     name, _, tail = text.partition(":")
+    before = [assignment(part) for part in tail.split(",")] if tail else []
+    if name.startswith(PREFIX):
+        return method_of(text_of(name, [*before, *params]), task)
     kind = registry.find("compressors", name)
     known = [each.name for each in fields(kind) if each.init]
     for given, _ in params:
         if given not in known:
             allowed = nearest(given, known) if known else "it has none"
             raise ConfigError(f"--{given} is no option, and no parameter of {name}: {allowed}")
-    before = [assignment(part) for part in tail.split(",")] if tail else []
     return method_of(text_of(name, [*before, *params]), task, own=own)

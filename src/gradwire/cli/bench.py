@@ -137,11 +137,13 @@ class _Run:
                 for row in measured:
                     self.rows.append(row)
                     try:
-                        # First, so that whoever sees a row finds it in the file; but shown it is in any case.
+                        # First, so that whoever sees a row finds it in the file; but shown it is if the disk is full.
                         if file is not None:
                             file.add(self._stored(row))
-                    finally:
+                    except OSError:
                         self._show(row, bar)
+                        raise
+                    self._show(row, bar)
             except KeyboardInterrupt:
                 return False
         return True

@@ -1,8 +1,9 @@
 """Entry point of the ``gradwire`` command. It imports without click, so that a missing extra is one clear line."""
 
+import gc
 import sys
 
-from gradwire._extras import remedy
+from gradwire._extras import install, remedy
 
 __all__ = ["main"]
 
@@ -22,11 +23,13 @@ def main() -> None:
 
         from gradwire.cli._folder import app
 
+        # What is loaded stays to the end, where to look through it would take another half of a second.
+        gc.freeze()
         app(prog_name="gradwire")
     except ImportError as error:
         missing = (error.name or "").partition(".")[0]
         # The metadata does not tell where gradwire runs from a folder that was never installed.
-        own = f"the command line needs {missing}: pip install 'gradwire[cli]'" if missing in _NEEDED else None
+        own = f"the command line needs {missing}: {install('cli')}" if missing in _NEEDED else None
         said = own or remedy(error)
         if said is None:
             raise

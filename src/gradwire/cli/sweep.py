@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 
+from gradwire.bench.records import read
 from gradwire.bench.suite import load
 from gradwire.bench.sweep import Order, Standing, duration, standing, sweep
 from gradwire.cli._groups import Integer
@@ -66,18 +68,34 @@ def command(
     """
     deadline = None if budget is None else time.time() + parse_duration(budget)
     appendable(results)
-    order = Order(load(suite), results, deadline, retry, timeout, jobs)
+
+    def order() -> Order:
+        """The runs as they are known now: which rate is the best is known later."""
+        made = list(read(results)) if results.exists() else []
+        return Order(load(suite, made), results, deadline, retry, timeout, jobs)
+
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        after = standing(order) if dry_run else sweep(order)
+        after = standing(order()) if dry_run else to_the_end(order)
     except KeyboardInterrupt:
-        click.echo(f"stopped; {left_over(standing(order), jobs)}; go on with the same command", err=True)
+        click.echo(f"stopped; {left_over(standing(order()), jobs)}; go on with the same command", err=True)
         ctx.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)
     click.echo("\n".join(said(after, jobs)))
     if after.failed and not dry_run:
         ctx.exit(1)
+
+
+def to_the_end(order: Callable[[], Order]) -> Standing:
+    """Make the runs, and then those that are known only by what came of them; failed runs again but once."""
+    made = order()
+    while True:
+        after = sweep(made)
+        known = {job.settings.id for job in made.jobs}
+        made = dataclasses.replace(order(), retry=False)
+        if all(job.settings.id in known for job in made.jobs):
+            return after
 
 
 def said(after: Standing, jobs: int) -> Iterator[str]:

@@ -16,19 +16,19 @@ import torch.distributed as dist
 
 from gradwire import registry
 from gradwire.bench.cluster import Place, placed
-from gradwire.bench.job import BACKENDS, MOST_SEED, Job, device_of, failed, perform, settings_of
+from gradwire.bench.job import BACKENDS, MOST_SEED, Job, begun, device_of, failed, perform, settings_of
 from gradwire.bench.launch import begin, launch
 from gradwire.bench.method import Method
 from gradwire.bench.netlab import Link, lab_for
 from gradwire.bench.records import Record, append
 from gradwire.bench.snapshots import newest
 from gradwire.bench.tasks.base import Task
-from gradwire.bench.written import assignment
 from gradwire.cli._groups import Integer
 from gradwire.cli._options import PATIENCE, chosen, pairs
 from gradwire.cli._output import appendable, counted
 from gradwire.cli._signals import interrupt
 from gradwire.errors import ConfigError, GroupError, require
+from gradwire.registry import assignment, named_of
 
 __all__ = ["command"]
 
@@ -46,12 +46,16 @@ _LOCAL = 2
     "--option", "options", multiple=True, metavar="NAME=VALUE", help="Of compress_ddp, as strategy=two_phase."
 )
 @click.option(
+    "--optimizer", metavar="NAME", help="Of gradwire.optim, NAME:PARAMETER=VALUE,...: it exchanges, as compressed_step."
+)
+@click.option(
     "--recommended/--own-defaults", "recommend", default=True, help="Whether what suits method and task is chosen."
 )
 @click.option("--model", metavar="NAME", help="Of those that the task has. Default: its first.")
 @click.option(
     "--data", type=click.Path(path_type=Path, file_okay=False), help="A folder of real data; the full-size model."
 )
+@click.option("--start", type=click.Path(path_type=Path), help="Begin with the parameters of this --checkpoint.")
 @click.option("--epochs", type=Integer(1), help="Passes over the data. Default: as the recipe says.")
 @click.option("--recipe", multiple=True, metavar="NAME=VALUE", help="Change the recipe, as lr=0.05; may be repeated.")
 @click.option("--seed", default=0, show_default=True, type=Integer(0, MOST_SEED), help="Of the initial parameters.")
@@ -75,10 +79,10 @@ _LOCAL = 2
 @click.pass_context
 def command(
     ctx: click.Context, task: str, workers: int | None, compressor: str, named: tuple[str, ...],
-    options: tuple[str, ...], recommend: bool, model: str | None, data: Path | None, epochs: int | None,
-    recipe: tuple[str, ...], seed: int, backend: str, device: str | None, link: str, delay: str,
-    checkpoint: Path | None, checkpoint_every: int | None, resume: bool, results: Path | None, timeout: float,
-    rest: tuple[str, ...],
+    options: tuple[str, ...], optimizer: str | None, recommend: bool, model: str | None, data: Path | None,
+    start: Path | None, epochs: int | None, recipe: tuple[str, ...], seed: int, backend: str, device: str | None,
+    link: str, delay: str, checkpoint: Path | None, checkpoint_every: int | None, resume: bool, results: Path | None,
+    timeout: float, rest: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Train TASK with compressed gradients, as `gradwire train classification --compressor topk --ratio 0.01`.
 
@@ -87,14 +91,17 @@ def command(
     place = placed_as(workers)
     made: Task = registry.find("bench.tasks", task)(model, data)
     method = with_options(chosen(compressor, (*pairs(rest), *map(assignment, named)), task, own=not recommend), options)
+    if optimizer is not None:
+        method = dataclasses.replace(method, label=f"{method.label}, {optimizer}", optimizer=named_of(optimizer))
     wanted = Link.parse(link, delay).in_lab()
     require(wanted == Link() or (place is None and backend == "gloo"), "link", "none with nccl or in a job", link)
     require(checkpoint is not None or not (resume or checkpoint_every), "checkpoint", "a folder to resume from", None)
     settings = settings_of(
         made, method, workers=place.world if place else workers or _LOCAL, epochs=epochs, seed=seed, link=str(wanted),
-        recipe=dict(map(assignment, recipe)), backend=backend, device=device_of(backend, device),
+        recipe=dict(map(assignment, recipe)), start=begun(made, start), backend=backend,
+        device=device_of(backend, device),
     )  # fmt: skip
-    job = Job(settings, data, checkpoint, checkpoint_every, resume)
+    job = Job(settings, data, checkpoint, checkpoint_every, resume, start)
     if place is None or place.rank == 0:
         prepare(job, results)
     with stopped(ctx, checkpoint), noted(job, results, place):

@@ -34,6 +34,7 @@ REMEDIES = {
     "compressor": "a schedule must give the same values on all ranks",
     "generation": "load_state_dict and change must be called on all ranks, between the same two steps",
     "iteration": "a rank left out an exchange that others made; all ranks must skip the same steps",
+    "shrunk_by": "learning rates and weight decay must be the same on all ranks; decay='inner' lets them differ",
     "step": "a rank left out an exchange that others made; all ranks must skip the same steps",
 }
 """What to do about the first thing in which the ranks of a step differ."""

@@ -14,10 +14,12 @@ After a failure the ranks no longer agree on what comes next, so every later cal
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import NoReturn
 
@@ -29,6 +31,9 @@ from gradwire.errors import ConfigError, GroupError
 from gradwire.metrics import Metrics
 
 __all__ = ["Channel", "Traffic", "traffic_of"]
+
+_LAST_WORDS = 5.0
+"""Seconds in which a rank that has lost a peer still sends to the others: one that reads nothing keeps it no longer."""
 
 
 @dataclass
@@ -67,6 +72,11 @@ class Channel:
         self._deferred: list[Callable[[], None]] = []
         self.traffic, self._closed = traffic_of(group), False
         self.release: Callable[[], object] = lambda: None
+
+    @property
+    def closed(self) -> bool:
+        """Whether the group was handed back."""
+        return self._closed
 
     def close(self) -> None:
         """Hand the group back to whoever lent it; another exchange may use it from now on, and this one must not."""
@@ -193,10 +203,24 @@ class Channel:
             with self._communicating():
                 return [(None, work) for work in dist.batch_isend_irecv(ops)] if ops else []
         works: list[tuple[int | None, dist.Work | None]] = []
+        lost: list[tuple[int, RuntimeError]] = []
+        received = 0
         for start, tensors in ((dist.irecv, incoming), (dist.isend, outgoing)):
+            received = len(works)
             for j, tensor in tensors:
-                with self._communicating(j):
-                    works.append((j, start(tensor, self.members[j], group=self.group)))
+                try:
+                    with self.metrics.timed("communicate"):
+                        works.append((j, start(tensor, self.members[j], group=self.group)))
+                except RuntimeError as error:
+                    lost.append((j, error))
+        if lost:
+            # Who is lost is told when the others have got what they wait for: from silence they would learn nothing
+            # until the timeout, because they wait for this rank before they come to the one that is lost.
+            deadline, gone = time.monotonic() + _LAST_WORDS, {j for j, _ in lost}
+            for peer, work in works[received:]:
+                if peer not in gone:
+                    came(work, deadline - time.monotonic())
+            self._fail(lost[0][1], lost[0][0], ())
         return works
 
     def _finish(self, works: Sequence[tuple[int | None, dist.Work | None]]) -> None:
@@ -238,9 +262,11 @@ class Channel:
         self.metrics.bytes_received += received
 
 
-def came(work: dist.Work | None) -> bool:
-    """Whether a message of a group that failed had arrived before."""
+def came(work: dist.Work | None, seconds: float | None = None) -> bool:
+    """Whether a message of a group that failed had arrived before, or does within some seconds."""
     try:
-        return work is None or bool(work.wait())
+        if work is None or seconds is None:
+            return work is None or bool(work.wait())
+        return bool(work.wait(timedelta(seconds=max(seconds, 0.001))))
     except RuntimeError:
         return False

@@ -11,7 +11,9 @@ import functools
 import torch
 from torch import Tensor
 
-__all__ = ["LARGEST", "pack_trits", "trit_bytes", "unpack_trits"]
+from gradwire.errors import WireError
+
+__all__ = ["LARGEST", "check_trits", "pack_trits", "room_for", "trit_bytes", "unpack_trits"]
 
 LARGEST = 242
 """No byte of five digits is larger."""
@@ -27,6 +29,21 @@ def trit_bytes(n: int) -> int:
     (0, 1, 2)
     """
     return -(-n // 5)
+
+
+def room_for(codes: Tensor, n: int, packing: str) -> Tensor:
+    """Where the 2-bit codes of ``n`` elements go: into the payload's ``codes``, or beside it to be made digits."""
+    return codes if packing == "bits" else torch.empty(-(-n // 4), dtype=torch.uint8, device=codes.device)
+
+
+def check_trits(name: str, codes: Tensor) -> None:
+    """Refuse bytes that are not five digits.
+
+    Raises:
+        WireError: one is larger than 242.
+    """
+    if bool((codes > LARGEST).any()):
+        raise WireError(f"{name} codes of five to a byte must be at most {LARGEST}, got {int(codes.max())}")
 
 
 def pack_trits(codes: Tensor, out: Tensor) -> None:

@@ -133,6 +133,13 @@ class Compressor(Configuration, ABC):
         return "optional"
 
     @property
+    def fine(self) -> bool:
+        """Whether what a step leaves unsent is small beside the gradient, so that optimizers that divide by the size of
+        recent gradients do as well with a residual of it; tests/contracts/test_adaptive.py measures it.
+        """
+        return False
+
+    @property
     def bounded(self) -> str:
         """Where ``feedback`` is "unsafe": the form of this method, or another one, with which a residual is safe."""
         return ""

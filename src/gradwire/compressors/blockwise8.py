@@ -44,6 +44,7 @@ class Blockwise8(EightBit):
     block: int = 2048
 
     name = "blockwise8"
+    fine = True
     reference = "T. Dettmers, M. Lewis, S. Shleifer, L. Zettlemoyer, 8-bit Optimizers via Block-wise Quantization, 2022"
 
     def __post_init__(self) -> None:

@@ -65,11 +65,11 @@ class Compose(Compressor):
         apart = isinstance(self.outer, Sparsifier)
         require(apart, "Compose.outer", "a method of values and places, such as topk or randomk", self.outer)
         alone = isinstance(self.inner, Compressor) and not isinstance(self.inner, MultiRound)
-        plain = alone and self.inner.advice == 0
-        require(plain and self.inner.memory is None, "Compose.inner", "a compressor of one round", self.inner)
-        require(self.inner.average, "Compose.inner", "a method whose payloads are averaged one by one", self.inner)
+        require(alone and self.inner.advice == 0, "Compose.inner", "a compressor of one round", self.inner)
         allowed = "a method that hands out the mean and not its sign, which unsent elements do not have"
         require(not self.inner.votes, "Compose.inner", allowed, self.inner)
+        require(self.inner.memory is None, "Compose.inner", "a compressor of one round", self.inner)
+        require(self.inner.average, "Compose.inner", "a method whose payloads are averaged one by one", self.inner)
         declare_as(self.inner, self, "fixed_size", "portable", "factorises")
 
     @property

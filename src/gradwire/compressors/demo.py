@@ -1,4 +1,4 @@
-"""The largest frequencies of each tile of the gradient, and the sign of what comes of them."""
+"""The largest frequencies of each tile of a momentum, and the sign of what comes of them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,21 @@ _BATCH = 1 << 16
 class DeMo(Compressor):
     """Transform tiles of the gradient to frequencies, send the k largest of each, and step along the sign of the mean.
 
-    A matrix is cut into tiles of c x c, less at the right and the lower edge; D is the orthonormal DCT-II:
+    A matrix is cut into tiles of c x c, less at the right and the lower edge; W is the orthonormal DCT-II:
 
-        Y = D_a X D_b^T for a tile of a x b;  C(X) = D_a^T top_k(Y) D_b,  k = max(1, ceil(ratio a b))
-        |C(x) - x|^2 <= (1 - ratio) |x|^2 for every x, as for top-k, because D is orthonormal
+        Y = W_a X W_b^T for a tile of a x b;  C(X) = W_a^T top_k(Y) W_b,  k = max(1, ceil(ratio a b))
+        |C(x) - x|^2 <= (1 - ratio) |x|^2 for every x, as for top-k, because W is orthonormal
 
-    The optimizer gets sign(mean C(x)), so its learning rate is that of sign descent; with ``sign=False`` the mean.
+    The optimizer gets sign(mean C(D)), so its learning rate is that of sign descent.
 
-    With memory residual(beta=0.999) this is DeMo: the residual is its decoupled momentum, D = beta D + g and
-    D = D - C(D). With the default residual it forgets nothing. Smooth gradients need far fewer frequencies than
-    elements; white noise needs as many. The authors divide each frequency by the number of ranks that sent it; here it
-    is the mean over all ranks, as of every other method. Their learning rate is inside D; the sign makes it no matter.
+    D is this worker's momentum, the memory ``demo``: D = beta D + g, and D = D - C(D) after the step, beta 0.999. Let
+    the optimizer have no momentum of its own: plain SGD, whose weight decay is then decoupled, as the authors' is.
+    Smooth gradients need far fewer frequencies than elements; white noise needs as many. Small parameters travel dense
+    unless ``min_numel=0``: they keep the scale of their gradients, and get no sign.
+
+    Two things differ from the authors' code. It divides each frequency by the number of ranks that sent it; here the
+    mean is over all ranks, as with every other method. And its learning rate is inside D: a constant one makes no
+    difference to a sign, and one that changes makes none with ``lr_correction``.
 
     A tensor is a matrix of ``shape[0]`` rows, a vector is one row. Ranks decode identical bits if they run the same
     build of torch on the same kind of device.
@@ -45,7 +49,8 @@ class DeMo(Compressor):
     Args:
         ratio: in (0, 1], of frequencies that are sent; 1/128 is the paper's 32 of 64 x 64.
         chunk: c, 2 to 256. Larger: longer waves, and 4 c operations an element.
-        sign: whether the optimizer gets the sign.
+        sign: whether the optimizer gets the sign. False: the transform alone, like top-k: the optimizer gets the mean,
+            and the memory is a residual unless another one is asked for.
 
     Raises:
         ConfigError: a parameter is outside its range.
@@ -78,6 +83,11 @@ class DeMo(Compressor):
     def votes(self) -> bool:  # type: ignore[override]
         """With ``sign``."""
         return self.sign
+
+    @property
+    def memory(self) -> str | None:  # type: ignore[override]
+        """With ``sign``; the transform alone takes any."""
+        return "demo" if self.sign else None
 
     @property
     def feedback(self) -> Feedback:

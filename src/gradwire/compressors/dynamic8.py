@@ -32,6 +32,7 @@ class Dynamic8(EightBit):
     """
 
     name = "dynamic8"
+    fine = True
     reference = "T. Dettmers, 8-Bit Approximations for Parallelism in Deep Learning, ICLR 2016"
 
     @property

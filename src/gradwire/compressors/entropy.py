@@ -84,6 +84,10 @@ class Entropy(Compressor):
     def contraction(self) -> bool:
         return self.inner.contraction
 
+    @property
+    def fine(self) -> bool:
+        return self.inner.fine
+
     def delta(self, n: int) -> float:
         return self.inner.delta(n)
 

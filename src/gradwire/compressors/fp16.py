@@ -31,6 +31,7 @@ class FP16(Cast):
     """
 
     name = "fp16"
+    fine = True
     family = "cast"
     reference = "A. Sergeev, M. Del Balso, Horovod, 2018 (Compression.fp16)"
     dtype = torch.float16

@@ -47,6 +47,7 @@ class FP8(EightBit):
     block: int = 2048
 
     name = "fp8"
+    fine = True
     reference = "P. Micikevicius et al., FP8 Formats for Deep Learning, 2022; H. Peng et al., FP8-LM, 2023"
 
     def __post_init__(self) -> None:

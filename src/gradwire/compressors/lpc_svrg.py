@@ -54,6 +54,7 @@ class LpcSvrg(Compressor):
     clip: float = 1.0
 
     name = "lpc_svrg"
+    fine = True
     reference = "Y. Yu, J. Wu, J. Huang, LPC-SVRG, AISTATS 2019"
     random = True
 

@@ -53,6 +53,7 @@ class Natural(Compressor):
     block: int = 2048
 
     name = "natural"
+    fine = True
     reference = "S. Horvath, C.-Y. Ho, L. Horvath, A. N. Sahu, M. Canini, P. Richtarik, Natural Compression, MSML 2022"
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ class Identity(Cast):
     """
 
     name = "none"
+    fine = True
     family = "cast"
     reference = "uncompressed data-parallel training"
     unbiased = True

@@ -55,6 +55,7 @@ class NUQSGD(Compressor):
     norm: Literal["l2", "linf"] = "l2"
 
     name = "nuqsgd"
+    fine = True
     reference = "A. Ramezani-Kebrya et al., NUQSGD, JMLR 2021"
     unbiased = True
     random = True

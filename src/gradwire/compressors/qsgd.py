@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gradwire import ops
 from gradwire.compressors._rounding import Grid, Moments, linf_omega, uniform_omega
+from gradwire.compressors._trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.errors import is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
@@ -47,6 +48,7 @@ class QSGD(Compressor):
         norm: "linf", or "l2" as in the paper's theory.
         levels: s, at most 2^(bits - 1) - 1; None: as many as that.
         scaled: see above.
+        packing: "bits". Or "trits" with 2 bits: five codes to a byte, 1.6 bits each, for a pass over the codes.
 
     Raises:
         ConfigError: a parameter is outside its range.
@@ -68,6 +70,7 @@ class QSGD(Compressor):
     norm: Literal["linf", "l2"] = "linf"
     levels: int | None = None
     scaled: bool = False
+    packing: Literal["bits", "trits"] = field(default="bits", metadata={"later": True})
 
     name = "qsgd"
     reference = "D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, QSGD, NeurIPS 2017"
@@ -81,6 +84,8 @@ class QSGD(Compressor):
         fits = self.levels is None or is_int(self.levels, 1, self._most)
         require(fits, "QSGD.levels", f"an integer in [1, {self._most}] or None at {self.bits} bits", self.levels)
         require(isinstance(self.scaled, bool), "QSGD.scaled", "True or False", self.scaled)
+        require(self.packing in ("bits", "trits"), "QSGD.packing", "'bits' or 'trits'", self.packing)
+        require(self.packing == "bits" or self.bits == 2, "QSGD.packing", f"'bits' at {self.bits} bits", self.packing)
 
     @property
     def _most(self) -> int:
@@ -101,6 +106,10 @@ class QSGD(Compressor):
             return "required"
         shrinks = self.norm == "linf" and self.top > 1
         return "optional" if shrinks or self.contraction else "unsafe"
+
+    @property
+    def fine(self) -> bool:
+        return self.norm == "linf" and self.top >= 7
 
     @property
     def bounded(self) -> str:
@@ -126,7 +135,7 @@ class QSGD(Compressor):
 
     @property
     def alignment(self) -> int:
-        return self.block or 16
+        return self.block or 16 if self.packing == "bits" else math.lcm(self.block or 16, 80)
 
     def _grid(self, n: int) -> Grid:
         norm = Moments.largest if self.norm == "linf" else Moments.length
@@ -134,37 +143,65 @@ class QSGD(Compressor):
 
     def layout(self, shape: Sequence[int]) -> Layout:
         n = math.prod(shape)
-        if self.block is None:
-            return self._grid(n).layout(shape)
-        blocks, code_bytes = -(-n // self.block), -(-n * self.bits // 8)
+        blocks = min(n, 1) if self.block is None else -(-n // self.block)
+        code_bytes = trit_bytes(n) if self.packing == "trits" else -(-n * self.bits // 8)
         return Layout((Field("norms", torch.float32, blocks), Field("codes", torch.uint8, code_bytes)))
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        norms, packed = payload
+        codes = room_for(packed, x.numel(), self.packing)
         if self.block is None:
-            self._grid(x.numel()).encode(x.view(-1), payload, key)
-            return
-        norms, codes = payload
-        ops.qsgd_encode(x.view(-1), norms, codes, self.bits, self.block, self.norm, key.stream(), key.step, self.top)
+            self._grid(x.numel()).encode(x.view(-1), (norms, codes), key)
+        else:
+            ops.qsgd_encode(
+                x.view(-1), norms, codes, self.bits, self.block, self.norm, key.stream(), key.step, self.top
+            )
+        self._pack(codes, packed)
 
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
+        norms, packed = payload
+        codes = room_for(packed, grad.numel(), self.packing)
         if self.block is None:
-            self._grid(grad.numel()).encode_feedback(grad.view(-1), residual.view(-1), payload, key, status)
-            return
-        norms, codes = payload
-        ops.qsgd_encode_feedback(
-            grad.view(-1), residual.view(-1), norms, codes, self.bits, self.block, self.norm,
-            key.stream(), key.step, status, self._shrink(grad.numel()), self.top,
-        )  # fmt: skip
-        if status is not None:
-            # The l2 norm of a finite block can overflow, and such a block leaves NaN in the residual.
-            ops.nonfinite(norms, status)
+            self._grid(grad.numel()).encode_feedback(grad.view(-1), residual.view(-1), (norms, codes), key, status)
+        else:
+            ops.qsgd_encode_feedback(
+                grad.view(-1), residual.view(-1), norms, codes, self.bits, self.block, self.norm,
+                key.stream(), key.step, status, self._shrink(grad.numel()), self.top,
+            )  # fmt: skip
+            if status is not None:
+                # The l2 norm of a finite block can overflow, and such a block leaves NaN in the residual.
+                ops.nonfinite(norms, status)
+        self._pack(codes, packed)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
+        norms, packed = payload
+        codes = room_for(packed, out.numel(), self.packing)
+        if codes is not packed:
+            unpack_trits(packed, codes)
+        self._add((norms.unsqueeze(0), codes.unsqueeze(0)), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        if self.packing == "bits":
+            self._add(payloads, out, scale)
+        else:
+            super().add_decoded_many(payloads, out, scale)
+
+    def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
+        """Refuse bytes that are not five digits.
+
+        Raises:
+            WireError: one is larger than 242. Every payload of codes in bits is accepted.
+        """
+        if self.packing == "trits":
+            check_trits(self.name, payload[1])
+
+    def _pack(self, codes: Tensor, packed: Tensor) -> None:
+        if codes is not packed:
+            pack_trits(codes, packed)
+
+    def _add(self, payloads: Payload, out: Tensor, scale: float) -> None:
         if self.block is None:
             self._grid(out.numel()).add_decoded(payloads, out.view(-1), scale)
             return

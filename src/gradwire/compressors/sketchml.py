@@ -55,6 +55,7 @@ class SketchML(Compressor):
     buckets: int = 256
 
     name = "sketchml"
+    fine = True
     family = "hybrid"
     reference = "J. Jiang, F. Fu, T. Yang, B. Cui, SketchML, SIGMOD 2018"
     fixed_size = False

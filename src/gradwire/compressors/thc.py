@@ -65,6 +65,7 @@ class THC(MultiRound):
     clip: float = 2.154
 
     name = "thc"
+    fine = True
     family = "quantisation"
     reference = "M. Li et al., THC, NSDI 2024"
     random = True

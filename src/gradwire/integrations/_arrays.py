@@ -15,10 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.errors import Told, is_float32, require
+from gradwire.exchange import Exchange
+from gradwire.integrations._adaptive import AdaptiveWatch
 from gradwire.integrations._buckets import Bucket, BucketState, split
 from gradwire.integrations._ownership import Caller
 from gradwire.integrations._setup import prepare_named
 from gradwire.integrations._state import Units
+from gradwire.integrations._variance import check_noise
+from gradwire.second_moment import SecondMoment
 
 __all__ = ["ArrayState", "Spec"]
 
@@ -41,6 +45,8 @@ class ArrayState(BucketState):
         options: ``bucket_mb`` (25), and those of ``compress_ddp`` but for the scaler and ``lr_correction``.
         group: the ranks; None is the default group.
         scaler: of the loss, which tells its scale as a ``torch.amp.GradScaler`` does; None: the loss is not scaled.
+        adaptive: name of the optimizer, if it divides by a mean of squares; None: it does not, or is not known.
+        corrected: its steps are multiplied by ``factor``.
 
     Raises:
         ConfigError: a wrong option, or a parameter that is not a 16- or 32-bit float.
@@ -49,7 +55,8 @@ class ArrayState(BucketState):
 
     def __init__(
         self, specs: Mapping[str, Spec], compressor: Any, options: Mapping[str, Any],
-        group: dist.ProcessGroup | None = None, scaler: Any = None,
+        group: dist.ProcessGroup | None = None, scaler: Any = None, adaptive: str | None = None,
+        *, corrected: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         rest = dict(options)
@@ -61,12 +68,40 @@ class ArrayState(BucketState):
             return {name: without_data(name, spec) for name, spec in specs.items()}
 
         self.exchange, params = prepare_named(select, CPU, compressor, rest, group, Caller("gradwire"),
-                                              bucket_mb=bucket_mb, **Units.told(scaler, None))  # fmt: skip
+                                              bucket_mb=bucket_mb, variance_correction=corrected,
+                                              **Units.told(scaler, None))  # fmt: skip
+        if corrected:
+            self.measure_noise()
         self.buckets = [Bucket(members, CPU) for members in split(list(params.items())[::-1], bucket_mb)]
         self.units = Units(scaler, None, {})
+        shapes = {id(param): (name, tuple(param.shape)) for name, param in params.items()}
+        self.adaptive = AdaptiveWatch(self.exchange, shapes if adaptive else {}, adaptive, corrected=corrected)
         self.exchange.skips_steps = self.units.scaler is not None
         self.sizes = {name: param.numel() for name, param in params.items()}
         self._names = list(params)
+
+    @property
+    def factor(self) -> float:
+        """By what a step of an optimizer that divides by a mean of squares is too short; 1 where it is not measured."""
+        moment = self.exchange.second_moment
+        return 1.0 if moment is None else moment.factor
+
+    def measure_noise(self) -> None:
+        """Measure ``factor`` from now on. All ranks must call it, before the first step.
+
+        Raises:
+            ConfigError: a method whose error is not noise.
+        """
+        self.check_correction()
+        self.exchange.second_moment = SecondMoment(self.exchange.device, self.exchange.policy.start_after)
+        # It sends a sample of its own, for which all ranks must wait.
+        self.exchange.compared["variance_correction"] = True
+
+    def check(self, exchange: Exchange) -> None:
+        """As at set-up."""
+        super().check(exchange)
+        if self.exchange.second_moment is not None:
+            check_noise(exchange)
 
     def exchange_arrays(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The mean over the ranks of each gradient; all ranks must call it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ class ShardedState(ExchangeState):
     def close(self) -> None:
         """Exchange nothing any more: the model must be compressed anew before the next backward pass."""
         self.closed = True
+        self.stop_correcting()
         release(self.exchange)
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,9 +126,24 @@ class ReduceScatter:
         exchange.counters.dense_bytes += (world - 1) * input_tensor.nbytes // world
         session = self._current(shards)
         exchange.remember(names)
+        compare = self._measure(session, flat)
         exchange.note(session.run(flat, out, key, scale))
+        if compare is not None:
+            compare(out, exchange.channel.rank * out.numel(), scale * world)
         if out is not output_tensor:
             exchange.note(nonfinite(output_tensor.copy_(out)))
+
+    def _measure(self, session: ScatterSession, flat: Tensor) -> Callable[[Tensor, int, float], None] | None:
+        """As ``Exchange`` does it for whole gradients; a rank sees what arrives of its own part only."""
+        exchange, moment = self.state.exchange, self.state.exchange.second_moment
+        if moment is None or not moment.due(exchange.step):
+            return None
+        parts = [[(piece.lo, piece.lo + piece.numel) for piece in part.pieces if piece.unit.compressor.name != "none"]
+                 for part in session.parts]  # fmt: skip
+        each = len(parts[0])
+        owned = slice(exchange.channel.rank * each, (exchange.channel.rank + 1) * each)
+        spans = list(chain.from_iterable(parts))
+        return moment.begin(flat, spans, exchange.step, exchange.channel, owned) if spans else None
 
     def _current(self, shards: Sequence[Sharded]) -> ScatterSession:
         """The session for the compressor of this step, over what is kept now; None is the dense warm-up."""
@@ -135,6 +152,8 @@ class ReduceScatter:
         main = None if warm else exchange.policy.at(exchange.step - 1, exchange.compressor)
         wanted = (exchange.epoch, main, [each.name for each in shards])
         if self.session is None or wanted != self.made_for:
+            if self.made_for and self.made_for[1] != main and exchange.second_moment is not None:
+                exchange.second_moment.changed(exchange.step)
             self.made_for, self.shards = wanted, shards
             self.session = ScatterSession(self._pieces(main), site_of(exchange))
         return self.session

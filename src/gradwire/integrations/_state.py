@@ -20,6 +20,9 @@ from gradwire.comm._agree import agree
 from gradwire.comm.base import Strategy
 from gradwire.errors import ConfigError, Told, require
 from gradwire.exchange import Exchange
+from gradwire.integrations._adaptive import AdaptiveWatch
+from gradwire.integrations._ownership import release
+from gradwire.integrations._variance import VarianceCorrection, check_noise
 from gradwire.memory.base import Memory
 from gradwire.saved import OnResize
 from gradwire.settings import build_compressor
@@ -164,13 +167,46 @@ class Units:
 
 
 class ExchangeState:
-    """Base of the states of integrations; they set ``exchange``, ``units`` and ``sizes``."""
+    """Base of the states of integrations; they set ``exchange``, ``units``, ``adaptive`` and ``sizes``.
+
+    ``variance`` is set where an optimizer's learning rates follow the noise of the code.
+    """
 
     exchange: Exchange
     units: Units
+    adaptive: AdaptiveWatch
+    variance: VarianceCorrection | None = None
     sizes: Mapping[str, int]
     frozen: Mapping[str, int] = {}
     """Elements of parameters that are not trained now: what waits for them is kept until they are."""
+
+    def correct(self, optimizer: Optimizer | None) -> None:
+        """Let the learning rates of an optimizer follow the noise of the code from now on; None: of none.
+
+        Raises:
+            ConfigError: a method whose error is not noise.
+        """
+        if optimizer is not None:
+            self.check_correction()
+            self.variance = VarianceCorrection(self.exchange, optimizer)
+
+    def check_correction(self) -> None:
+        """Refuse, at set-up, a method whose error is not noise.
+
+        Raises:
+            ConfigError
+        """
+        try:
+            check_noise(self.exchange)
+        except ConfigError:
+            release(self.exchange)
+            self.exchange.channel.close()
+            raise
+
+    def stop_correcting(self) -> None:
+        """Leave learning rates alone from now on."""
+        if self.variance is not None:
+            self.variance.close()
 
     def metrics(self) -> dict[str, Any]:
         """Bytes, ratio, times, steps with non-finite gradients, and the norm of this rank's residuals."""
@@ -231,6 +267,7 @@ class ExchangeState:
             GroupError: ranks were given different arguments.
         """
         change(self.exchange, compressor, params, memory, strategy, drop, force, list(self.sizes), self.check)
+        self.adaptive.check()
 
     def check(self, exchange: Exchange) -> None:
         """Refuse a choice of methods that this integration cannot carry.
@@ -238,6 +275,8 @@ class ExchangeState:
         Raises:
             ConfigError
         """
+        if self.variance is not None:
+            check_noise(exchange)
 
 
 def change(

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from gradwire.comm._part import nonfinite
 from gradwire.errors import ConfigError, Told, require
 from gradwire.exchange import Named
+from gradwire.integrations._adaptive import AdaptiveWatch, check_optimizer
 from gradwire.integrations._copies import CopiedState, forget_copied, note_copies
 from gradwire.integrations._ownership import Caller, averaged_by_ddp, is_sharded, release
 from gradwire.integrations._regroup import Regroup
@@ -29,6 +30,7 @@ from gradwire.integrations._setup import frozen_in, in_memory, kind_of, prepare,
 from gradwire.integrations._state import ExchangeState, Reading, Scratch, Units
 from gradwire.integrations._traced import Arrivals
 from gradwire.integrations._unused import exchange_used
+from gradwire.integrations._variance import VarianceCorrection
 from gradwire.saved import OnResize
 from gradwire.worker import Worker
 
@@ -48,6 +50,9 @@ class GradwireState(ExchangeState):
         process_group: the ranks; None is the model's own group, or the default one. A DDP model takes no others.
         scaler: of the loss, so that residuals follow its scale; None: the loss is not scaled, or its scale is fixed.
         lr_correction: the optimizer, so that what waits is applied with the rate it was meant for; None: as it is sent.
+        optimizer: that trains the model: a warning says at once, and not at its first step, if the method harms it.
+        variance_correction: the optimizer, if it divides by a mean of squares as Adam does: its learning rates follow
+            the noise of a code that is right on average; None: they stay as they are.
         options: those of ``gradwire.settings.Settings``, and the compressor's parameters if it is given by name.
 
     Raises:
@@ -57,7 +62,8 @@ class GradwireState(ExchangeState):
 
     def __init__(
         self, model: nn.Module, compressor: Any = "bf16", process_group: dist.ProcessGroup | None = None,
-        *, scaler: Any = None, lr_correction: Optimizer | None = None, **options: Any,
+        *, scaler: Any = None, lr_correction: Optimizer | None = None, optimizer: Optimizer | None = None,
+        variance_correction: Optimizer | None = None, **options: Any,
     ) -> None:  # fmt: skip
         model = uncompiled(model)
         forget_copied(model)
@@ -67,13 +73,18 @@ class GradwireState(ExchangeState):
 
         def check() -> None:
             Units.check(scaler, lr_correction, module.parameters())
+            check_optimizer(optimizer, module.parameters())
+            check_optimizer(variance_correction, module.parameters(), "variance_correction")
+            VarianceCorrection.check(variance_correction)
             if isinstance(model, DistributedDataParallel):
                 check_ddp(model, process_group)
 
         # Each of them adds a message, or moves the ends of buckets.
         told = {name: getattr(model, name, None) for name in ("find_unused_parameters", "bucket_bytes_cap")}
         self.exchange, params = prepare(module, compressor, options, group, CALLER, check=check, carrier=model,
-                                        ddp=told, **Units.told(scaler, lr_correction))  # fmt: skip
+                                        ddp=told, variance_correction=variance_correction is not None,
+                                        **Units.told(scaler, lr_correction))  # fmt: skip
+        self.correct(variance_correction)
         self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})
         self.units.read_ahead(model, self.exchange.device)
         self.sizes = {name: param.numel() for name, param in params.items()}
@@ -82,6 +93,8 @@ class GradwireState(ExchangeState):
         self._frozen_params = [(name, param) for name, param in module.named_parameters() if name in self.frozen]
         self._model = weakref.ref(model)  # DDP's reducer holds this state, and a cycle through C++ is never freed.
         self._names = {id(param): (name, tuple(in_memory(param).shape)) for name, param in params.items()}
+        self.adaptive = AdaptiveWatch(self.exchange, self._names, optimizer or variance_correction or lr_correction,
+                                     corrected=variance_correction is not None)  # fmt: skip
         self._worker = Worker()
         self._scratch = Scratch()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -102,6 +115,7 @@ class GradwireState(ExchangeState):
         Nothing more is needed than to let go of the model and the state, which does the same.
         """
         self._worker.close()
+        self.stop_correcting()
         release(self.exchange)
         self.exchange.channel.close()
 
@@ -245,6 +259,9 @@ def compress_ddp(model: nn.Module, compressor: Any = "bf16", **options: Any) -> 
             The default halves the bytes and keeps no residual; fewer bytes take a choice: docs/choosing.md.
         scaler: in options, a ``GradScaler``: residuals follow its scale.
         lr_correction: in options, the optimizer: residuals are rescaled when a schedule changes its learning rates.
+        optimizer: in options, the optimizer: a warning says at once, and not at its first step, if the method harms it.
+        variance_correction: in options, an optimizer such as Adam: its learning rates are multiplied by what the noise
+            of the code shortens its steps by, so that rates found without compression can be kept.
         options: ``memory, strategy, min_numel, exclude, overrides, start_after, schedule, seed, timeout, force`` as in
             ``gradwire.settings.Settings``; anything else is a parameter of a compressor given by name.
 

@@ -21,12 +21,14 @@ from gradwire.comm._channel import Channel
 from gradwire.comm._part import nonfinite
 from gradwire.errors import ConfigError, require
 from gradwire.exchange import Exchange
+from gradwire.integrations._adaptive import AdaptiveWatch, check_optimizer
 from gradwire.integrations._cut import Sharded
 from gradwire.integrations._meshes import check_mesh, check_replicas, line_of, replicas_left_out
 from gradwire.integrations._ownership import Caller, is_sharded, release
 from gradwire.integrations._setup import kind_of, prepare, refuse, share_start, uncompiled
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
+from gradwire.integrations._variance import VarianceCorrection
 from gradwire.keeper import used_here
 from gradwire.metrics import Metrics
 from gradwire.plan import Named
@@ -49,7 +51,8 @@ class FSDPState(ShardedState):
     """The exchange of a sharded model. Made by ``compress_fsdp``."""
 
     def __init__(self, model: nn.Module, compressor: Any, replicate: DeviceMesh | Literal[False] | None, scaler: Any,
-                 lr_correction: Any, options: Mapping[str, Any]) -> None:  # fmt: skip
+                 lr_correction: Any, optimizer: Any, variance_correction: Any,
+                 options: Mapping[str, Any]) -> None:  # fmt: skip
         super().__init__()
         model = uncompiled(model)
         groups, sharded = managed(model), sharded_in(model)
@@ -65,11 +68,15 @@ class FSDPState(ShardedState):
         def check() -> None:
             check_model(groups, sharded, mesh, replicas, options)
             Units.check(scaler, lr_correction)
+            check_optimizer(optimizer, sharded.values())
+            check_optimizer(variance_correction, sharded.values(), "variance_correction")
+            VarianceCorrection.check(variance_correction)
             self.units = Units(scaler, lr_correction, names)
             if replicate is not False and (doubt := replicas_left_out(mesh, replicas)) is not None:
                 doubts.append(doubt)
 
-        told: dict[str, Any] = {"sharded": mesh.size(), **Units.told(scaler, lr_correction)}
+        told: dict[str, Any] = {"sharded": mesh.size(), "variance_correction": variance_correction is not None,
+                                **Units.told(scaler, lr_correction)}  # fmt: skip
         if replicas is not None and mesh.ndim == 1:
             told[SHARD] = mesh.get_local_rank()
         where = replicas if replicas is not None and line_of(replicas) else mesh
@@ -87,12 +94,17 @@ class FSDPState(ShardedState):
         if doubts and self.exchange.channel.rank == 0:
             log.warning(doubts[0])
         self.units.read_ahead(model, device)
+        shapes = {id(param): (name, tuple(param.shape)) for name, param in sharded.items()}
+        self.correct(variance_correction)
+        self.adaptive = AdaptiveWatch(self.exchange, shapes, optimizer or variance_correction or lr_correction,
+                                      corrected=variance_correction is not None)  # fmt: skip
         self.exchange.skips_steps = self.units.scaler is not None
         for index, (module, group) in enumerate(groups):
             self._attach(module, group, names, index)
 
     def check(self, exchange: Exchange) -> None:
         """As at set-up."""
+        super().check(exchange)
         if self._scatters:
             check_scatter(exchange)
 
@@ -316,7 +328,8 @@ def check_hooks(comm: object, hook: object) -> None:
 
 def compress_fsdp(
     model: nn.Module, compressor: Any = "bf16", *, replicate: DeviceMesh | Literal[False] | None = None,
-    scaler: Any = None, lr_correction: Any = None, **options: Any,
+    scaler: Any = None, lr_correction: Any = None, optimizer: Any = None, variance_correction: Any = None,
+    **options: Any,
 ) -> FSDPState:  # fmt: skip
     """Reduce the gradients of a ``fully_shard`` model compressed, from the next backward on.
 
@@ -334,6 +347,9 @@ def compress_fsdp(
             there may be, and they are averaged elsewhere or are meant to differ.
         scaler: a ``GradScaler``: residuals follow its scale.
         lr_correction: the optimizer: residuals are rescaled when a schedule changes its learning rates.
+        optimizer: that trains the model: a warning says at once, and not at its first step, if the method harms it.
+        variance_correction: an optimizer such as Adam: its learning rates are multiplied by what the noise of the code
+            shortens its steps by. With ``replicate`` by that of the own shard's replicas.
         options: as for ``compress_ddp``; without ``replicate`` there is one strategy.
 
     Returns:
@@ -354,4 +370,4 @@ def compress_fsdp(
         >>> state = gradwire.compress_fsdp(model, "qsgd", bits=4)
         >>> dist.destroy_process_group()
     """
-    return FSDPState(model, compressor, replicate, scaler, lr_correction, options)
+    return FSDPState(model, compressor, replicate, scaler, lr_correction, optimizer, variance_correction, options)

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from gradwire.errors import ConfigError, require
 from gradwire.exchange import Exchange
+from gradwire.integrations._adaptive import AdaptiveWatch, check_optimizer
 from gradwire.integrations._cut import Sharded
 from gradwire.integrations._ownership import Caller, is_sharded
 from gradwire.integrations._setup import check_dtypes, kind_of, prepare_named, refuse, uncompiled
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter
 from gradwire.integrations._state import Units
+from gradwire.integrations._variance import VarianceCorrection
 
 __all__ = ["FSDP1State", "compress_fsdp1", "fsdp1_hook"]
 
@@ -33,7 +35,10 @@ CALLER = Caller("gradwire.compress_fsdp1", "fsdp")
 class FSDP1State(ShardedState):
     """The exchange of a model under FSDP1. Made by ``compress_fsdp1``."""
 
-    def __init__(self, model: nn.Module, compressor: Any, scaler: Any, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: nn.Module, compressor: Any, scaler: Any, optimizer: Any, variance_correction: Any,
+        options: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         super().__init__()
         model = uncompiled(model)
         flats = flat_parameters(model)
@@ -48,14 +53,25 @@ class FSDP1State(ShardedState):
         def select() -> dict[str, nn.Parameter]:
             check_modules(model, options)
             Units.check(scaler, None)
+            check_optimizer(optimizer, model.parameters())
+            check_optimizer(variance_correction, model.parameters(), "variance_correction")
+            VarianceCorrection.check(variance_correction)
             check_dtypes(flats)
             return flats
 
         self.exchange, _ = prepare_named(select, device, compressor, options, group, CALLER, carrier=model, fsdp=1,
+                                         variance_correction=variance_correction is not None,
                                          **Units.told(scaler, None))  # fmt: skip
         self.check_scatter()
+        self.correct(variance_correction)
         warn_of_others(self.exchange.channel.rank, group)
         self.units = Units(scaler, None, {})
+        named = {id(flat): (name, (numel_of(flat),)) for name, flat in flats.items()}
+        # With use_orig_params the optimizer has the parameters that the flat ones are made of.
+        largest = max(named.values(), key=lambda each: each[1])
+        originals = {id(param): largest for param in model.parameters()}
+        self.adaptive = AdaptiveWatch(self.exchange, {**originals, **named}, optimizer or variance_correction,
+                                      corrected=variance_correction is not None)  # fmt: skip
         self.units.read_ahead(model, self.exchange.device)
         self.exchange.skips_steps = self.units.scaler is not None
         world = self.exchange.channel.world
@@ -66,6 +82,7 @@ class FSDP1State(ShardedState):
 
     def check(self, exchange: Exchange) -> None:
         """As at set-up."""
+        super().check(exchange)
         check_scatter(exchange)
 
 
@@ -158,7 +175,8 @@ def numel_of(flat: nn.Parameter) -> int:
     return cast(Any, flat)._unpadded_unsharded_size.numel()  # type: ignore[no-any-return]
 
 
-def compress_fsdp1(model: nn.Module, compressor: Any = "bf16", *, scaler: Any = None, **options: Any) -> FSDP1State:
+def compress_fsdp1(model: nn.Module, compressor: Any = "bf16", *, scaler: Any = None,
+                   optimizer: Any = None, variance_correction: Any = None, **options: Any) -> FSDP1State:  # fmt: skip
     """Reduce the gradients of a ``FullyShardedDataParallel`` model compressed. New models should use ``compress_fsdp``.
 
     All ranks must call it, before the first forward. Patterns are over names of wrapped modules, ``"root"`` for the
@@ -168,6 +186,9 @@ def compress_fsdp1(model: nn.Module, compressor: Any = "bf16", *, scaler: Any = 
         model: the outermost FSDP module, FULL_SHARD or SHARD_GRAD_OP.
         compressor: of one message and fixed size, by name or as an object.
         scaler: a ``ShardedGradScaler``: residuals follow its scale.
+        optimizer: that trains the model: a warning says at once, and not at its first step, if the method harms it.
+        variance_correction: an optimizer such as Adam: its learning rates are multiplied by what the noise of the code
+            shortens its steps by.
         options: as for ``compress_ddp``; there is one strategy.
 
     Returns:
@@ -177,7 +198,7 @@ def compress_fsdp1(model: nn.Module, compressor: Any = "bf16", *, scaler: Any = 
         ConfigError: a wrong option, or a model that is not wrapped, shards otherwise, or has a hook already.
         GroupError: ranks were given different options.
     """
-    state, model = FSDP1State(model, compressor, scaler, options), uncompiled(model)
+    state, model = FSDP1State(model, compressor, scaler, optimizer, variance_correction, options), uncompiled(model)
     for module in cast(Any, type(model)).fsdp_modules(model):
         # A closed state's is in the way of another.
         module._comm_hook = None

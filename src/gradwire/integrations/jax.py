@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from gradwire._extras import needs
-from gradwire.errors import ConfigError
+from gradwire.errors import ConfigError, Told, require
 from gradwire.integrations._arrays import ArrayState, Spec
 from gradwire.integrations._setup import share_start
 
@@ -28,7 +28,7 @@ with needs("jax"):
     import optax
     from jax.experimental import io_callback
 
-__all__ = ["GradwireTransformation", "broadcast", "compress"]
+__all__ = ["GradwireTransformation", "broadcast", "compress", "corrected"]
 
 log = logging.getLogger("gradwire")
 
@@ -93,6 +93,49 @@ def compress(
     transformation = GradwireTransformation(lambda _: Counted(jax.numpy.zeros((), jax.numpy.int32)), update)
     transformation.state = state
     return transformation
+
+
+def corrected(wire: GradwireTransformation, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """``optax.chain(wire, optimizer)`` whose steps are as long as without the noise of the code.
+
+    update = factor optimizer(mean gradient),  factor = |what arrives| / |the exact mean|
+
+    For an optimizer that divides by a mean of squares, as Adam does, and a code that is right on average: its noise
+    makes such steps shorter by this factor, which is measured now and then, so a learning rate that was found without
+    compression can be kept. Decay that is part of the optimizer is multiplied, too. All processes must call it before
+    the first update.
+
+    Args:
+        wire: made by ``compress``; it must not be put into another chain, too.
+        optimizer: what makes steps of gradients, with its learning rate.
+
+    Raises:
+        ConfigError: a method whose error is not noise, or what ``compress`` did not make.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax, torch.distributed as dist, gradwire.jax
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> params = {"w": jnp.zeros((64, 64))}
+        >>> wire = gradwire.jax.compress(params, "eden", bits=1)
+        >>> optimizer = gradwire.jax.corrected(wire, optax.adam(1e-3))
+        >>> grads = {"w": jax.random.normal(jax.random.key(0), (64, 64))}
+        >>> updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
+        >>> wire.state.factor > 1.1
+        True
+        >>> dist.destroy_process_group()
+    """
+    ours = isinstance(wire, GradwireTransformation)
+    require(ours, "wire", "what gradwire.jax.compress makes", Told(type(wire).__name__))
+    state, chained = wire.state, optax.chain(wire, optimizer)
+    state.measure_noise()
+
+    def update(updates: Any, kept: Any, params: Any = None, **further: Any) -> tuple[Any, Any]:
+        steps, kept = chained.update(updates, kept, params, **further)
+        # Ordered callbacks: it is asked for after the exchange of this update.
+        factor = io_callback(lambda: np.float32(state.factor), jax.ShapeDtypeStruct((), np.float32), ordered=True)
+        return jax.tree.map(lambda step: step * factor.astype(step.dtype), steps), kept
+
+    return optax.GradientTransformationExtraArgs(chained.init, update)
 
 
 def broadcast(params: Any, process_group: dist.ProcessGroup | None = None) -> Any:

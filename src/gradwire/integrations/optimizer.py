@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError, Told, is_float32, require
+from gradwire.integrations._adaptive import AdaptiveWatch
 from gradwire.integrations._buckets import Bucket, BucketState, split
 from gradwire.integrations._ownership import Caller, owners_of
 from gradwire.integrations._setup import frozen_in, kind_of, prepare, share_start, uncompiled
 from gradwire.integrations._state import Units, parameters_of
+from gradwire.integrations._variance import VarianceCorrection
 from gradwire.saved import OnResize
 
 __all__ = ["OptimizerState", "compress_optimizer"]
@@ -32,6 +34,7 @@ class OptimizerState(BucketState):
     def __init__(
         self, optimizer: Optimizer, model: nn.Module, compressor: Any, bucket_mb: float, options: dict[str, Any],
         group: dist.ProcessGroup | None, scaler: Any = None, lr_correction: bool = False,
+        variance_correction: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         ours: set[int] = set()
@@ -39,15 +42,22 @@ class OptimizerState(BucketState):
         def check() -> None:
             check_arguments(optimizer, model, bucket_mb, scaler)
             require(isinstance(lr_correction, bool), "lr_correction", "True or False", lr_correction)
+            require(isinstance(variance_correction, bool), "variance_correction", "True or False", variance_correction)
+            VarianceCorrection.check(optimizer if variance_correction else None)
             ours.update(id(param) for param in parameters_of(optimizer))
 
         model = uncompiled(model)
         self.exchange, params = prepare(model, compressor, options, group, CALLER, ours, check, carrier=optimizer,
-                                        bucket_mb=bucket_mb, **Units.told(scaler, lr_correction))  # fmt: skip
+                                        bucket_mb=bucket_mb, variance_correction=variance_correction,
+                                        **Units.told(scaler, lr_correction))  # fmt: skip
+        if variance_correction:
+            self.check_correction()  # Before anything hangs on the optimizer or on its parameters.
         device = self.exchange.device
         self.buckets = [Bucket(members, device) for members in split(list(params.items())[::-1], bucket_mb)]
         names = {id(param): name for name, param in params.items()}
         self.units = Units(scaler, optimizer if lr_correction else None, names)
+        shapes = {id(param): (name, tuple(param.shape)) for name, param in params.items()}
+        self.adaptive = AdaptiveWatch(self.exchange, shapes, optimizer, corrected=variance_correction)
         self.sizes = {name: param.numel() for name, param in params.items()}
         self.frozen = frozen_in(model)
         self.exchange.skips_steps = self.units.scaler is not None
@@ -64,6 +74,7 @@ class OptimizerState(BucketState):
     def close(self) -> None:
         """End the communication thread; the optimizer must not step again unless another state has taken over."""
         super().close()
+        self.stop_correcting()
         self._closed = True
 
     def exchange_gradients(self) -> None:
@@ -218,7 +229,8 @@ def scatter(bucket: Bucket) -> None:
 
 def compress_optimizer(
     optimizer: Optimizer, model: nn.Module, compressor: Any = "bf16", *, bucket_mb: float = 25.0,
-    process_group: dist.ProcessGroup | None = None, scaler: Any = None, lr_correction: bool = False, **options: Any,
+    process_group: dist.ProcessGroup | None = None, scaler: Any = None, lr_correction: bool = False,
+    variance_correction: bool = False, **options: Any,
 ) -> OptimizerState:  # fmt: skip
     """Average gradients, compressed, whenever ``optimizer.step()`` is called: data parallelism without DDP.
 
@@ -233,6 +245,8 @@ def compress_optimizer(
         scaler: of the loss, so that residuals follow its scale; then call ``state.exchange_gradients()`` before
             ``scaler.unscale_`` and ``scaler.step``.
         lr_correction: rescale residuals when a schedule changes the optimizer's learning rates.
+        variance_correction: multiply the learning rates of an optimizer such as Adam by what the noise of the code
+            shortens its steps by, so that rates found without compression can be kept.
         options: as for ``compress_ddp``.
 
     Returns:
@@ -255,6 +269,8 @@ def compress_optimizer(
         1
         >>> dist.destroy_process_group()
     """
-    state = OptimizerState(optimizer, model, compressor, bucket_mb, options, process_group, scaler, lr_correction)
+    state = OptimizerState(optimizer, model, compressor, bucket_mb, options, process_group, scaler, lr_correction,
+                           variance_correction)  # fmt: skip
     optimizer.register_step_pre_hook(state.before_step)
+    state.correct(optimizer if variance_correction else None)  # Behind the exchange, whose step it measures.
     return state

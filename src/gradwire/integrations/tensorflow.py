@@ -67,6 +67,9 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         compressor: a registered name, a compressor, or a recipe of ``from_params``.
         process_group: of ``torch.distributed``, over Gloo; None is the default group.
         name: of this optimizer.
+        variance_correction: multiply each step of an optimizer such as Adam by what the noise of the code makes it too
+            short; it is measured now and then. Decay that is part of the step is multiplied, too. 4 bytes an element
+            more, for the variables as they were before the step.
         options: ``bucket_mb`` (25), and those of ``compress_ddp`` but for ``scaler`` and ``lr_correction``.
 
     Raises:
@@ -89,14 +92,22 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
 
     def __init__(
         self, optimizer: Any, compressor: Any = "bf16", *, process_group: dist.ProcessGroup | None = None,
-        name: str | None = None, **options: Any,
+        name: str | None = None, variance_correction: bool = False, **options: Any,
     ) -> None:  # fmt: skip
         backend = keras.backend.backend()
         allowed = "tensorflow; under torch use gradwire.compress_ddp, under jax gradwire.jax.compress"
         require(backend == "tensorflow", "Keras's backend", allowed, backend)
         keras_optimizer = isinstance(optimizer, keras.optimizers.Optimizer)
         require(keras_optimizer, "optimizer", "a Keras optimizer", type(optimizer).__name__)
+        known = isinstance(variance_correction, bool)
+        require(known, "variance_correction", "True or False", variance_correction)
+        divides = not variance_correction or adaptive(optimizer) is not None or not of_keras(optimizer)
+        allowed = "False with an optimizer that does not divide by a mean of squares"
+        require(divides, "variance_correction", allowed, type(optimizer).__name__)
+        averaged = variance_correction and bool(getattr(inner_of(optimizer), "use_ema", False))
+        require(not averaged, "variance_correction", "False with use_ema, which averages the shorter steps", True)
         super().__init__(learning_rate=0.0, name=name)
+        self.variance_correction = variance_correction
         self.inner_optimizer, self.compressor, self.options = optimizer, compressor, options
         self.process_group = process_group
         self.state: ArrayState | None = None
@@ -126,7 +137,9 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         specs = named(variables)
         # Built while a step is traced, it must still happen now.
         with tf.init_scope():
-            self.state = ArrayState(specs, self.compressor, self.options, self.process_group, self._loss_scale)
+            self.state = ArrayState(specs, self.compressor, self.options, self.process_group, self._loss_scale,
+                                    adaptive(self.inner_optimizer),
+                                    corrected=self.variance_correction)  # fmt: skip
             start = [torch.from_numpy(variable.numpy().copy()) for variable in variables]
             share_start(start, self.process_group)
             for variable, value in zip(variables, start, strict=True):
@@ -147,7 +160,28 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         # Keras would warn of variables without a gradient, and refuse to step if there is no other.
         found = [(means[index], variable) for index, variable in zip(indices, variables, strict=True)
                  if means[index] is not None]  # fmt: skip
+        before = [tf.identity(variable) for _, variable in found] if self.variance_correction else []
         self.inner_optimizer.apply([mean for mean, _ in found], [variable for _, variable in found])
+        if before:
+            self._lengthen([variable for _, variable in found], before)
+
+    def _lengthen(self, variables: Sequence[Any], before: Sequence[Any]) -> None:
+        """Multiply the way that each variable went in this step."""
+        assert self.state is not None
+        state = self.state
+        if tf.executing_eagerly():
+            factor = tf.constant(state.factor, tf.float32)
+        else:
+            # A function of Python runs in the order of the step: after the exchange.
+            factor = tf.py_function(lambda: state.factor, [], tf.float32)
+            factor.set_shape(())
+        for variable, was in zip(variables, before, strict=True):
+            now = tf.convert_to_tensor(variable)
+            variable.assign(was + tf.cast(factor, now.dtype) * (now - was))
+            # The inner optimizer has done this, too, before its step became longer.
+            constraint = getattr(variable, "constraint", None)
+            if constraint is not None:
+                variable.assign(constraint(variable))
 
     def _average(self, grads: Sequence[Any]) -> Sequence[Any]:
         """The mean of each gradient, None where no process has one; one call of Python for all of them."""
@@ -212,7 +246,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         """What ``from_config`` takes; a process group is not saved."""
         compressor = self.compressor.to_config() if isinstance(self.compressor, Compressor) else self.compressor
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
-        return {"name": self.name, "optimizer": inner, "compressor": compressor, **self.options}
+        own = {"variance_correction": True} if self.variance_correction else {}
+        return {"name": self.name, "optimizer": inner, "compressor": compressor, **own, **self.options}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None) -> Any:
@@ -223,6 +258,24 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         if isinstance(compressor, Mapping):
             compressor = registry.from_config("compressors", compressor)
         return cls(inner, compressor, **rest)
+
+
+def inner_of(optimizer: Any) -> Any:
+    """The optimizer that makes the step."""
+    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+
+
+def of_keras(optimizer: Any) -> bool:
+    """Whether the optimizer that makes the step is one of Keras's own, of which it is known what it divides by."""
+    return type(inner_of(optimizer)).__module__.startswith("keras")
+
+
+def adaptive(optimizer: Any) -> str | None:
+    """The name of a Keras optimizer that divides by a mean of squares."""
+    inner = inner_of(optimizer)
+    names = ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Lamb", "Nadam", "RMSprop")
+    classes = tuple(getattr(keras.optimizers, name) for name in names if hasattr(keras.optimizers, name))
+    return type(inner).__name__ if isinstance(inner, classes) else None
 
 
 def named(variables: Sequence[Any]) -> dict[str, Spec]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError, require
+from gradwire.integrations._adaptive import keeps_much, warn
 from gradwire.kvstore.compression import OFF, Compression, parse
 from gradwire.kvstore.keys import StoreKey, grouped, key_list
 from gradwire.kvstore.optimizers import OptimizerConfig
@@ -38,6 +39,8 @@ class KVStore(ABC):
         self._type = type
         self._strings: bool | None = None
         self.compression: Compression = OFF
+        self._optimizer: OptimizerConfig | None = None
+        self._forced = self._warned = False
 
     # What a store is ---------------------------------------------------------------------------------------------
 
@@ -208,7 +211,8 @@ class KVStore(ABC):
                 f"a store of type {self.type!r} does not compress what is pushed: create('device') or a dist type does"
             )
         self._set_compression(compression)
-        self.compression = compression
+        self.compression, self._forced = compression, bool(compression_params.get("force"))
+        self._judge()
         if compression.push is not None or compression.pull is not None:
             warn_without_kernels()
 
@@ -227,9 +231,26 @@ class KVStore(ABC):
         if isinstance(optimizer, OptimizerConfig):
             if numbers:
                 raise ConfigError(f"an OptimizerConfig has its numbers in it: put {numbers} there")
-            self._set_optimizer(optimizer)
+            config = optimizer
         else:
-            self._set_optimizer(OptimizerConfig(optimizer, numbers))
+            config = OptimizerConfig(optimizer, numbers)
+        self._set_optimizer(config)
+        self.applied_by(config)
+
+    def applied_by(self, optimizer: OptimizerConfig) -> None:
+        """Know which optimizer applies what is pulled, here or elsewhere; a warning says if the method harms it."""
+        self._optimizer = optimizer
+        self._judge()
+
+    def _judge(self) -> None:
+        """Warn once, on worker 0, where much of a gradient is sent late and the optimizer divides by recent ones."""
+        push, memory, config = self.compression.push, self.compression.memory, self._optimizer
+        if self._warned or self._forced or config is None or push is None or memory is None or not config.adaptive:
+            return
+        if (kept := keeps_much(push, memory)) is not None:
+            self._warned = True
+            if self.rank == 0:
+                warn(kept, config.name)
 
     @abstractmethod
     def set_updater(self, updater: UpdaterFunction) -> None:

@@ -41,6 +41,11 @@ class Compression:
     memory: Memory | None = None
     pull: Compressor | None = None
 
+    def __post_init__(self) -> None:
+        own = self.memory is None or not self.memory.follows_mean
+        allowed = "one that needs not know what became of the mean, which a store alone makes"
+        require(own, "compression_params['memory']", allowed, self.memory and self.memory.name)
+
     def to_config(self) -> dict[str, Any]:
         """Plain values, for a message: what ``from_config`` takes."""
         return {name: part and part.to_config() for name, part in vars(self).items()}

@@ -151,6 +151,7 @@ class DistStore(DistLanes):
         self._wait(requests, "the optimizer states")
         if config is not None:
             self._set_optimizer(config)
+            self.applied_by(config)
 
     def _init(self, key: StoreKey, value: Tensor) -> None:
         if key in self._keys:

@@ -35,7 +35,7 @@ def start_server(
         GroupError: it ended instead, or did not say it in time.
     """
     machine = machine or Here()
-    process, first = machine.serve([machine.python, "-m", "gradwire", "server", *arguments], label)
+    process, first = machine.serve([machine.python, "-m", "gradwire_command", "server", *arguments], label)
     try:
         line = first.get(timeout=PATIENCE)
     except queue.Empty:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.errors import ConfigError, is_float32, nearest, require
+from gradwire.integrations._adaptive import is_adaptive_class
 from gradwire.kvstore.keys import StoreKey
 from gradwire.kvstore.lr_scheduler import LRScheduler, scheduler_of
 from gradwire.kvstore.signum import Signum
@@ -102,6 +103,11 @@ class OptimizerConfig:
         """The one that was given, by whichever name."""
         value = self.numbers.get("learning_rate", self.numbers.get("lr"))
         return None if value is None else float(value)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it divides gradients by the size of recent ones."""
+        return self.name in TORCH and is_adaptive_class(TORCH[self.name])
 
     @property
     def scheduler(self) -> LRScheduler | None:

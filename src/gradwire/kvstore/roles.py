@@ -103,7 +103,7 @@ def _become_server(told: Mapping[str, str]) -> NoReturn:
     """Go on as ``gradwire server``, in this process: whoever started it ends the server when it ends the process."""
     scheduler, keys = _scheduler(told), own_keys(told, "servers")
     command = [
-        sys.executable, "-m", "gradwire", "server", "--workers", str(number(told, "DMLC_NUM_WORKER", 1)),
+        sys.executable, "-m", "gradwire_command", "server", "--workers", str(number(told, "DMLC_NUM_WORKER", 1)),
         "--bind", f"tcp://{_own_address(told, scheduler)}:0", "--scheduler", scheduler, "--until-finished",
         *(("--keys", str(keys)) if keys else ()), *(("--insecure",) if flag(told, INSECURE) else ()),
         *shlex.split(told.get("GRADWIRE_SERVER_OPTIONS", "")),

@@ -66,6 +66,8 @@ class Trainer:
         self._store = create(kvstore) if isinstance(kvstore, str) else kvstore
         if self._store is not None and compression_params:
             self._store.set_gradient_compression(compression_params)
+        if self._store is not None:
+            self._store.applied_by(self._config)
         shared = self._store is not None and self._store.num_workers > 1
         require(update_on_kvstore in (None, True, False), "update_on_kvstore", "True, False or None", update_on_kvstore)
         self._on_store = shared if update_on_kvstore is None else update_on_kvstore

@@ -76,6 +76,8 @@ class Attendance:
         """
         self.board.put(f"token/{self.name}", self.token)
         late = self.board.read("open") is not None
+        if late:
+            self._first_round()
         self.announce(at if not late or self.holds(at, mark) else -1, mark)
         if late:
             return None
@@ -87,9 +89,8 @@ class Attendance:
                 f"{len({each['name'] for each in self._announced(0) if each})} of {self.meeting.workers} workers came "
                 f"to the meeting at {self.board.place} within {self.meeting.timeout:g} s"
             )
-        opened = self.board.read("open")
-        note = Closed.read(opened["note"])
-        return (int(opened["base"]), note) if self.name in note.roster else None
+        base, note = self._first_round()
+        return (base, note) if self.name in note.roster else None
 
     @property
     def mark(self) -> str:
@@ -128,9 +129,18 @@ class Attendance:
         came = {name: [0, ""] for name in holding}
         note = {"came": came, "roster": names, "need": [name for name in names if name not in holding],
                 "seen": len(first)}  # fmt: skip
-        opened = self.board.first("open", {"base": base, "note": note, "mark": self.token, "from": mark})
-        self.board.first(f"closed/{opened['base']}", opened["note"])
-        self.board.first("newest", opened["base"])
+        self.board.first("open", {"base": base, "note": note, "mark": self.token, "from": mark})
+
+    def _first_round(self) -> tuple[int, Closed]:
+        """The round with which the meeting opened, and its note.
+
+        Everybody who comes puts both up: whoever opened the meeting may be held up, or die, before it does.
+        """
+        opened = self.board.read("open")
+        base = int(opened["base"])
+        self.board.first(f"closed/{base}", opened["note"])
+        self.board.first("newest", base)
+        return base, Closed.read(opened["note"])
 
     # Rounds ------------------------------------------------------------------------------------------------------
 

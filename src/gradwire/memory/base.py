@@ -63,6 +63,15 @@ class Memory(Configuration, ABC):
     """What went in is what came out and what is kept: nothing may be lost on the way either. So whoever compresses the
     mean a second time keeps a residual of it. Not where the memory itself lets go of what was not sent."""
 
+    late: ClassVar[bool] = False
+    """Whether what was not sent goes in a later step, which optimizers that divide by past gradients do not forgive."""
+
+    forgets: ClassVar[bool] = False
+    """Whether what was not sent is lost: only methods that are right on average, or nearly exact, can have that."""
+
+    follows_mean: ClassVar[bool] = False
+    """Whether what is compressed depends on the mean that arrived before: every worker must hear it, and all of it."""
+
     one_round: ClassVar[bool] = False
     """Only methods of one round are served: ``compensate`` and ``update`` refuse."""
 
@@ -92,6 +101,15 @@ class Memory(Configuration, ABC):
             status: int32 of one element; bit 0 is set when a compensated value is not finite.
             scale: 1 except for summable payloads, which are divided by the world size before they are summed.
         """
+
+    def encoded(
+        self, compressor: Compressor, x: Tensor, payload: Payload, state: State, key: Key, scale: float
+    ) -> None:  # fmt: skip
+        """Write the payload of ``scale * x``, where ``x`` is not multiplied for nothing."""
+        if scale == 1.0:
+            compressor.encode(x, payload, state, key)
+        else:
+            compressor.encode_scaled(x, scale, payload, state, key)
 
     @abstractmethod
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
@@ -141,7 +159,9 @@ def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None
         ConfigError: with the remedy.
     """
     check_rounds(memory, compressor)
-    if compressor.memory not in (None, memory.name) and not force:
+    own = compressor.memory
+    alike = own in (None, memory.name) or (memory.forgets and registry.find("memory", str(own)).forgets)
+    if not alike and not force:
         raise ConfigError(
             f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
             f"{compressor.memory!r}: leave memory out, or say force=True"
@@ -151,17 +171,18 @@ def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None
             f"memory {memory.name!r} keeps the mean that arrives, but {compressor!r} turns it into signs: use a "
             "method, or a form of this one, that does not"
         )
-    refused = memory.name == "none" and compressor.memory != "none"
+    refused = memory.forgets and compressor.memory != memory.name
     if compressor.feedback == "built-in" and refused:
         raise ConfigError(
-            f"memory 'none' loses gradients: the residual is part of {compressor.name!r}; use memory='residual'"
+            f"memory {memory.name!r} loses gradients: the residual is part of {compressor.name!r}; use "
+            "memory='residual'"
         )
     if compressor.feedback == "required" and refused and not force:
         raise ConfigError(
-            f"memory 'none' loses for good what {compressor!r} does not send, and the method needs error feedback: "
-            "leave memory out, or say force=True"
+            f"memory {memory.name!r} loses for good what {compressor!r} does not send, and the method needs error "
+            "feedback: leave memory out, or say force=True"
         )
-    if compressor.feedback == "unsafe" and memory.name not in ("none", compressor.memory) and not force:
+    if compressor.feedback == "unsafe" and not memory.forgets and compressor.memory != memory.name and not force:
         raise ConfigError(
             f"memory {memory.name!r} would grow without bound with {compressor!r}, whose noise is larger than its "
             f"signal: with error feedback use {compressor.bounded}; or memory='none', or force=True"

@@ -57,6 +57,7 @@ class DGCMemory(Memory):
     clip: float | None = None
 
     name = "dgc"
+    late = True
     buffers = ("residual", "momentum", "undo", "sent")
     transient = ("undo", "sent")
     one_round = True
@@ -154,10 +155,7 @@ class DenseMomentum(Memory):
         kept["undo"].copy_(kept["momentum"])
         self.accelerate(grad, kept["momentum"])
         ops.nonfinite(grad.view(-1), status)
-        if scale == 1.0:
-            compressor.encode(grad, payload, state, key)
-        else:
-            compressor.encode_scaled(grad, scale, payload, state, key)
+        self.encoded(compressor, grad, payload, state, key, scale)
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         kept["momentum"].copy_(kept["undo"])

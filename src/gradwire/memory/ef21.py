@@ -52,6 +52,7 @@ class EF21(Memory):
     eta: float = 1.0
 
     name = "ef21"
+    late = True
     transient = ("undo",)
 
     def __post_init__(self) -> None:
@@ -72,10 +73,7 @@ class EF21(Memory):
             grad.copy_(kept["momentum"].mul_(1 - self.eta).add_(grad, alpha=self.eta))
         grad.sub_(local)
         ops.nonfinite(grad.view(-1), status)
-        if scale == 1.0:
-            compressor.encode(grad, payload, state, key)
-        else:
-            compressor.encode_scaled(grad, scale, payload, state, key)
+        self.encoded(compressor, grad, payload, state, key, scale)
         grad.copy_(local)
         compressor.add_decoded(payload, local, 1.0 / scale)
         # A code may overflow where x did not.

@@ -26,16 +26,14 @@ class NoMemory(Memory):
 
     name = "none"
     balanced = False
+    forgets = True
 
     def encode(
         self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
         key: Key, status: Tensor, scale: float = 1.0,
     ) -> None:  # fmt: skip
         ops.nonfinite(grad.view(-1), status)
-        if scale == 1.0:
-            compressor.encode(grad, payload, state, key)
-        else:
-            compressor.encode_scaled(grad, scale, payload, state, key)
+        self.encoded(compressor, grad, payload, state, key, scale)
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         return

@@ -53,6 +53,7 @@ class VarianceMemory(Memory):
     keep_error: bool = False
 
     name = "variance"
+    late = True
     buffers = ("residual", "variance", "undo", "sent")
     transient = ("undo", "sent")
     squared = ("variance",)

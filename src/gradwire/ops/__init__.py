@@ -13,6 +13,8 @@ from gradwire.ops.cast_encode import cast_encode
 from gradwire.ops.cast_encode_feedback import cast_encode_feedback
 from gradwire.ops.dithered_encode import dithered_encode
 from gradwire.ops.dithered_encode_feedback import dithered_encode_feedback
+from gradwire.ops.eden_add_decoded import eden_add_decoded
+from gradwire.ops.eden_encode import eden_encode
 from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
 from gradwire.ops.eightbit_encode import eightbit_encode
 from gradwire.ops.eightbit_encode_feedback import eightbit_encode_feedback
@@ -42,6 +44,8 @@ from gradwire.ops.onebit_encode import onebit_encode
 from gradwire.ops.onebit_encode_feedback import onebit_encode_feedback
 from gradwire.ops.parts_add_decoded import parts_add_decoded
 from gradwire.ops.philox import philox
+from gradwire.ops.precondition import precondition
+from gradwire.ops.precondition_update import precondition_update
 from gradwire.ops.prefix_decode import prefix_decode
 from gradwire.ops.prefix_encode import prefix_encode
 from gradwire.ops.qsgd_add_decoded import qsgd_add_decoded
@@ -109,6 +113,8 @@ __all__ = [
     "cast_encode_feedback",
     "dithered_encode",
     "dithered_encode_feedback",
+    "eden_add_decoded",
+    "eden_encode",
     "eightbit_add_decoded",
     "eightbit_encode",
     "eightbit_encode_feedback",
@@ -138,6 +144,8 @@ __all__ = [
     "onebit_encode_feedback",
     "parts_add_decoded",
     "philox",
+    "precondition",
+    "precondition_update",
     "prefix_decode",
     "prefix_encode",
     "qsgd_add_decoded",

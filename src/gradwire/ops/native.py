@@ -12,18 +12,16 @@ run to say so.
 import functools
 import importlib
 import importlib.util
-import json
 import os
 import shlex
 import sys
 import warnings
-from importlib import metadata
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import torch  # first: the extension shares the OpenMP runtime that torch brings along
 
+from gradwire._extras import source
 from gradwire.errors import ConfigError, require
 
 __all__ = [
@@ -47,7 +45,10 @@ def _load() -> tuple[Any, str | None]:
     try:
         return importlib.import_module("gradwire._kernels"), None
     except ModuleNotFoundError:
-        return None, "the C++ extension is not built: no working C++ compiler was found on installation"
+        return None, (
+            "the C++ extension is not built: no working C++ compiler was found, or compiling failed, when gradwire was "
+            "installed"
+        )
     except ImportError as error:
         return None, f"{type(error).__name__}: {error}"
 
@@ -106,21 +107,10 @@ def remedy() -> str:
     >>> remedy().startswith("install a C++ compiler (")
     True
     """
-    again = f"{shlex.quote(sys.executable)} -m pip install --force-reinstall --no-deps --no-cache-dir {_source()}"
+    place, editable = source()
+    what = f"-e {shlex.quote(place)}" if editable else shlex.quote(place)
+    again = f"{shlex.quote(sys.executable)} -m pip install --force-reinstall --no-deps --no-cache-dir {what}"
     return f"install a C++ compiler ({COMPILERS.get(sys.platform, OTHERWISE)}), and then gradwire once more: {again}"
-
-
-def _source() -> str:
-    """What pip was given, where it is a folder or a file of this machine; else the name."""
-    try:
-        found = json.loads(metadata.distribution("gradwire").read_text("direct_url.json") or "{}")
-    except metadata.PackageNotFoundError:
-        return "gradwire"
-    url = urlsplit(found.get("url", ""))
-    if url.scheme != "file":
-        return "gradwire"
-    editable = "-e " if found.get("dir_info", {}).get("editable") else ""
-    return editable + shlex.quote(unquote(url.path))
 
 
 @functools.cache

@@ -49,7 +49,11 @@ class AdamLike(Exchanged):
         Raises:
             ConfigError: the state is of another optimizer, or of another number of ranks.
         """
-        if set(state_dict.get("progress", {})) != set(self.progress):
+        state = state_dict.get("state", {})
+        kept = len(state) >= len(self.params) * bool(self.kept) and all(
+            set(self.kept) <= set(each) for each in state.values()
+        )
+        if set(state_dict.get("progress", {})) != set(self.progress) or not kept:
             raise ConfigError(f"state_dict must be one of {type(self).__name__}, got {sorted(state_dict)}")
         super().load_state_dict(dict(state_dict))
         for name, flat in self.flats.items():

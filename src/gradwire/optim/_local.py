@@ -7,7 +7,6 @@ never compressed. After each exchange every rank goes on from the new ``agreed``
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -65,9 +64,9 @@ class LocalSteps(Exchanged):
         """Whether all ranks hold the same parameters now."""
         return self.since == 0
 
-    @abstractmethod
     def outer(self, mean: Tensor) -> None:
-        """Move ``agreed`` by the mean way, whose tensor may be overwritten."""
+        """Move ``agreed`` by the mean way, whose tensor may be overwritten: go it as it is."""
+        self.agreed.data.sub_(mean)
 
     @property
     def round(self) -> int:
@@ -118,12 +117,15 @@ class LocalSteps(Exchanged):
         self._step_alone()
         self.since += 1
         if self.since >= self.every:
-            self.exchange_ways()
+            self._end_round()
         return loss
 
     @torch.no_grad()
     def exchange_ways(self) -> None:
         """Exchange now: ``step`` does this by itself. All ranks must call it; use it after the last step of a run."""
+        self._end_round()
+
+    def _end_round(self) -> None:
         self._gather_way()
         for mean in self._means():
             self._go(mean)
@@ -131,9 +133,16 @@ class LocalSteps(Exchanged):
         self.since = 0
 
     def _gather_way(self) -> None:
-        for way, agreed, param in zip(self.way.views, self.agreed.views, self.params, strict=True):
-            # A 16-bit parameter started from the rounded value; the rounding is no part of its way.
-            way.copy_(agreed.to(param.dtype)).sub_(param)
+        for number in range(len(self.params)):
+            self._way_of(number)
+
+    def _way_of(self, number: int) -> Tensor:
+        """What a parameter has gone in this round, written into its slot of ``way``."""
+        return self.way.views[number].copy_(self._start(number)).sub_(self.params[number])
+
+    def _start(self, number: int) -> Tensor:
+        """From where a parameter started in this round: one of 16 bits from the rounded value, which is no way."""
+        return self.agreed.views[number].to(self.params[number].dtype)
 
     def _means(self) -> Iterator[Tensor]:
         """The mean ways of the rounds that are over: of this one, and at a meeting of those that were missed."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from operator import gt
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -12,6 +14,11 @@ from gradwire.optim._adam import AdamLike
 from gradwire.optim._exchanged import Closure, check_adam
 
 __all__ = ["OneBitAdam"]
+
+SETTLED = 0.96
+"""Of the norms of v a lag apart, as in the paper."""
+
+log = logging.getLogger("gradwire")
 
 
 class OneBitAdam(AdamLike):
@@ -41,7 +48,10 @@ class OneBitAdam(AdamLike):
         decoupled: whether weight decay shrinks the parameters, as in ``AdamW``, or is added to the gradient, as in
             ``Adam``: then it goes through both moments, and in compressed steps through the exchange.
         freeze_step: exact steps, >= 1. 15 to 25 % of all steps are usual: fewer save more bytes, but a variance that
-            has not settled yet stays wrong for good.
+            has not settled yet stays wrong for good. "auto": until v has settled, as the paper decides it: its 1-norm
+            and that of 1 / (1 - b2) steps before, both without the bias towards 0, have a ratio above 0.96, the
+            smaller over the larger one, and the learning rate has not risen in these steps. All ranks decide alike;
+            ``metrics()["frozen_at"]`` and a line in the log of rank 0 tell when.
         compressor: of the momentum; a contraction, by name or as an object. The scale of
             ``efsignsgd`` is the mean magnitude; that of DeepSpeed's code, |x|_2 / sqrt(n), is no contraction on heavy
             tails, so it is not offered.
@@ -70,14 +80,15 @@ class OneBitAdam(AdamLike):
 
     def __init__(
         self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.0, *, freeze_step: int, decoupled: bool = True, compressor: Any = "efsignsgd",
-        process_group: dist.ProcessGroup | None = None, **options: Any,
+        weight_decay: float = 0.0, *, freeze_step: int | Literal["auto"] = "auto", decoupled: bool = True,
+        compressor: Any = "efsignsgd", process_group: dist.ProcessGroup | None = None, **options: Any,
     ) -> None:  # fmt: skip
 
         def check() -> None:
             check_adam("OneBitAdam", lr, betas, eps, weight_decay)
             require(isinstance(decoupled, bool), "OneBitAdam.decoupled", "True or False", decoupled)
-            require(is_int(freeze_step, 1), "OneBitAdam.freeze_step", "an integer >= 1", freeze_step)
+            known = freeze_step == "auto" or is_int(freeze_step, 1)
+            require(known, "OneBitAdam.freeze_step", "an integer >= 1 or 'auto'", freeze_step)
             require(
                 "start_after" not in options,
                 "start_after",
@@ -90,17 +101,56 @@ class OneBitAdam(AdamLike):
         told = {"freeze_step": freeze_step, "decoupled": decoupled, "defaults": defaults}
         super().__init__(params, defaults, compressor, settings, process_group, told, check)
         self.freeze_step, self.decoupled = freeze_step, decoupled
+        if freeze_step == "auto":
+            self.progress |= {"frozen_at": None, "norms": [], "rates": [], "rose": 0}
+
+    @property
+    def frozen_at(self) -> int | None:
+        """The last exact step, or None where ``freeze_step="auto"`` has not decided yet."""
+        return self.progress["frozen_at"] if self.freeze_step == "auto" else self.freeze_step
+
+    def metrics(self) -> dict[str, Any]:
+        """Those of every optimizer, and the last exact step."""
+        return {**super().metrics(), "frozen_at": self.frozen_at}
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
         """Exchange and move. The closure computes this rank's gradients; its value is returned."""
         loss = self.begin(closure)
-        exact = self.progress["step"] < self.freeze_step
+        exact = self.frozen_at is None or self.progress["step"] < self.frozen_at
         with self.resting(self.unused(self.without_gradient())):
-            if self._exact() if exact else self._compressed():
+            counts = self._exact() if exact else self._compressed()
+            if counts:
                 self.progress["step"] += 1
                 self._move()
+        if counts and self.frozen_at is None:
+            self._decide()
         return loss
+
+    def _decide(self) -> None:
+        """Freeze v if any rank finds that it has settled: all have the same v, but may add it up in another order."""
+        t = self.progress["step"]
+        lag = max(round(1 / (1 - group["betas"][1])) for group in self.param_groups)
+        rates = [float(group["lr"]) for group in self.param_groups]
+        if any(map(gt, rates, self.progress["rates"])):
+            self.progress["rose"] = t
+        norms = [*self.progress["norms"], self._norm()][-lag - 1 :]
+        self.progress |= {"rates": rates, "norms": norms}
+        ratio = min(norms[0], norms[-1]) / max(norms[0], norms[-1]) if max(norms) > 0 else 0.0
+        settled = t > lag and t > self.progress["rose"] + lag and ratio > SETTLED
+        flag = torch.tensor([settled], dtype=torch.uint8).to(self.exchange.device)
+        self.exchange.any_rank(flag)
+        if bool(flag):
+            self.progress["frozen_at"] = t
+            if self.exchange.channel.rank == 0:
+                log.info("OneBitAdam freezes its variance after %d exact steps: the ratio of its norm and that of %d "
+                         "steps before is %.4f", t, lag, ratio)  # fmt: skip
+
+    def _norm(self) -> float:
+        """The 1-norm of v without its bias towards 0."""
+        t, v = self.progress["step"], self.flats["exp_avg_sq"].data
+        parts = [float(v[span].sum()) / (1 - group["betas"][1] ** t) for group, span, _ in self.spans()]
+        return float(sum(parts))
 
     def _exact(self) -> bool:
         """Whether the averaged gradient was finite, and both moments have learned it."""
@@ -133,7 +183,7 @@ class OneBitAdam(AdamLike):
 
     def _move(self) -> None:
         t = self.progress["step"]
-        self.write_denominator(min(t, self.freeze_step))
+        self.write_denominator(t if self.frozen_at is None else min(t, self.frozen_at))
         moments, denominators = self.flats["exp_avg"].views, self.scratch.views
         for group, _, numbers in self.spans():
             for i in numbers:

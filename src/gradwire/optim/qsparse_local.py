@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.meeting.place import Meeting
@@ -40,6 +38,7 @@ class QsparseLocal(LocalSteps):
         GroupError: ranks were given different parameters.
 
     Example:
+        >>> import torch
         >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
         >>> model = torch.nn.Linear(64, 64)
         >>> inner = torch.optim.SGD(model.named_parameters(), lr=0.1, momentum=0.9)
@@ -62,8 +61,3 @@ class QsparseLocal(LocalSteps):
         process_group: dist.ProcessGroup | None = None, meeting: Meeting | None = None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(inner, compressor, every, options, process_group, meeting, {})
-
-    @torch.no_grad()
-    def outer(self, mean: Tensor) -> None:
-        """Go the mean way."""
-        self.agreed.data.sub_(mean)

@@ -26,6 +26,9 @@ __all__ = ["RankFailedError", "run_ranks"]
 PRELOAD = ["torch", "torch.distributed", "torch.profiler", "torch._dynamo", "gradwire"]
 """What the server imports before the first rank; a test suite adds what its own modules import."""
 
+CONNECTS = 3
+"""How often a group is tried that cannot be connected."""
+
 
 class RankFailedError(AssertionError):
     """A rank raised, died or did not finish; ``errors`` maps ranks to what they said."""
@@ -33,6 +36,10 @@ class RankFailedError(AssertionError):
     def __init__(self, errors: dict[int, str]) -> None:
         self.errors = errors
         super().__init__("\n".join(f"rank {rank}:\n{text}" for rank, text in sorted(errors.items())))
+
+
+class _NotConnectedError(RankFailedError):
+    """The group could not be made on a rank, so that none can have come further than its first collective."""
 
 
 def run_ranks(
@@ -53,9 +60,25 @@ def run_ranks(
         backend: ``gloo``, or ``nccl`` with a GPU for each rank.
         end: whether every process must also end by itself, with exit code 0.
 
+    A group that cannot be connected is made anew, with new processes, up to ``CONNECTS`` times: under load Gloo
+    sometimes loses one of the connections of a mesh while it makes them.
+
     Raises:
         RankFailedError: with the traceback of every rank that failed.
     """
+    deadline = time.monotonic() + timeout
+    for attempt in range(1, CONNECTS + 1):
+        try:
+            return _run(world, function, args, deadline, timeout, backend, end)
+        except _NotConnectedError:
+            if attempt == CONNECTS or time.monotonic() >= deadline:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _run(
+    world: int, function: Callable[..., Any], args: Any, deadline: float, timeout: float, backend: str, end: bool
+) -> list[Any]:  # fmt: skip
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +93,7 @@ def run_ranks(
             process.start()
             send.close()
         try:
-            results = _collect([receive for receive, _ in pipes], time.monotonic() + timeout)
+            results = _collect([receive for receive, _ in pipes], deadline)
             if end:
                 _check_ends(processes)
             return results
@@ -85,6 +108,7 @@ def _rank(
     args: Any,
 ) -> None:  # fmt: skip
     torch.set_num_threads(1)
+    connected = False
     try:
         if backend == "nccl":
             torch.cuda.set_device(rank)
@@ -92,9 +116,10 @@ def _rank(
             backend, init_method=f"file://{folder}/store", rank=rank, world_size=world,
             timeout=timedelta(seconds=timeout),
         )  # fmt: skip
+        connected = True
         send.send(("ok", pickle.dumps(function(rank, *args))))
     except BaseException:
-        send.send(("error", traceback.format_exc()))
+        send.send(("error" if connected else "not connected", traceback.format_exc()))
     finally:
         send.close()
         if dist.is_initialized():
@@ -124,6 +149,8 @@ def _collect(pipes: list[Connection], deadline: float) -> list[Any]:
                 kind, value = pipe.recv()
             except EOFError:
                 kind, value = "error", "died without a word"
+            if kind == "not connected":  # the others would wait for it until the deadline
+                raise _NotConnectedError({rank: value})
             if kind == "ok":
                 results[rank] = pickle.loads(value)
             else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from importlib.machinery import ModuleSpec
 
 import pytest
 import torch
 
+from gradwire._extras import install
 from gradwire.bench.data import digits
 from gradwire.bench.data.digits import load_digits
 from gradwire.errors import ConfigError
@@ -28,5 +30,5 @@ def test_without_scikit_learn_the_error_says_how_to_install(
     monkeypatch: pytest.MonkeyPatch, spec: ModuleSpec | None
 ) -> None:
     monkeypatch.setattr(digits, "find_spec", lambda _name: spec)
-    with pytest.raises(ConfigError, match=r"pip install 'gradwire\[bench\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install("bench"))):
         load_digits()

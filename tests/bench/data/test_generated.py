@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sysconfig
+from pathlib import Path
+
 import numpy as np
 import torch
 
 from gradwire.bench.data import interactions, surfaces
-from gradwire.bench.data.base import vocabulary
-from gradwire.bench.data.stdlib import load_stdlib
+from gradwire.bench.data.base import CHARACTERS, numbers, vocabulary
+from gradwire.bench.data.stdlib import load_stdlib, load_stdlib_characters
+from gradwire.bench.data.topics import load_topics
 
 
 def test_the_standard_library_is_read_as_words() -> None:
@@ -20,6 +24,31 @@ def test_the_standard_library_is_read_as_words() -> None:
     assert torch.equal(counts, counts.sort(descending=True).values)
     assert load_stdlib(words=50, train=5000, others=500).digest == text.digest
     assert load_stdlib(words=50, train=60_000, others=500).digest != text.digest
+
+
+def test_the_standard_library_is_read_as_characters() -> None:
+    text = load_stdlib_characters(train=30_000, others=500)
+    first = Path(sysconfig.get_paths()["stdlib"], "__future__.py").read_text()
+    assert (len(text.train), len(text.valid), len(text.test), len(text.words)) == (30_000, 500, 500, 97)
+    assert "".join(text.words[token] for token in text.train[: len(first)]) == first
+    assert text.digest == load_stdlib_characters(train=30_000, others=500).digest
+    assert text.digest != load_stdlib_characters(train=90_000, others=500).digest
+
+
+def test_a_character_that_is_not_in_the_vocabulary_is_another_one() -> None:
+    assert len(set(CHARACTERS)) == 97
+    assert {"\n", " ", "~", "a", "Z", "0"} < set(CHARACTERS)
+    assert numbers("a\té~", CHARACTERS).tolist() == [CHARACTERS.index("a"), 0, 0, 96]
+
+
+def test_no_paragraph_of_the_topics_is_both_trained_and_tested_on() -> None:
+    text = load_topics()
+    trained, tested = (
+        "".join(text.words[token] for token in part).split("\n\n")[:-1] for part in (text.train, text.test)
+    )
+    assert len(trained) > len(tested) > 50
+    assert not {each for each in tested if len(each) > 60} & set(trained)
+    assert len(text.valid) == 0
 
 
 def test_equally_frequent_words_are_in_the_order_of_their_spelling() -> None:

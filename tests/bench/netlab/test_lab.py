@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -116,11 +117,21 @@ def test_leaving_ends_what_runs_inside(possible: None) -> None:
         process = lab.popen(0, ["sleep", "100"])
         folder = Path("/etc/netns", lab.names.worker(0))
         assert folder.is_dir()
-    assert process.wait(timeout=10) == -signal.SIGKILL
+    assert process.wait(timeout=100) == -signal.SIGKILL
     assert not namespaces() & set(lab.names.all)
     assert not folder.exists()
     assert lab.names.id not in _warden.records()
     lab.close()
+
+
+def test_leaving_ends_what_is_not_inside_yet(possible: None, tmp_path: Path) -> None:
+    """The command that enters the namespace takes its time."""
+    slow = tmp_path / "ip"
+    slow.write_text(f'#!/bin/sh\nsleep 3\nexec {shutil.which("ip")} "$@"\n')
+    slow.chmod(0o755)
+    with Netlab(2, "none") as lab:
+        process = lab.popen(0, ["sleep", "100"], env={"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"})
+    assert process.wait(timeout=100) == -signal.SIGKILL
 
 
 OWNER = """

@@ -95,6 +95,29 @@ def test_a_method_is_compared_with_its_own_recipe_or_else_with_the_tasks():
     }  # fmt: skip
 
 
+def test_a_method_that_was_tuned_stands_at_the_rate_that_was_best_on_the_first_seed():
+    def at(rate, *qualities, method="none"):
+        return seeds(method, *qualities, recipe={"lr": rate}, tuned=True, higher_is_better=False)
+
+    runs = [*at(0.1, 2.0), *at(0.2, 1.5, 1.6, 1.55), *at(0.4, math.nan)]
+    runs += [*at(0.1, 1.4, 1.9, 1.8, method="topk"), *at(0.2, 1.7, method="topk")]
+    panel, entries = only(runs)
+    assert set(entries) == {"none, lr 0.2", "topk, lr 0.1"}
+    tuned, topk = entries["none, lr 0.2"], entries["topk, lr 0.1"]
+    assert (tuned.quality.mean, topk.quality.mean) == pytest.approx((1.55, 1.7))
+    assert panel.baseline is tuned
+    assert panel.compared_with(topk) is tuned
+    assert panel.difference(topk) == pytest.approx(0.15)
+
+
+def test_of_rates_that_ended_alike_a_tuned_method_stands_at_the_one_with_runs_of_all_seeds():
+    def at(rate, *qualities):
+        return seeds("topk", *qualities, recipe={"lr": rate}, tuned=True)
+
+    _, entries = only([*at(0.2, 0.5), *at(0.1, 0.5, 0.6)])
+    assert {name: len(entry.runs) for name, entry in entries.items()} == {"topk, lr 0.1": 2}
+
+
 def test_without_an_uncompressed_run_of_a_recipe_that_fits_there_is_no_verdict():
     panel, entries = only([*seeds("none", 0.5, 0.51, recipe={"lr": 0.5}), *seeds("topk", 0.9, 0.91)])
     assert panel.verdict(entries["topk"]) == "nothing to compare with"
@@ -109,6 +132,23 @@ def test_runs_on_other_data_of_the_same_name_are_in_another_panel():
         "classification: a_model on some data, 2 workers, 1 epoch",
         "classification: a_model on some data 01234567, 2 workers, 1 epoch",
     ]
+
+
+def test_runs_that_began_with_other_parameters_are_in_another_panel():
+    one, other = record(), record("topk")
+    begun = dataclasses.replace(other, settings=dataclasses.replace(other.settings, start="0123456789abcdef"))
+    titles = [panel.title for panel in panels([one, begun])]
+    assert titles == [
+        "classification: a_model on some data, 2 workers, 1 epoch",
+        "classification: a_model from 01234567 on some data, 2 workers, 1 epoch",
+    ]
+
+
+def test_losses_are_shown_with_three_digits_and_perplexities_with_two():
+    (losses,) = panels([record(quality=1.52348, higher_is_better=False)])
+    assert (losses.shown(1.52348), losses.shown(-0.0042, signed=True)) == ("1.523", "-0.004")
+    (perplexities,) = panels([record(quality=18.812, higher_is_better=False)])
+    assert perplexities.shown(9.5261) == "9.53"
 
 
 def test_the_growth_of_memory_is_known_where_every_run_says_what_it_began_with():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from gradwire.bench.tasks._tokens import bigram, unigram
 from gradwire.bench.tasks.classification import Classification
+from gradwire.bench.tasks.gpt import GPT
 from gradwire.bench.tasks.language import LanguageModelling
 from gradwire.bench.tasks.recommendation import RIVALS, Recommendation
 from gradwire.bench.tasks.segmentation import Reflected, Segmentation, overlaps
@@ -75,6 +78,55 @@ def test_baselines_of_the_text_are_those_that_were_measured() -> None:
     assert found["bigram"] < found["unigram"] < len(task.data.words)
     if task.data.digest.startswith("04652ebe8ef3"):
         assert found == {"unigram": pytest.approx(63.1, abs=0.1), "bigram": pytest.approx(38.7, abs=0.1)}
+
+
+def test_the_loss_of_a_character_is_that_of_its_logits() -> None:
+    task = GPT()
+
+    class Sure(nn.Module):
+        """Gives the last character of the vocabulary logit 3, and all others 0."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits = torch.zeros(*x.shape, len(task.data.words))
+            logits[..., -1] = 3.0
+            return logits
+
+    x, y = task._tested()
+    assert x.numel() == 8192
+    share = (y == 96).double().mean().item()
+    assert task.quality(Sure()) == pytest.approx(math.log(96 + math.exp(3)) - 3 * share, abs=1e-5)
+    assert task.shown(2.4224) == "2.422"
+
+
+def test_windows_of_characters_lie_where_the_epoch_says_and_targets_come_next() -> None:
+    task = GPT()
+    text, (x, y) = task.data.train, next(task.shares(3, 0, 1))
+    places = torch.randint(len(text) - 64, (16,), generator=torch.Generator().manual_seed(3)).tolist()
+    assert torch.equal(x, torch.stack([text[place : place + 64] for place in places]))
+    assert torch.equal(y, torch.stack([text[place + 1 : place + 65] for place in places]))
+    x, y = task._tested()
+    assert torch.equal(x[:, 1:], y[:, :-1])
+    assert torch.equal(x[1], task.data.test[(len(task.data.test) - 1) // 128 :][:64])
+
+
+def test_the_last_window_of_a_text_can_be_drawn_and_measured() -> None:
+    """A text of one window: there is one place, and the character after it is the last."""
+    task = GPT()
+    task.data = dataclasses.replace(task.data, train=torch.arange(65), test=torch.arange(65))
+    task.adjusted({"batch": 1})
+    ((x, y),) = task.shares(0, 0, 1)
+    assert (x.tolist(), y.tolist()) == ([list(range(64))], [list(range(1, 65))])
+    assert torch.equal(torch.stack(task._tested()), torch.stack([x, y]))
+
+
+def test_baselines_of_known_texts() -> None:
+    train = torch.tensor([0, 1, 0, 1, 0, 1, 0, 1])
+    assert unigram(train, 3, torch.tensor([0, 2])) == pytest.approx(-math.log(5 / 11 * 1 / 11) / 2)
+    own = 5 / 11
+    assert bigram(train, 3, torch.tensor([0]), torch.tensor([1])) == pytest.approx(-math.log((4 + 5 * own) / 9))
+    assert bigram(train, 3, torch.tensor([1]), torch.tensor([1])) == pytest.approx(-math.log((0 + 5 * own) / 8))
+    found = GPT().baselines()
+    assert found["bigram"] < found["unigram"] < math.log(97)
 
 
 def test_the_held_out_item_must_be_among_the_first_ten() -> None:

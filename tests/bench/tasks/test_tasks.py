@@ -17,15 +17,19 @@ from gradwire.bench.tasks.base import Task
 from gradwire.bench.train import train
 from gradwire.compressors.none import Identity
 from gradwire.errors import ConfigError
+from tests.bench.narrow import narrowed
 
 TASKS = registry.names("bench.tasks")
-BETTER_THAN = {"classification": "chance", "language": "unigram", "recommendation": "chance"}
+BETTER_THAN = {
+    "classification": "chance", "gpt": "unigram", "gpt_tune": "unigram", "language": "unigram",
+    "recommendation": "chance",
+}  # fmt: skip
 """What one epoch beats; marking defects takes longer, and begins with marking none."""
 
 
 @pytest.fixture(scope="module")
 def tasks() -> dict[str, Task]:
-    return {name: registry.find("bench.tasks", name)() for name in TASKS}
+    return {name: narrowed(registry.find("bench.tasks", name)()) for name in TASKS}
 
 
 @pytest.fixture
@@ -40,8 +44,8 @@ def first(task: Task, epoch: int, rank: int, world: int, count: int = 3) -> list
     return [next(shares) for _ in range(count)]
 
 
-def test_the_surveys_four_tasks_are_there() -> None:
-    assert TASKS == ("classification", "language", "recommendation", "segmentation")
+def test_the_surveys_four_tasks_are_there_and_a_transformers() -> None:
+    assert TASKS == ("classification", "gpt", "gpt_tune", "language", "recommendation", "segmentation")
     assert {model for name in TASKS for model in registry.find("bench.tasks", name).MODELS} == set(names())
 
 
@@ -108,6 +112,14 @@ def test_every_worker_has_a_part_of_every_batch(name: str) -> None:
     assert [len(first(task, 0, rank, 3, 1)[0][0]) for rank in range(3)] == [1, 1, 1]
     with pytest.raises(ConfigError, match="workers must be at most 3, the examples of a batch, got 4"):
         task.shares(0, 3, 4)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_recipe_may_end_an_epoch_early(tasks: dict[str, Task], name: str) -> None:
+    task = registry.find("bench.tasks", name)().adjusted({"steps": 3})
+    assert sum(1 for _ in task.shares(1, 0, 2)) == task.steps(1) == task.steps(2) / 2 == 3
+    for (x, _), (all_of_it, _) in zip(first(task, 1, 0, 2), first(tasks[name], 1, 0, 2), strict=True):
+        assert torch.equal(x, all_of_it)
 
 
 def test_a_model_of_another_task_is_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gradwire._extras import install
 from gradwire.ops.base import Op
 from tests.ops.triton import worker
 
@@ -20,7 +21,7 @@ On = Callable[[Op[Any]], Callable[..., None]]
 @pytest.fixture(scope="session")
 def installed() -> None:
     if importlib.util.find_spec("triton") is None:
-        pytest.skip("triton is not installed: pip install 'gradwire[triton]'")
+        pytest.skip(f"triton is not installed: {install('triton')}")
 
 
 @pytest.fixture(scope="session")

@@ -170,7 +170,7 @@ def profile_of(asked: Question, told: Callable[[str], object], begun: float) -> 
     except OutOfTimeError:
         raise ConfigError(
             f"cannot tell: two steps of {name} on {asked.batch} examples take more than "
-            f"{MODEL_SHARE * asked.within:.0f} s here. Give the seconds of a step (--compute), a smaller --batch, or "
+            f"{MODEL_SHARE * asked.within:.3g} s here. Give the seconds of a step (--compute), a smaller --batch, or "
             f"more time than --within {asked.within:g}"
         ) from None
 

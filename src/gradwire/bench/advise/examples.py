@@ -15,6 +15,9 @@ __all__ = ["example"]
 WORDS, CONTEXT = 35, 1024
 """Words of an example: unrolled through an LSTM as in its recipe, and what a transformer sees at most."""
 
+CHARACTERS = 97
+"""Most bytes of a text are among so many; the small variant knows no others."""
+
 
 def example(model: nn.Module, name: str, batch: int, *, small: bool = False) -> Tensor:
     """A batch.
@@ -42,9 +45,9 @@ def _images(size: int) -> Callable[[Any, int, bool], Tensor]:
     return images
 
 
-def _words(length: int) -> Callable[[Any, int, bool], Tensor]:
+def _words(length: int, vocabulary: int = 1000) -> Callable[[Any, int, bool], Tensor]:
     def words(_model: Any, batch: int, small: bool) -> Tensor:
-        return torch.randint(1000, (batch, 16 if small else length))
+        return torch.randint(vocabulary, (batch, 16 if small else length))
 
     return words
 
@@ -60,6 +63,7 @@ def _surfaces(_model: Any, batch: int, small: bool) -> Tensor:
 
 INPUTS: dict[str, Callable[[Any, int, bool], Tensor]] = {
     "CIFAR-10": _images(32), "ImageNet": _images(224), "Penn Treebank": _words(WORDS), "text": _words(CONTEXT),
+    "bytes of text": _words(CONTEXT, CHARACTERS),
     "MovieLens-20M": _pairs, "DAGM2007": _surfaces,
 }  # fmt: skip
 """By what the models' files say of their data."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gradwire._extras import install
 from gradwire.errors import ConfigError
 
 __all__ = ["pillow"]
@@ -18,5 +19,5 @@ def pillow() -> Any:
     try:
         from PIL import Image
     except ModuleNotFoundError:
-        raise ConfigError("image files need Pillow, which is not installed: pip install 'gradwire[bench]'") from None
+        raise ConfigError(f"image files need Pillow, which is not installed: {install('bench')}") from None
     return Image

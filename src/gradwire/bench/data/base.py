@@ -16,13 +16,17 @@ from torch import Tensor
 from gradwire.errors import ConfigError
 
 __all__ = [
-    "Examples", "Grey", "Images", "Interactions", "Surfaces", "Tensors", "Text", "file_of", "numbers", "refuse",
-    "standardised", "vocabulary",
+    "CHARACTERS", "Examples", "Grey", "Images", "Interactions", "Surfaces", "Tensors", "Text", "file_of", "numbers",
+    "refuse", "standardised", "vocabulary",
 ]  # fmt: skip
 
 
 Grey = npt.NDArray[np.uint8]
 """Images or masks of shape ``(n, h, w)``."""
+
+
+CHARACTERS = ("<other>", "\n", *map(chr, range(ord(" "), ord("~") + 1)))
+"""The printable characters of ASCII and the line end: 97 with one for all others, whatever the text."""
 
 
 class Examples(Protocol):
@@ -135,7 +139,7 @@ def vocabulary(tokens: Sequence[str], size: int, first: Sequence[str] = ()) -> t
 def numbers(tokens: Sequence[str], words: Sequence[str]) -> Tensor:
     """The tokens' places in the vocabulary; 0 for what is not in it."""
     places = {word: place for place, word in enumerate(words)}
-    return torch.tensor([places.get(token, 0) for token in tokens])
+    return torch.tensor([places.get(token, 0) for token in tokens], dtype=torch.int64)
 
 
 def file_of(folder: Path, name: str, expected: str) -> Path:

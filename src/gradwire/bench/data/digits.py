@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradwire._extras import install
 from gradwire.errors import ConfigError
 
 __all__ = ["Digits", "load_digits"]
@@ -52,5 +53,5 @@ def digits_file() -> Path:
     folders = spec.submodule_search_locations if spec is not None else None
     file = Path(folders[0], "datasets", "data", "digits.csv.gz") if folders else None
     if file is None or not file.is_file():
-        raise ConfigError("the digits come with scikit-learn, which is not installed: pip install 'gradwire[bench]'")
+        raise ConfigError(f"the digits come with scikit-learn, which is not installed: {install('bench')}")
     return file

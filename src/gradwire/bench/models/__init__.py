@@ -5,12 +5,14 @@ makes the model, initialised from torch's global generator; ``DATA``, what the f
 ``RECIPE`` and ``RECIPE_SMALL``. Files that start with an underscore hold what several share.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from gradwire.bench.folder import load, names_in
 
@@ -97,7 +99,9 @@ def facts(name: str, *, small: bool = False) -> Facts:
         (269467, 51, 36864)
     """
     module = find(name)
-    shapes = {key: tuple(value.shape) for key, value in trained(build(name, small=small, device="meta")).items()}
+    with _Unfilled():
+        model = build(name, small=small, device="meta")
+    shapes = {key: tuple(value.shape) for key, value in trained(model).items()}
     title = (module.__doc__ or "").partition("\n")[0].rstrip(".")
     return Facts(_function(module, small=small), module.DATA, title, shapes)
 
@@ -105,6 +109,17 @@ def facts(name: str, *, small: bool = False) -> Facts:
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that have a gradient, by name; one that is used twice counts once."""
     return {name: param for name, param in model.named_parameters() if param.requires_grad}
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leave out random values: where there is no memory, the first of them loads torch's compiler, for seconds."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        # The method, and the function of ``nn.init``.
+        return given.get("tensor", *args[:1]) if func.__name__ == "normal_" else func(*args, **given)
 
 
 def _function(module: ModuleType, *, small: bool) -> str:

@@ -1,11 +1,12 @@
-"""The block of a transformer that normalises first."""
+"""The block of a transformer that normalises first, and a language model of such blocks."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["Block", "initialise"]
+__all__ = ["Block", "Decoder", "initialise"]
 
 
 class Block(nn.Module):
@@ -40,6 +41,32 @@ class Block(nn.Module):
         out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         projected: Tensor = self.projection(out.transpose(1, 2).reshape(batch, length, width))
         return projected
+
+
+class Decoder(nn.Module):
+    """Words and positions, blocks of causal attention, and the words' own table as the last layer: as GPT-2.
+
+    Args:
+        vocabulary: words.
+        context: positions.
+        width: of the stream.
+        depth: blocks.
+        heads: of attention in each block.
+    """
+
+    def __init__(self, vocabulary: int, context: int, width: int, depth: int, heads: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        initialise(self)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the next token, shape ``(batch, time, vocabulary)``, of int64 tokens of shape ``(batch, time)``."""
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        h = self.norm(self.blocks(self.words(tokens) + self.positions(places)))
+        return F.linear(h, self.words.weight)
 
 
 def initialise(model: nn.Module) -> None:

@@ -7,6 +7,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -62,6 +63,7 @@ class Netlab:
         self.congestion = congestion
         self._warden: subprocess.Popen[bytes] | None = None
         self._owner: int | None = os.getpid()
+        self._started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
         try:
             self._record()
             self._warden = watch_over(self.names.id)
@@ -116,7 +118,9 @@ class Netlab:
         """
         require(is_int(rank, 0, self.workers - 1), "rank", f"in [0, {self.workers - 1}]", rank)
         told = {**os.environ, **self.names.environment(rank), **(env or {})}
-        return subprocess.Popen(["ip", "netns", "exec", self.names.worker(rank), *command], env=told, **options)
+        process = subprocess.Popen(["ip", "netns", "exec", self.names.worker(rank), *command], env=told, **options)
+        self._started.add(process)
+        return process
 
     def run(
         self, command: Sequence[str], *, timeout: float = 60.0, env: Mapping[str, str] | None = None
@@ -152,6 +156,10 @@ class Netlab:
 
     def close(self) -> None:
         """End what runs inside, and take the lab away; a second time it does nothing."""
+        # One that was started just now may not be inside yet, and would run on there when the namespace has no name.
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
         _warden.remove(self.names.id)
         self._dismiss()
 

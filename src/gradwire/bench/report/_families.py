@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from gradwire import registry
+from gradwire.bench.torchhooks import PREFIX
 
 __all__ = ["BASELINE", "FAMILIES", "PLAIN", "family_of", "named"]
 
@@ -22,10 +23,11 @@ FAMILIES = (
 def named(method: str, *, ours: bool) -> str:
     """What a method is called: torch's own hooks have names that ours may have too.
 
-    >>> named("powersgd", ours=True), named("powersgd", ours=False), named("ddp", ours=False)
+    >>> named("powersgd", ours=True), named("torch_powersgd", ours=False), named("ddp", ours=False)
     ('powersgd', "torch's powersgd", 'ddp')
     """
-    return method if ours or method in PLAIN else f"torch's {method}"
+    plain = method.removeprefix(PREFIX)
+    return method if ours else plain if plain in PLAIN else f"torch's {plain}"
 
 
 @cache
@@ -39,7 +41,7 @@ def family_of(method: str, compressor: str | None) -> str:
     >>> family_of("topk:ratio=0.1", "topk"), family_of("fp16", None), family_of("ddp", None)
     ('sparsification', "torch's hook", 'no compression')
     """
-    if method in PLAIN:
+    if method in PLAIN or (compressor is None and method.removeprefix(PREFIX) in PLAIN):
         return BASELINE
     if compressor is None:
         return "torch's hook"

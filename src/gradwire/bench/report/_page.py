@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from gradwire._extras import install
 from gradwire._files import replace_text
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._where import facts, warnings
@@ -65,7 +66,7 @@ def needed(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError:
         package = module.partition(".")[0]
-        raise ConfigError(f"a report needs {package}, which is not installed: pip install 'gradwire[bench]'") from None
+        raise ConfigError(f"a report needs {package}, which is not installed: {install('bench')}") from None
 
 
 def _json(figure: Any) -> str:

@@ -2,13 +2,16 @@
 
 Law: a figure is a mean over seeds, and a difference between two of them is one only above the noise floor, which is how
 far two means of uncompressed runs, of as many seeds, may be apart, and above Welch's limit, which knows the spread of
-the method too. A method is compared with uncompressed runs of its own recipe, or else of the task's own.
+the method too. A method is compared with uncompressed runs of its own recipe, or else of the task's own. One that was
+tried at several learning rates stands there at the one that was best on the first seed, and is compared with
+uncompressed runs that were tuned like it.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,8 +26,8 @@ __all__ = ["DIVERGED", "NOISE", "Entry", "Panel", "no_floor", "panels"]
 NOISE = "within noise"
 DIVERGED = "diverged"
 
-_COMPARED = ("task", "model", "data", "data_digest", "workers", "link", "epochs", "backend", "device")
-_CONFIGURED = ("compressor", "options", "loss_scale", "recipe")
+_COMPARED = ("task", "model", "data", "data_digest", "start", "workers", "link", "epochs", "backend", "device")
+_CONFIGURED = ("compressor", "options", "loss_scale", "recipe", "optimizer", "hook")
 _DIGITS = 8
 
 
@@ -49,8 +52,14 @@ class Entry:
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """What differs from the task's own."""
-        return self.runs[0].settings.recipe
+        """What differs from the task's own; of a tuned method without the learning rate that it found."""
+        known = self.runs[0].settings
+        return _without_rate(known.recipe) if known.tuned else known.recipe
+
+    @property
+    def tuned(self) -> bool:
+        """Whether its learning rate is the best of several."""
+        return self.runs[0].settings.tuned
 
     @property
     def diverged(self) -> bool:
@@ -114,15 +123,23 @@ class Panel:
 
     def compared_with(self, entry: Entry) -> Entry | None:
         """The uncompressed one of a method's recipe, or else of the task's own; None: there is neither."""
-        found = {_same(each.recipe): each for each in self.baselines}
-        return found.get(_same(entry.recipe), found.get(_same({})))
+        found = {_same([each.tuned, each.recipe]): each for each in self.baselines}
+        return found.get(_same([entry.tuned, entry.recipe]), found.get(_same([False, {}])))
 
     @cached_property
     def scale(self) -> float:
         """100 where quality is a share, which is then shown in percent; else 1."""
+        return 100.0 if self.higher_is_better and all(0 <= quality <= 1 for quality in self._finite) else 1.0
+
+    @cached_property
+    def fine(self) -> bool:
+        """Whether the third digit behind the point counts: of losses, and not of perplexities."""
+        return self.scale == 1 and all(abs(quality) < 10 for quality in self._finite)
+
+    @cached_property
+    def _finite(self) -> list[float]:
         known = [run.quality for entry in self.entries for run in entry.runs if run.quality is not None]
-        shares = all(0 <= quality <= 1 for quality in known if math.isfinite(quality))
-        return 100.0 if self.higher_is_better and shares else 1.0
+        return [quality for quality in known if math.isfinite(quality)]
 
     @property
     def unit(self) -> str:
@@ -134,7 +151,7 @@ class Panel:
         if not math.isfinite(quality):
             return DIVERGED
         value = self.scale * quality
-        digits = ".2f" if self.scale != 1 or abs(value) < 1000 else ".4g"
+        digits = ".3f" if self.fine else ".2f" if self.scale != 1 or abs(value) < 1000 else ".4g"
         return f"{value:{'+' if signed else ''}{digits}}"
 
     @property
@@ -145,7 +162,8 @@ class Panel:
         link = "" if of.link == "none" else f", {of.link}"
         epochs = f"{of.epochs} epoch{'s' * (of.epochs != 1)}"
         data = of.data if of.data_digest is None else f"{of.data} {of.data_digest[:_DIGITS]}"
-        return f"{of.task}: {of.model} on {data}, {of.workers} workers{link}, {epochs}{where}"
+        begin = "" if of.start is None else f" from {of.start[:_DIGITS]}"
+        return f"{of.task}: {of.model}{begin} on {data}, {of.workers} workers{link}, {epochs}{where}"
 
     def relative_speed(self, entry: Entry) -> float | None:
         """Examples a second over those without compression."""
@@ -230,10 +248,10 @@ def _panel(runs: Sequence[Record]) -> Panel:
 def _baselines(found: Iterable[Entry]) -> tuple[Entry, ...]:
     """Of each recipe the first uncompressed one, plain DDP before ours."""
     plain = [entry for entry in found if entry.family == BASELINE]
-    plain.sort(key=lambda entry: (bool(entry.recipe), PLAIN.index(entry.runs[0].settings.method)))
+    plain.sort(key=lambda entry: (bool(entry.recipe), entry.tuned, PLAIN.index(entry.runs[0].settings.method)))
     first: dict[str, Entry] = {}
     for entry in plain:
-        first.setdefault(_same(entry.recipe), entry)
+        first.setdefault(_same([entry.tuned, entry.recipe]), entry)
     return tuple(first.values())
 
 
@@ -241,14 +259,40 @@ def _entries(runs: Sequence[Record]) -> list[Entry]:
     """Runs with one label and different settings are different methods: a mean over them would be of nothing."""
     found: dict[str, dict[str, list[Record]]] = {}
     for run in runs:
-        configured = _same([getattr(run.settings, name) for name in _CONFIGURED])
-        name = named(run.settings.method, ours=run.settings.compressor is not None)
-        found.setdefault(name, {}).setdefault(configured, []).append(run)
+        known = run.settings
+        settings = {name: getattr(known, name) for name in _CONFIGURED}
+        if known.tuned:
+            settings["recipe"] = _without_rate(known.recipe)
+        name = named(known.method, ours=known.hook is None and known.compressor is not None)
+        found.setdefault(name, {}).setdefault(_same([known.tuned, settings]), []).append(run)
     return [
         _entry(method if number == 1 else f"{method} #{number}", same)
         for method, configurations in found.items()
         for number, same in enumerate(configurations.values(), 1)
     ]
+
+
+def _at_best_rate(runs: Sequence[Record]) -> list[Record]:
+    """Of runs at several learning rates those at the one whose run with the first seed ended best.
+
+    Of equals it is the one with the most runs: where rates ended alike, the file need not have them in the suite's
+    order, by which the sweep chose.
+    """
+    first = min(run.settings.seed for run in runs)
+    tried = [run for run in runs if run.settings.seed == first]
+    made = Counter(run.settings.recipe.get("lr") for run in runs)
+    best = max(tried, key=lambda run: (_goodness(run), made[run.settings.recipe.get("lr")]))
+    return [run for run in runs if run.settings.recipe.get("lr") == best.settings.recipe.get("lr")]
+
+
+def _goodness(run: Record) -> float:
+    if run.quality is None or not math.isfinite(run.quality):
+        return -math.inf
+    return run.quality if run.higher_is_better else -run.quality
+
+
+def _without_rate(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in recipe.items() if name != "lr"}
 
 
 def _same(configured: Any) -> str:
@@ -263,6 +307,9 @@ def _growth(run: Record) -> float | None:
 
 
 def _entry(method: str, runs: Sequence[Record]) -> Entry:
+    if runs[0].settings.tuned:
+        runs = _at_best_rate(runs)
+        method = f"{method}, lr {runs[0].settings.recipe['lr']:g}"
     compressor = runs[0].settings.compressor
     name = None if compressor is None else str(compressor.get("name"))
     return Entry(method, family_of(runs[0].settings.method, name), tuple(runs))

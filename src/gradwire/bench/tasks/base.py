@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Self
@@ -66,9 +67,20 @@ class Task(ABC):
             self.recipe = dataclasses.replace(self.recipe, **changes)
         return self
 
-    def model(self) -> nn.Module:
-        """A fresh model, initialised from torch's global generator."""
-        return models.build(self.module.__name__.rpartition(".")[2], small=self.small, sizes=self.sizes())
+    def model(self, device: str = "cpu") -> nn.Module:
+        """A fresh model, initialised from torch's global generator.
+
+        Args:
+            device: where it is made; on ``meta`` it has shapes and no memory.
+
+        Raises:
+            ConfigError: micro-batches of a model that goes on in a batch where the one before it ended.
+        """
+        name = self.module.__name__.rpartition(".")[2]
+        made = models.build(name, small=self.small, sizes=self.sizes(), device=device)
+        carries, micro = hasattr(made, "reset"), self.recipe.micro
+        require(not carries or micro is None, "Recipe.micro", f"None for {name}, which carries its state on", micro)
+        return made
 
     def sizes(self) -> dict[str, int]:
         """What the model must know of the data."""
@@ -96,12 +108,17 @@ class Task(ABC):
     def baselines(self) -> dict[str, float]:
         """What the measure is without any learning, by what is done instead."""
 
-    @abstractmethod
     def steps(self, epochs: int) -> int:
-        """How many steps ``epochs`` epochs have."""
+        """How many steps ``epochs`` epochs have: what the recipe says, and no more than the data has."""
+        whole = self.steps_of_data()
+        return epochs * min(whole, self.recipe.steps or whole)
+
+    @abstractmethod
+    def steps_of_data(self) -> int:
+        """How many steps go through all data once; 0: it has not enough for a batch."""
 
     def shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The inputs and targets of worker ``rank``, batch by batch; an incomplete last batch is dropped.
+        """The inputs and targets of worker ``rank`` in an epoch, batch by batch; an incomplete last batch is dropped.
 
         Raises:
             ConfigError: an epoch has no whole batch, or a batch has nothing for one of the workers.
@@ -110,11 +127,11 @@ class Task(ABC):
         require(batch <= most, "Recipe.batch", f"at most {most}, all that {self.data.name} has for a batch", batch)
         # The mean over an empty share would be 0, and the average of all workers too small.
         require(world <= batch, "workers", f"at most {batch}, the examples of a batch", world)
-        return self._shares(epoch, rank, world)
+        return islice(self._shares(epoch, rank, world), self.steps(1))
 
     @abstractmethod
     def largest_batch(self) -> int:
-        """The examples of an epoch: with more in a batch it has no step."""
+        """The examples of all data: with more in a batch an epoch has no step."""
 
     @abstractmethod
     def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -39,8 +39,8 @@ class Classification(Task):
         """Guessing."""
         return {"chance": 1 / self.data.classes}
 
-    def steps(self, epochs: int) -> int:
-        return epochs * (self.largest_batch() // self.recipe.batch)
+    def steps_of_data(self) -> int:
+        return self.largest_batch() // self.recipe.batch
 
     def largest_batch(self) -> int:
         return len(self.data.train)

@@ -7,17 +7,16 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 from gradwire.bench.data.base import Text
 from gradwire.bench.data.stdlib import load_stdlib
-from gradwire.bench.tasks.base import Task
+from gradwire.bench.tasks._tokens import NextToken, bigram, unigram
 from gradwire.errors import require
 
 __all__ = ["LanguageModelling"]
 
 
-class LanguageModelling(Task):
+class LanguageModelling(NextToken):
     """Perplexity, exp of the mean loss of a token, over the test text. A folder may hold Penn Treebank.
 
     A text is cut into as many columns as a batch has rows, which are read side by side, a window in each step.
@@ -30,31 +29,27 @@ class LanguageModelling(Task):
 
     name = "language"
     measure = "test perplexity"
-    higher_is_better = False
     MODELS = ("lstm", "gpt2")
     DATA = ("ptb",)
-    data: Text
 
     def embedded(self) -> Text:
         return load_stdlib()
-
-    def sizes(self) -> dict[str, int]:
-        return {"vocabulary": len(self.data.words)}
 
     def shown(self, quality: float) -> str:
         return f"{quality:.1f}"
 
     @property
     def window(self) -> int:
-        """Tokens of a step in each row."""
         return 20 if self.small else 35
 
     def baselines(self) -> dict[str, float]:
         """The perplexities of a model that knows how often each word comes, and of one that knows the word before."""
-        return {"unigram": _unigram(self.data), "bigram": _bigram(self.data)}
+        train, test, size = self.data.train, self.data.test, len(self.data.words)
+        losses = {"unigram": unigram(train, size, test), "bigram": bigram(train, size, test[:-1], test[1:])}
+        return {name: math.exp(loss) for name, loss in losses.items()}
 
-    def steps(self, epochs: int) -> int:
-        return epochs * ((len(self.data.train) // self.recipe.batch - 1) // self.window)
+    def steps_of_data(self) -> int:
+        return max(len(self.data.train) // self.recipe.batch - 1, 0) // self.window
 
     def largest_batch(self) -> int:
         """Each row has a window at least, and the word after it."""
@@ -65,9 +60,6 @@ class LanguageModelling(Task):
         least, words = self._test_rows * (self.window + 1), len(self.data.test)
         require(words >= least, f"words of the test text of {self.data.name}", f"at least {least}", words)
         return self._windows(self.data.train, self.recipe.batch, slice(rank, None, world))
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
     @torch.no_grad()
     def measures(self, model: nn.Module) -> dict[str, float]:
@@ -94,22 +86,3 @@ def _perplexity(loss: float) -> float:
         return math.exp(loss)
     except OverflowError:
         return math.inf
-
-
-def _unigram(data: Text) -> float:
-    counts = torch.bincount(data.train, minlength=len(data.words)).double() + 1
-    return math.exp(-(counts / counts.sum()).log()[data.test].mean().item())
-
-
-def _bigram(data: Text) -> float:
-    """The share of a word after another, mixed with the word's own share where the pair is rare."""
-    size = len(data.words)
-    own = torch.bincount(data.train, minlength=size).double() + 1
-    own /= own.sum()
-    before, pairs = data.train[:-1], data.train[:-1] * size + data.train[1:]
-    seen, counts = torch.unique(pairs, return_counts=True)
-    asked = data.test[:-1] * size + data.test[1:]
-    place = torch.searchsorted(seen, asked).clamp(max=len(seen) - 1)
-    together = torch.where(seen[place] == asked, counts[place], 0).double()
-    first = torch.bincount(before, minlength=size).double()[data.test[:-1]]
-    return math.exp(-((together + 5 * own[data.test[1:]]) / (first + 5)).log().mean().item())

@@ -1,0 +1,19 @@
+"""``python -m gradwire`` imports the package, and so torch, before its ``__main__``: Ctrl-C meanwhile is one line."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["by_name"]
+
+
+def by_name() -> bool:
+    """Whether this program was started as ``python -m gradwire``, and has not come to its ``__main__`` yet."""
+    given = sys.orig_argv
+    return sys.argv[:1] == ["-m"] and "-m" in given and given[given.index("-m") + 1 :][:1] == ["gradwire"]
+
+
+if by_name():
+    from gradwire_command import end_on_interrupt
+
+    end_on_interrupt()

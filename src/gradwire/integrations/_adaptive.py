@@ -1,0 +1,189 @@
+"""One warning where error feedback meets an optimizer that divides gradients by the size of those before.
+
+Law: Adam's step is lr m / sqrt(v), where m and v are means of what arrives and of its square. A residual arrives late
+and in one piece: what waited for T steps is T times as large as a gradient, and v becomes T times as large. So it
+counts as about sqrt(T) steps of ordinary size, where T were due. Error feedback keeps the sum of what was sent
+right; the sum of such steps is another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, Told, require
+from gradwire.exchange import Exchange
+from gradwire.memory.base import Memory
+from gradwire.plan import Named
+from gradwire.policy import SAMPLED
+
+__all__ = ["AdaptiveWatch", "check_optimizer", "is_adaptive", "is_adaptive_class", "keeps_much", "warn"]
+
+log = logging.getLogger("gradwire")
+
+_NAMES = (
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SparseAdam",
+)  # fmt: skip
+_CLASSES = tuple(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name))
+"""Those that this version of torch has."""
+
+_STATE = frozenset({"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "square_avg"})
+"""What optimizers of other packages call their second moments, as torch's do."""
+
+
+_HARMFUL = (
+    "%s keeps back what it does not send, and %s divides gradients by the size of recent ones: what arrives late "
+    "counts for far fewer steps than it waited, and training ends worse than without compression. Use "
+    "a method that keeps nothing back: 'qsgd' with bits=4, or 'eden' with 2 bits or 1; for fewer bytes exchange the "
+    "optimizer's steps, as gradwire.CompressedStep(optimizer) does. docs/adaptive.md shows why; force=True says that "
+    "you know"
+)
+
+_NOISY = (
+    "%r adds noise to gradients, and %s divides by their root mean square, so its steps become shorter. Give "
+    "variance_correction=optimizer to compress_ddp or compress_fsdp, or variance_correction=True to "
+    "compress_optimizer: it measures by how much, and multiplies the learning rates by that; elsewhere look for a "
+    "higher learning rate. docs/adaptive.md has figures"
+)
+
+
+def is_adaptive(optimizer: Optimizer) -> bool:
+    """Whether an optimizer divides by a mean of squares; one of another package shows it after its first step.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> is_adaptive(torch.optim.AdamW([weight])), is_adaptive(torch.optim.SGD([weight], lr=0.1))
+    (True, False)
+    """
+    states = (state for state in getattr(optimizer, "state", {}).values() if isinstance(state, dict))
+    return is_adaptive_class(type(optimizer)) or any(not _STATE.isdisjoint(state) for state in states)
+
+
+def is_adaptive_class(optimizer: type[Optimizer]) -> bool:
+    """Whether it is one of torch's that divide by a mean of squares, or derived from one."""
+    return issubclass(optimizer, _CLASSES)
+
+
+def check_optimizer(optimizer: Any, params: Iterable[Tensor], name: str = "optimizer") -> None:
+    """Refuse what is no optimizer, or one of other parameters; None is no answer yet.
+
+    Args:
+        name: of the option.
+
+    Raises:
+        ConfigError
+    """
+    if optimizer is not None:
+        require(isinstance(optimizer, Optimizer), name, "a torch.optim.Optimizer or None", optimizer)
+        ids = {id(param) for param in params}
+        ours = any(id(param) in ids for group in optimizer.param_groups for param in group["params"])
+        require(ours, name, "the one that trains this model's parameters", Told("one of others"))
+
+
+class AdaptiveWatch:
+    """Looks at each optimizer of an exchange's parameters once, at its first step.
+
+    Args:
+        exchange: whose methods are meant.
+        params: each parameter's id, with its name and shape in the exchange.
+        optimizer: if it is known already: torch's, or the name of another framework's that is adaptive.
+        corrected: its learning rates follow the noise of the code.
+    """
+
+    def __init__(
+        self, exchange: Exchange, params: Mapping[int, Named], optimizer: Optimizer | str | None = None,
+        *, corrected: bool = False,
+    ) -> None:  # fmt: skip
+        self._exchange, self._params, self._said, self._corrected = exchange, params, False, corrected
+        self._adaptive: dict[str, list[Named]] = {}
+        """By name, because an optimizer may hold the state that holds this: what each adaptive one trains."""
+        self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        if isinstance(optimizer, str):
+            self._adaptive[optimizer] = list(params.values())
+        else:
+            if optimizer is not None and is_adaptive(optimizer):
+                self.stepped(optimizer)
+            listen()
+            _WAITING.add(self)
+        self.check()
+
+    def check(self) -> None:
+        """Warn once, on rank 0 of the group, if a method keeps much back of what such an optimizer trains.
+
+        Or if it adds much noise, to which no learning rate is adapted.
+        """
+        exchange = self._exchange
+        if self._said or exchange.force or exchange.channel.closed:
+            return
+        for optimizer, params in self._adaptive.items():
+            methods = list(methods_of(exchange, params))
+            kept = next(filter(None, (keeps_much(*method) for method in methods)), None)
+            noisy = next((code.name for code, _ in methods if code.unbiased and not code.fine), None)
+            if kept is None and (noisy is None or self._corrected):
+                continue
+            self._said = True
+            _WAITING.discard(self)
+            if exchange.channel.rank == 0 and kept is not None:
+                warn(kept, optimizer)
+            elif exchange.channel.rank == 0:
+                log.warning(_NOISY, noisy, optimizer)
+            return
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Some optimizer has stepped, perhaps ours."""
+        if optimizer in self._seen:
+            return
+        self._seen.add(optimizer)
+        groups = getattr(optimizer, "param_groups", None) or ()
+        ours = [self._params[id(param)] for group in groups for param in group["params"] if id(param) in self._params]
+        if ours and is_adaptive(optimizer):
+            self._adaptive.setdefault(type(optimizer).__name__, []).extend(ours)
+            self.check()
+
+
+_WAITING: weakref.WeakSet[AdaptiveWatch] = weakref.WeakSet()
+"""Those that have not warned."""
+
+
+@cache
+def listen() -> None:
+    """Hear of every step of every optimizer, once a process: torch cannot bear that a hook goes while hooks run."""
+    register_optimizer_step_post_hook(_stepped)
+
+
+def _stepped(optimizer: Optimizer, *_: Any) -> None:
+    if not torch.compiler.is_compiling():
+        for watch in list(_WAITING):
+            watch.stepped(optimizer)
+
+
+def methods_of(exchange: Exchange, params: Iterable[Named]) -> Iterator[tuple[Compressor, Memory]]:
+    """The methods in use for these parameters, in any step of a schedule that is looked at, with their memories."""
+    policy, main = exchange.policy, exchange.compressor
+    later = SAMPLED if policy.schedule else ()
+    for method in dict.fromkeys([main, *(policy.at(policy.start_after + step, main) for step in later)]):
+        for chosen in dict.fromkeys(policy.choose(name, shape, method) for name, shape in params):
+            # A schedule is checked where it is used: what it cannot do there is an error of its own.
+            with suppress(ConfigError):
+                if chosen is not None:
+                    yield chosen, exchange.memory_for(chosen)
+
+
+def keeps_much(compressor: Compressor, memory: Memory) -> str | None:
+    """A method that sends much of a gradient later, in words; None: it does not."""
+    late = memory.late and not compressor.fine
+    return f"{compressor.name!r} with memory {memory.name!r}" if late else None
+
+
+def warn(kept: str, optimizer: str) -> None:
+    """Say what such a method does to such an optimizer, and what to use."""
+    log.warning(_HARMFUL, kept, optimizer)

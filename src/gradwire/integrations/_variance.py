@@ -1,0 +1,110 @@
+"""Adam's learning rate for gradients that carry a code's noise.
+
+    p = p - factor lr m / (sqrt(v) + eps),  factor = |what arrives| / |the exact mean|
+
+Law: the second moment v of what arrives is factor^2 times as large as that of the exact mean, while its mean m is the
+same. So the step is as long as without compression again, and a learning rate that was found without it can be kept.
+The rates in ``param_groups`` are larger only while the optimizer's own step runs: schedulers never see it. Decay that
+is decoupled, as AdamW's, is multiplied too, because it is part of that step.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+from torch.optim import Optimizer
+
+from gradwire.errors import ConfigError, require
+from gradwire.exchange import Exchange
+from gradwire.integrations._adaptive import is_adaptive, keeps_much
+from gradwire.second_moment import SecondMoment
+
+__all__ = ["VarianceCorrection", "check_noise"]
+
+log = logging.getLogger("gradwire")
+
+_SAID = 1.1
+"""From this factor on, the log says once what is done."""
+
+
+class VarianceCorrection:
+    """Multiplies the learning rates of an optimizer by the measured factor, during each of its steps.
+
+    Args:
+        exchange: that averages the gradients; it measures from now on.
+        optimizer: that trains with them.
+
+    Raises:
+        ConfigError: a method whose error is not noise.
+    """
+
+    def __init__(self, exchange: Exchange, optimizer: Optimizer) -> None:
+        self._exchange, self._optimizer = weakref.ref(exchange), weakref.ref(optimizer)
+        exchange.second_moment = SecondMoment(exchange.device, exchange.policy.start_after)
+        self._rates: list[Any] | None = None
+        self._said = False
+        # Not methods of the state: the optimizer may outlive it, and must not keep it.
+        self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
+
+    @staticmethod
+    def check(optimizer: Optimizer | None) -> None:
+        """Refuse an optimizer whose steps do not become shorter by noise.
+
+        Raises:
+            ConfigError: it is one of torch's that does not divide by a mean of squares.
+        """
+        if optimizer is None:
+            return
+        others = type(optimizer).__module__.startswith("torch.optim") and not is_adaptive(optimizer)
+        require(not others, "variance_correction", "an optimizer that divides by a mean of squares, as Adam does",
+                type(optimizer).__name__)  # fmt: skip
+
+    def close(self) -> None:
+        """Leave the optimizer alone; not to be called within its step."""
+        for hook in self._hooks:
+            hook.remove()
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            self._restore(optimizer)  # The last step may have raised.
+
+    def _before(self, optimizer: Optimizer, *_: Any) -> None:
+        self._restore(optimizer)  # The step before may have raised.
+        exchange = self._exchange()
+        factor = exchange.second_moment.factor if exchange is not None and exchange.second_moment is not None else 1.0
+        if factor == 1.0 or exchange is None:
+            return
+        if factor >= _SAID and not self._said and exchange.channel.rank == 0:
+            log.info("what arrives is %.3g times as long as the exact mean of the gradients, by the noise of the code: "
+                     "%s steps with %.3g times its learning rates, and this factor follows the noise", factor,
+                     type(optimizer).__name__, factor)  # fmt: skip
+            self._said = True
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * factor
+
+    def _after(self, optimizer: Optimizer, *_: Any) -> None:
+        self._restore(optimizer)
+
+    def _restore(self, optimizer: Optimizer) -> None:
+        rates, self._rates = self._rates, None
+        if rates is not None:
+            for group, rate in zip(optimizer.param_groups, rates, strict=False):
+                group["lr"] = rate
+
+
+def check_noise(exchange: Exchange) -> None:
+    """Refuse a method whose error is not noise around the right mean.
+
+    Raises:
+        ConfigError: it keeps back what it does not send, or is wrong on average.
+    """
+    for method in (exchange.compressor, *exchange.policy.overrides.values()):
+        right = method.unbiased or method.fine or method.name == "none"
+        if not right or keeps_much(method, exchange.memory_for(method)) is not None:
+            raise ConfigError(
+                "variance_correction must be None with a method that is wrong on average or keeps back what it does "
+                f"not send, got {method.name!r} with memory {exchange.memory_for(method).name!r}; it is for codes such "
+                "as 'qsgd' with memory='none'"
+            )

@@ -1,0 +1,79 @@
+"""Decoupled momentum: each worker's own, from which is taken what was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.compressors.base import Compressor
+from gradwire.errors import is_float32, require
+from gradwire.memory.base import Memory
+from gradwire.types import Key, Payload, State
+
+__all__ = ["DeMoMemory"]
+
+
+@dataclass(frozen=True)
+class DeMoMemory(Memory):
+    """Compress a momentum of this worker, and keep in it what was not sent: 4 bytes an element.
+
+    D = beta D + g, from D = 0;  phi: x = D;  psi: D = x - D(Q(x)).
+
+    Momentum and error feedback are one tensor, so the optimizer has no momentum of its own. A frequency or an element
+    that is sent in every step has no momentum; what waits grows to that of 1 / (1 - beta) steps. The momentum is kept
+    under the name "residual": it is what was not sent, and has the equation of ``Residual(beta)``.
+
+    Args:
+        beta: in [0, 1); how much of the momentum stays from step to step. Lower: old gradients fade sooner, and what
+            fades before it is sent is lost.
+
+    Raises:
+        ConfigError: beta is outside its range.
+
+    Example:
+        >>> DeMoMemory().beta, DeMoMemory().buffers
+        (0.999, ('residual',))
+
+    Source:
+        B. Peng, J. Quesnelle, D. P. Kingma, "DeMo: Decoupled Momentum Optimization", arXiv:2411.19870, 2024.
+    """
+
+    beta: float = 0.999
+
+    name = "demo"
+    late = True
+    buffers = ("residual",)
+
+    def __post_init__(self) -> None:
+        require(is_float32(self.beta) and 0 <= self.beta < 1, "DeMoMemory.beta", "in [0, 1)", self.beta)
+
+    def encode(
+        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
+        key: Key, status: Tensor, scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        self.compensate(grad, kept)
+        grad.mul_(scale)
+        ops.nonfinite(grad.view(-1), status)
+        compressor.encode(grad, payload, state, key)
+        compressor.add_decoded(payload, grad, -1.0)
+        grad.mul_(1.0 / scale)
+        if compressor.overflows:
+            # What is left is not finite where the code overflowed.
+            ops.nonfinite(grad.view(-1), status)
+        ops.swap(grad.view(-1), kept["residual"].view(-1))
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        kept["residual"].copy_(grad)
+
+    def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
+        kept["residual"].view(-1).index_add_(0, places, values)
+
+    def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        grad.add_(kept["residual"], alpha=self.beta)
+
+    def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        torch.where(bad, kept["residual"], unsent, out=kept["residual"])

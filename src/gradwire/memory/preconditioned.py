@@ -1,0 +1,84 @@
+"""Gradients in units of their own recent size, element by element: what a code adds is then as large as they deserve.
+
+Law: the scale s is made of what arrived, which is the same on all ranks, so all have the same bits of it, and the mean
+of what was sent is decoded by multiplying once: s mean_i C(g_i / s) = mean_i s C(g_i / s). A code whose noise is even
+over a block adds n_j to element j with sum_j n_j / v_j least, where v_j is the mean square of the element, if s_j^2 is
+proportional to v_j (by Cauchy and Schwarz): that is what Adam sees, who divides by the root of v_j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.compressors.base import Compressor
+from gradwire.errors import is_float32, require
+from gradwire.memory.base import Memory
+from gradwire.types import Key, Payload, State
+
+__all__ = ["Preconditioned"]
+
+
+@dataclass(frozen=True)
+class Preconditioned(Memory):
+    """Compress each gradient divided by the root mean square of what arrived for its elements: 4 bytes an element.
+
+    phi: x_i = g_i / s;  out: a = s mean_i C(x_i);  s = max(sqrt(beta s^2 + (1 - beta) a^2), floor mean(s))
+
+    It is for codes whose noise is even over a block, as those are that rotate or round at random, under an optimizer
+    that divides by the root of a second moment, as Adam does: elements with small gradients get little noise, and not
+    as much as their large neighbours. What is not sent is lost, as without a memory, and what is right on average stays
+    so, because s does not depend on this step. In the first step s is 1, and then the mean magnitude of what arrived,
+    from which it moves to that of each element.
+
+    Args:
+        beta: in [0, 1); how much of the mean square stays. Larger: less noise in s, and a slower answer.
+        floor: in [0, 1]: no s is below so much of the tensor's mean one. Smaller: less noise where gradients were 0,
+            and larger outliers where they come back. With 1 all are nearly alike.
+
+    Raises:
+        ConfigError: a value is outside its range.
+
+    Example:
+        >>> Preconditioned().buffers
+        ('scale',)
+
+    Source:
+        Ours. For a preconditioner that is known beforehand: B. Wang, M. Safaryan, P. Richtarik, "Theoretically Better
+        and Numerically Faster Distributed Optimization with Smoothness-Aware Quantization Techniques", NeurIPS 2022.
+    """
+
+    beta: float = 0.95
+    floor: float = 0.01
+
+    name = "preconditioned"
+    buffers = ("scale",)
+    balanced = False
+    forgets = True
+    follows_mean = True
+
+    def __post_init__(self) -> None:
+        require(is_float32(self.beta) and 0 <= self.beta < 1, "Preconditioned.beta", "in [0, 1)", self.beta)
+        require(is_float32(self.floor) and 0 <= self.floor <= 1, "Preconditioned.floor", "in [0, 1]", self.floor)
+
+    def encode(
+        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
+        key: Key, status: Tensor, scale: float = 1.0,
+    ) -> None:  # fmt: skip
+        ops.precondition(grad.view(-1), kept["scale"].view(-1), status)
+        self.encoded(compressor, grad, payload, state, key, scale)
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        return
+
+    def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+        ops.precondition(grad.view(-1), kept["scale"].view(-1))
+
+    def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        return
+
+    def finish(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
+        ops.precondition_update(out.view(-1), kept["scale"].view(-1), bad.view(1), self.beta, self.floor)

@@ -1,0 +1,186 @@
+"""EDEN: blocks under two random rotations, whose coordinates are rounded to the nearest value of a normal quantiser.
+
+A block of B elements, in units of the power of two below its largest, becomes y = H E H D x: D and E flip signs at
+random, and H is the Hadamard matrix of +1 and -1 as in ``ops._thc``, so that y / B has the length of x. Of y the first
+``kept`` coordinates are sent, each as the nearest of 2**bits values c for a normal distribution of their root mean
+square. The block is decoded as s D H E H c / B with s = (|y|^2 / <y, c>) / kept, sums over what is sent: then the
+decoded block's product with x is |x|^2 where all coordinates are sent.
+
+Or ``group`` coordinates, 16, 32 or 64, of z = D y share a code of 8 bits: which of 256 words c of +1 and -1 has the
+largest product with them; what is decoded is D c in place of c. Words are rows of a Hadamard matrix, and without the
+signs in between the search for the best one would undo the second rotation within a group. Word (q, p), q < 128 /
+group, has a minus at coordinate i where the quadratic form q of the bits of i plus the number of bits that i and p have
+in common is odd; the highest bit of a code is the sign of the whole word. So the products with all words of one q are a
+Hadamard transform. With 16 these are the Nordstrom-Robinson code.
+
+What is left behind the whole blocks of a tensor is cut at powers of two, the largest first, until padding with zeros
+adds no more than ``SPARE`` coordinates; no block has fewer than ``SMALLEST``.
+"""
+
+import functools
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import is_int, require
+from gradwire.ops._checks import check_vector
+from gradwire.ops._philox import philox_words
+from gradwire.ops._thc import LONGEST
+
+__all__ = [
+    "FORMS", "SMALLEST", "STEP", "Part", "blocks_of", "check_form", "code_bytes", "flip", "kept", "limits", "parts",
+    "quantiser", "sign_words", "words",
+]  # fmt: skip
+
+SMALLEST = 64
+SPARE = 128
+STEP = 16
+"""Of every block a multiple of this many coordinates is sent, or of ``group``, so that its codes begin at a byte."""
+
+FORMS: dict[int, tuple[tuple[tuple[int, int], ...], ...]] = {
+    16: (
+        (), ((0, 3), (1, 2)), ((0, 2), (0, 3), (1, 3)), ((0, 1), (0, 2), (1, 2), (1, 3)),
+        ((0, 1), (0, 2), (0, 3), (2, 3)), ((0, 1), (1, 2), (2, 3)), ((0, 1), (0, 3), (1, 3), (2, 3)),
+        ((0, 2), (1, 2), (1, 3), (2, 3)),
+    ),
+    32: ((), ((0, 3), (1, 2)), ((0, 2), (0, 3), (1, 3)), ((0, 2), (1, 2), (1, 3))),
+    64: ((), ((0, 5), (1, 4), (2, 3))),
+}  # fmt: skip
+"""Quadratic forms of the bits of a number, each as the pairs of bits whose products are added: of 16 a Kerdock set, the
+difference of any two of which has full rank."""
+
+_CENTROIDS = (
+    (0.797884561,),
+    (0.452780035, 1.510417608),
+    (0.245094179, 0.756005281, 1.343909279, 2.151945705),
+    (0.12839503, 0.388048299, 0.656759119, 0.942340456, 1.256231197, 1.618046386, 2.069017227, 2.732589571),
+)
+"""The positive values with the least mean square error for a normal variable, for 1 to 4 bits (Lloyd and Max)."""
+
+
+class Part(NamedTuple):
+    """Blocks of one size that follow each other.
+
+    Attributes:
+        begin: the first element, which is the first coordinate, too: only the last block of a tensor is padded.
+        rows: how many blocks.
+        size: coordinates of each.
+        scale: the index of the first one's scale.
+        code: the index of the first coordinate's code.
+    """
+
+    begin: int
+    rows: int
+    size: int
+    scale: int
+    code: int
+
+
+def check_form(
+    op: str, x: Tensor, seed: Tensor, scales: Tensor, codes: Tensor, block: int, bits: int, sent: int, group: int
+) -> None:
+    power = is_int(block, SMALLEST, LONGEST) and block & (block - 1) == 0
+    require(power, f"{op}.block", f"a power of two from {SMALLEST} to {LONGEST}", block)
+    require(group == 1 or group in FORMS, f"{op}.group", "1, 16, 32 or 64", group)
+    fits = is_int(bits, 1, 4) if group == 1 else bits == 8
+    require(fits, f"{op}.bits", "an integer from 1 to 4" if group == 1 else f"8 for groups of {group}", bits)
+    step = max(STEP, group)
+    whole = is_int(sent, step, block) and sent % step == 0
+    require(whole, f"{op}.sent", f"a multiple of {step} from {step} to {block}", sent)
+    n = x.numel()
+    check_vector(f"{op}.seed", seed, torch.int32, x, min(n, 1))
+    check_vector(f"{op}.scales", scales, torch.float32, x, blocks_of(n, block))
+    check_vector(f"{op}.codes", codes, torch.uint8, x, code_bytes(n, block, bits, sent, group))
+
+
+@functools.lru_cache(1024)
+def parts(n: int, block: int, sent: int, group: int = 1) -> tuple[Part, ...]:
+    """The blocks of ``n`` elements, the whole ones first.
+
+    >>> [(part.begin, part.rows, part.size) for part in parts(3 * 1024 + 700, 1024, 1024)]
+    [(0, 3, 1024), (3072, 1, 512), (3584, 1, 256)]
+    """
+    full, rest = divmod(n, block)
+    found = [Part(0, full, block, 0, 0)] if full else []
+    scale, code = full, full * sent
+    for size in _cut(rest):
+        found.append(Part(n - rest, 1, size, scale, code))
+        scale, code, rest = scale + 1, code + kept(size, block, sent, group), rest - size
+    return tuple(found)
+
+
+def _cut(rest: int) -> Iterator[int]:
+    while rest > 0:
+        padded = max(SMALLEST, 1 << (rest - 1).bit_length())
+        size = padded if padded - rest <= SPARE else padded // 2
+        yield size
+        rest -= size
+
+
+def kept(size: int, block: int, sent: int, group: int = 1) -> int:
+    """How many coordinates of a block of ``size`` are sent where of a whole block it is ``sent``.
+
+    >>> kept(1024, 1024, 256), kept(64, 1024, 256), kept(64, 1024, 16)
+    (256, 16, 16)
+    """
+    step = max(STEP, group)
+    return -(-size * sent // (block * step)) * step
+
+
+def blocks_of(n: int, block: int) -> int:
+    """How many scales ``n`` elements have."""
+    return sum(part.rows for part in parts(n, block, block))
+
+
+def code_bytes(n: int, block: int, bits: int, sent: int, group: int = 1) -> int:
+    """How many bytes the codes of ``n`` elements take."""
+    found = parts(n, block, sent, group)
+    return sum(part.rows * kept(part.size, block, sent, group) for part in found) * bits // (8 * group)
+
+
+def flip(x: Tensor, seed: Tensor, which: int) -> Tensor:
+    """Element i changes its sign if bit i % 32 of word i // 32 of a stream is set: ``which`` is 0 for D, 1 for E."""
+    step = torch.full_like(seed[0], which, dtype=torch.int64)
+    words = philox_words(0, -(-x.numel() // 128), seed[0].long() & 0xFFFFFFFF, step, x.device).view(-1, 1)
+    negative = (words >> torch.arange(32, device=x.device) & 1).view(-1)[: x.numel()]
+    return torch.where(negative.bool(), -x, x)
+
+
+@functools.cache
+def quantiser(bits: int, device: torch.device) -> Tensor:
+    """What the codes stand for: the values from the smallest magnitude to the largest, then their negatives."""
+    positive = torch.tensor(_CENTROIDS[bits - 1], dtype=torch.float32, device=device)
+    return torch.cat([positive, -positive])
+
+
+@functools.cache
+def limits(bits: int) -> Tensor:
+    """The magnitudes from which on the next value is nearer, as float32."""
+    values = _CENTROIDS[bits - 1]
+    return torch.tensor([(low + high) / 2 for low, high in pairwise(values)], dtype=torch.float32)
+
+
+@functools.cache
+def words(group: int, device: torch.device) -> Tensor:
+    """What the codes of groups stand for, without the sign of the whole: (128, group), rows of one form together.
+
+    >>> words(32, torch.device("cpu"))[33, :4].tolist()
+    [1.0, -1.0, 1.0, -1.0]
+    """
+    place = torch.arange(group, device=device)
+    forms = torch.stack([sum((place >> a & place >> b & 1 for a, b in form), 0 * place) for form in FORMS[group]])
+    common = torch.zeros(group, group, dtype=torch.int64, device=device)
+    for bit in range(group.bit_length() - 1):
+        common += (place >> bit & 1).unsqueeze(1) & (place >> bit & 1)
+    odd = (forms.unsqueeze(1) + common) & 1
+    return (1.0 - 2.0 * odd).view(128, group)
+
+
+@functools.cache
+def sign_words(group: int) -> Tensor:
+    """The minus signs of ``words`` as bits, 16 coordinates to a word, the first in its lowest bit; for the kernels."""
+    bits = (words(group, torch.device("cpu")) < 0).view(128, -1, 16).long() << torch.arange(16)
+    return bits.sum(2).to(torch.int32).to(torch.int16).contiguous()

@@ -1,0 +1,99 @@
+"""An exchange under way while its rank trains on.
+
+Law: there is one at most. Until it has landed a thread of its own has the exchange and ``mean``, and nobody else may
+touch either; ``own`` is what this rank handed in and still has in its parameters alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.futures import Future
+
+from gradwire.optim._flat import Flat, any_nonfinite
+from gradwire.worker import Worker
+
+__all__ = ["Flight"]
+
+
+class Flight:
+    """The way that a rank handed in, and what becomes of it.
+
+    Args:
+        params: the parameters, whose device is that of the exchange.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.own, self.mean = Flat(params), Flat(params)
+        self.open = False
+        """Whether a way was handed in whose mean is not applied yet."""
+        self._finite = True
+        self._worker = Worker()
+        self._future: Future[Tensor] | None = None
+        device = self.mean.data.device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def begin(self, exchanged: Callable[[Tensor], bool], way: Tensor) -> None:
+        """Hand in a way. One that is not finite spoils the round for all, and this rank goes no further with it.
+
+        Args:
+            exchanged: replaces a flat tensor by its mean over the ranks and says whether that is finite.
+        """
+        self.mean.data.copy_(way)
+        self.own.data.copy_(way)
+        if any_nonfinite([way]):
+            self.own.data.zero_()
+        ready = None if self._stream is None else torch.cuda.current_stream(way.device).record_event()
+        self._future = self._worker.submit(partial(_run, exchanged, self.mean.data, self._stream, ready))
+        self.open = True
+
+    def wait(self) -> None:
+        """Come back when the exchange is over.
+
+        Raises:
+            GroupError: it failed.
+        """
+        if self._future is not None:
+            self._finite = bool(self._worker.result(self._future))
+            self._future = None
+
+    def land(self) -> Tensor | None:
+        """The mean, which may be overwritten, or None where it is not finite; nothing is under way any more."""
+        self.wait()
+        self.open = False
+        self.own.data.zero_()
+        return self.mean.data if self._finite else None
+
+    def state_dict(self, names: Sequence[str]) -> dict[str, Any]:
+        """What this rank must save when the exchange is over and not applied; empty if nothing is under way."""
+        self.wait()
+        if not self.open:
+            return {}
+        own, mean = (dict(zip(names, flat.views, strict=True)) for flat in (self.own, self.mean))
+        return {"own": own, "mean": mean, "finite": self._finite}
+
+    def load(self, state: Mapping[str, Any], names: Sequence[str]) -> None:
+        """Go on with what ``state_dict`` gave."""
+        self.wait()
+        self.open = bool(state)
+        self._finite = state.get("finite", True)
+        for key, flat in (("own", self.own), ("mean", self.mean)):
+            flat.gather(state[key][name] if state else None for name in names)
+
+
+@torch.no_grad()
+def _run(
+    exchanged: Callable[[Tensor], bool], flat: Tensor, stream: torch.cuda.Stream | None, ready: torch.cuda.Event | None
+) -> Tensor:
+    """The thread's part: on CUDA it waits until the way is written, and is over when its stream is empty."""
+    if stream is None or ready is None:
+        return torch.tensor(exchanged(flat))
+    with torch.cuda.stream(stream):
+        stream.wait_event(ready)
+        finite = exchanged(flat)
+        stream.synchronize()
+    return torch.tensor(finite)

@@ -1,0 +1,74 @@
+"""Second moments of an inner optimizer, averaged over the ranks now and then, uncompressed.
+
+Law: the mean is over the ranks that have one of a parameter, and those hold the same bits after it. A rank that never
+had a gradient of it keeps none. What is not finite is dropped on all ranks alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwire.errors import Told, require
+from gradwire.exchange import Exchange
+from gradwire.optim._flat import Flat
+
+__all__ = ["Moments", "keeps_moments", "kinds_of"]
+
+
+def keeps_moments(inner: Optimizer) -> bool:
+    """Whether it may have an ``exp_avg_sq``: of another package's optimizer its first step alone tells.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> keeps_moments(torch.optim.AdamW([weight])), keeps_moments(torch.optim.SGD([weight], lr=0.1))
+    (True, False)
+    """
+    ours = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)
+    return isinstance(inner, ours) or not type(inner).__module__.startswith("torch.optim")
+
+
+def kinds_of(inner: Optimizer) -> list[str]:
+    """The names of the second moments that it keeps."""
+    amsgrad = any(group.get("amsgrad", False) for group in inner.param_groups)
+    return ["exp_avg_sq", "max_exp_avg_sq"] if amsgrad else ["exp_avg_sq"]
+
+
+class Moments:
+    """Averages what an optimizer keeps.
+
+    Args:
+        params: those whose moments are meant.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = list(params)
+        # The last slot has a 1 for each parameter of which this rank has a moment, and one if it has any state.
+        self.flat = Flat([*self.params, torch.empty(len(self.params) + 1, device=self.params[0].device)])
+
+    @torch.no_grad()
+    def average(self, inner: Optimizer, exchange: Exchange) -> None:
+        """Replace every moment by the mean over the ranks that have it. All must call it, between two exchanges.
+
+        Raises:
+            ConfigError: the optimizer has made steps on some rank, and keeps no second moments on any.
+        """
+        for kind in kinds_of(inner):
+            found = [self._moment(inner, param, kind) for param in self.params]
+            there = [float(moment is not None) for moment in found]
+            self.flat.gather([*found, torch.tensor([*there, float(bool(inner.state))])])
+            if bool(exchange.average(self.flat.data)):
+                continue
+            *means, shares = self.flat.views
+            *counts, stepped = shares.mul(exchange.channel.world).round().tolist()
+            none = Told(f"{type(inner).__name__}, which keeps none")
+            require(any(counts) or not stepped, "CompressedStep.inner", f"an optimizer with {kind}", none)
+            for moment, mean, count in zip(found, means, counts, strict=True):
+                if moment is not None:
+                    moment.copy_(mean.mul_(exchange.channel.world / count))
+
+    def _moment(self, inner: Optimizer, param: Tensor, kind: str) -> Tensor | None:
+        moment = inner.state.get(param, {}).get(kind)
+        return moment if isinstance(moment, Tensor) and moment.shape == param.shape else None

@@ -1,0 +1,395 @@
+"""The step that a local optimizer makes, sparse and with memory in units of the parameters.
+
+Law: ``agreed`` has the same bits on all ranks. In round t a rank goes the way w_i(t), and the mean way is
+
+    x_i(t) = m_i(t-1) + w_i(t);  m_i(t) = x_i(t) - C(x_i(t));  M(t) = mean_i C(x_i(t))
+
+Without ``late``, M(t) is applied at the end of round t, and p_i = agreed is where round t + 1 begins. With it, round
+t is exchanged while the ranks make the steps of round t + 1, and at the end of that round
+
+    agreed = agreed - M(t);  p_i = p_i + w_i(t) - M(t) = agreed - w_i(t+1)
+
+so a rank's parameters are always agreed - (its way under way) - (its way of this round), and as soon as nothing is
+under way and no step was made since, p_i = agreed. In both cases what all applied is what all went, but for what
+waits: sum_t M(t) = mean_i (sum_t w_i(t) - m_i). With ``keep`` round t + 1 begins at p_i = agreed - m_i(t): a rank
+trains with what it has not sent yet, which waits in its memory as before, and is no part of its next way. Nothing waits
+longer than ``reset`` steps there: of a part R(t) of the elements, which goes round, the mean of m_i is applied, too,
+uncompressed, and m_i becomes 0; in ``finish`` of all of them. Decoupled weight decay is no way: agreed shrinks by it,
+and p_i with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gradwire.errors import ConfigError, Told, is_int, require
+from gradwire.integrations._ownership import release
+from gradwire.meeting.place import Meeting
+from gradwire.memory.demo import DeMoMemory
+from gradwire.memory.dgc import DGCMemory
+from gradwire.optim._flight import Flight
+from gradwire.optim._local import LocalSteps
+from gradwire.optim._moments import Moments, keeps_moments, kinds_of
+from gradwire.saved import OnResize
+
+__all__ = ["CompressedStep"]
+
+Decay = Literal["outer", "inner"]
+
+
+class CompressedStep(LocalSteps):
+    """Let a local optimizer make its step, exchange the step with error feedback, and go on from the mean.
+
+    x_i = m_i + agreed - p_i;  m_i = x_i - C(x_i);  agreed = agreed - mean C(x_i);  p_i = agreed
+
+    For Adam and few bytes. Error feedback into the gradient is ruinous there, because Adam divides what arrives late by
+    a second moment that knew nothing of it; a step is in units of the parameters, it is only added, and what waits of
+    it loses nothing. Each rank has an inner optimizer of its own, with the moments of its own gradients. With one step
+    a round and ``strategy="two_phase"``, whose second message has a memory too, this is Efficient-Adam; with more,
+    Qsparse-local-SGD over Adam. What ``QsparseLocal`` says of rounds and ``DiLoCo`` of step counts, buffers and values
+    that are not finite holds here too.
+
+    Clipping: ``clip_grad_norm_`` before ``step`` acts on this rank's own gradient, whose norm is larger than that of a
+    mean over ranks; every rank clips by its own.
+
+    Args:
+        inner: the local optimizer, over all that is exchanged; 16 or 32 bits. Rank 0's parameters are sent to the
+            others. Give it ``model.named_parameters()`` where options name parameters.
+        compressor: of the step, by name or as an object; with the memory that it declares, or ``memory=``. "topk"
+            sends 1 % of the elements.
+        every: local steps in a round, >= 1. More: fewer bytes, and ranks drift further apart.
+        decay: "outer" takes the weight decay of the parameter groups out of the inner step, and shrinks the agreed
+            parameters by 1 - lr weight_decay in every step, exactly, on all ranks and without sending a byte; rates
+            and decays must then be the same on all ranks, which is compared in every round. It is meant for decoupled
+            decay alone, and reaches parameters without a gradient too. "inner" leaves the decay in the step: it is the
+            same small value on all ranks for every element, which a sparse code sends late and in pieces. None:
+            "outer" for ``AdamW`` without a meeting, and "inner" for everything else.
+        moments: "apart": each rank keeps the second moments of its own gradients. An integer K >= 1: after every K
+            rounds ``exp_avg_sq`` (and ``max_exp_avg_sq``) become their mean over the ranks that have them. It travels
+            in float32: 8 (W - 1) / W bytes an element, which ``metrics()`` counts; lower K, more bytes.
+        keep: a rank goes on from its own parameters, agreed - m_i, as in CSER, and not from the agreed ones: what it
+            has not sent yet is missing from the others' parameters, and not from its own. That is markedly better. The
+            ranks are in step after ``finish()`` at the end of a round, which averages what waits, uncompressed: call
+            it before parameters are measured or saved; within a round call ``exchange_ways()`` first.
+        reset: with ``keep``, steps in which each element of what waits is averaged uncompressed once, a part of them
+            in every round, >= 1. It costs 8 (W - 1) / W bytes an element in so many steps. Fewer: ranks stay closer
+            together, for more bytes. None: only in ``finish()``; until then ranks may drift apart without bound.
+        late: exchange a round beside the steps of the next one, on a thread, and apply it one round late: the network
+            is hidden, for 8 bytes more an element and a mean that is a round old. ``exchange_ways()`` brings all in
+            step, and ``finish()`` applies what is under way.
+        process_group: the ranks; None is the default group.
+        meeting: where workers meet that come and go, in place of a group; with the decay inside, moments apart and
+            nothing late.
+        options: as for ``compress_ddp``.
+
+    Raises:
+        ConfigError: a parameter is outside its range, or ``decay="outer"`` for an optimizer that adds the decay to the
+            gradient.
+        GroupError: ranks were given different parameters.
+
+    Example:
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> model = torch.nn.Linear(64, 64)
+        >>> optimizer = CompressedStep(torch.optim.AdamW(model.named_parameters(), lr=1e-3))
+        >>> for _ in range(2):
+        ...     optimizer.zero_grad()
+        ...     model(torch.ones(2, 64)).sum().backward()
+        ...     optimizer.step()
+        >>> optimizer.decay, optimizer.metrics()["steps"]
+        ('outer', 2)
+        >>> dist.destroy_process_group()
+
+    Source:
+        C. Chen, L. Shen, H. Huang, W. Liu, "Quantized Adam with Error Feedback", ACM Transactions on Intelligent
+        Systems and Technology, 2021; C. Chen, L. Shen, W. Liu, Z.-Q. Luo, "Efficient-Adam: Communication-Efficient
+        Distributed Adam", arXiv:2205.14473, 2022; for several steps, D. Basu, D. Data, C. Karakus, S. Diggavi,
+        "Qsparse-local-SGD", NeurIPS 2019; for ``keep``, C. Xie, S. Zheng, O. Koyejo, I. Gupta, M. Li, H. Lin, "CSER:
+        Communication-efficient SGD with Error Reset", NeurIPS 2020.
+    """
+
+    def __init__(
+        self, inner: Optimizer, compressor: Any = "topk", *, every: int = 1, decay: Decay | None = None,
+        moments: int | Literal["apart"] = "apart", keep: bool = False, reset: int | None = 200, late: bool = False,
+        process_group: dist.ProcessGroup | None = None, meeting: Meeting | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        require(isinstance(inner, Optimizer), "CompressedStep.inner", "a torch.optim.Optimizer", inner)
+        chosen = decay if decay is not None else "outer" if decoupled(inner) and meeting is None else "inner"
+
+        def check() -> None:
+            require(chosen in ("outer", "inner"), "CompressedStep.decay", "'outer', 'inner' or None", decay)
+            known = moments == "apart" or is_int(moments, 1)
+            require(known, "CompressedStep.moments", "'apart' or an integer >= 1", moments)
+            require(isinstance(late, bool), "CompressedStep.late", "True or False", late)
+            require(isinstance(keep, bool), "CompressedStep.keep", "True or False", keep)
+            known = reset is None or is_int(reset, 1)
+            require(known, "CompressedStep.reset", "an integer >= 1 or None", reset)
+            require(not (keep and late), "CompressedStep.keep", "False with late, where a whole round is kept", keep)
+            alone = meeting is None
+            require(alone or moments == "apart", "CompressedStep.moments", "'apart' with a meeting", moments)
+            require(alone or not late, "CompressedStep.late", "False with a meeting", late)
+            require(alone or not keep, "CompressedStep.keep", "False with a meeting", keep)
+            require(alone or chosen == "inner", "CompressedStep.decay", "'inner' with a meeting", decay)
+            own = Told(f"{moments!r} with {type(inner).__name__}")
+            required = "'apart' with an optimizer that keeps no exp_avg_sq"
+            require(moments == "apart" or keeps_moments(inner), "CompressedStep.moments", required, own)
+            if chosen == "outer":
+                check_outer(inner)
+
+        told: dict[str, Any] = {"decay": chosen, "moments": moments, "keep": keep, "late": late}
+        if keep:
+            told["reset"] = reset
+        if moments != "apart":
+            told["kinds"] = kinds_of(inner)
+        super().__init__(inner, compressor, every, options, process_group, meeting, told, check)
+        memory = self.exchange.memory_for(self.exchange.compressor)
+        waits = "residual" in self.exchange.buffers("buffers")
+        if keep and (not waits or isinstance(memory, DGCMemory | DeMoMemory)):
+            release(self.exchange)
+            why = "whose residual is a momentum" if waits else "where nothing waits"
+            raise ConfigError(f"CompressedStep.keep must be False with memory {memory.name!r}, {why}, got True")
+        self.decay: Decay = chosen
+        self.moments = moments
+        self._moments = None if moments == "apart" else Moments(self.params)
+        self._flight = Flight(self.params) if late else None
+        self.keep, self.reset, self._apart = keep, reset, False
+        numbers = {id(param): number for number, param in enumerate(self.params)}
+        self._members = [
+            [numbers[id(param)] for param in group["params"] if id(param) in numbers] for group in self.param_groups
+        ]
+        self._shrunk_by = [1.0] * len(self._members)
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all ranks hold the same parameters now."""
+        return self.since == 0 and not self._late and not self._apart
+
+    @property
+    def round(self) -> int:
+        """Rounds that all have made together; waits for the one that is under way."""
+        self._wait()
+        return super().round
+
+    @torch.no_grad()
+    def exchange_ways(self) -> None:
+        """Exchange now, and apply it: ``step`` does this by itself. All ranks must call it; use it after the last step.
+
+        With ``late`` all are in step after it, too.
+        """
+        self._end_round()
+        self.finish()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Apply the round that is under way, if one is, or with ``keep`` what waits, and go on from what is agreed.
+
+        All ranks must call it after the same step. The steps since the last round stay in this rank's parameters. Call
+        it before parameters are changed by hand.
+        """
+        if self._late or self._apart:
+            self._gather_way()
+            if self._apart:
+                self._reset(0, self.agreed.data.numel())
+            self._apart = False
+            if self._late:
+                self._land()
+            for number, param in enumerate(self.params):
+                param.copy_(self._start(number) - self.way.views[number])
+
+    def metrics(self) -> dict[str, Any]:
+        """As of every optimizer of this kind; waits for the round that is under way."""
+        self._wait()
+        return super().metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, and what is kept on this rank: each rank saves its own.
+
+        A round that is under way is waited for, and saved as it is; training goes on as if nothing had been saved.
+        """
+        self._wait()
+        state = super().state_dict()
+        if self._flight is not None:
+            state["flight"] = self._flight.state_dict([name for name, _ in self.named])
+        return {**state, "apart": True} if self._apart else state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:
+        """Continue bit for bit from what ``state_dict`` gave on this rank.
+
+        Args:
+            on_resize: as for every optimizer of this kind; with ``late`` or ``keep`` save after ``exchange_ways()`` for
+                another number of ranks.
+
+        Raises:
+            ConfigError: the state is of another optimizer, or of another number of ranks.
+        """
+        self._wait()
+        flight = state_dict.get("flight", {})
+        same = state_dict.get("exchange", {}).get("world") == self.exchange.channel.world
+        fits = not flight or (self._flight is not None and same)
+        allowed = "saved after exchange_ways() for another number of ranks or late=False"
+        require(fits, "state_dict", allowed, Told("one with a round under way"))
+        apart = bool(state_dict.get("apart", False))
+        in_step = "saved after finish() for another number of ranks or keep=False"
+        require(not apart or (self.keep and same), "state_dict", in_step, Told("one of ranks that were apart"))
+        super().load_state_dict(state_dict, on_resize)
+        if self._flight is not None:
+            self._flight.load(flight, [name for name, _ in self.named])
+        self._apart = apart
+        self._shrunk_by = [1.0] * len(self._members)
+
+    @property
+    def _late(self) -> bool:
+        """Whether a round is under way, or over and not applied."""
+        return self._flight is not None and self._flight.open
+
+    def _wait(self) -> None:
+        if self._flight is not None:
+            self._flight.wait()
+
+    def _start(self, number: int) -> Tensor:
+        if self._apart:
+            # What this rank did not send is in its own parameters, and waits in its memory.
+            return (self.agreed.views[number] - self._unsent(number)).to(self.params[number].dtype)
+        if self._flight is None or not self._flight.open:
+            return super()._start(number)
+        # What this rank has under way is in its own parameters, until the mean takes its place.
+        return (self.agreed.views[number] - self._flight.own.views[number]).to(self.params[number].dtype)
+
+    def _refresh(self) -> None:
+        if not self._late and not self._apart:
+            super()._refresh()
+
+    def _unsent(self, number: int) -> Tensor:
+        """What waits of a parameter on this rank; 0 where it travels uncompressed."""
+        kept = self.exchange.keeper.worker.get("residual", {}).get(self.named[number][0])
+        view = self.agreed.views[number]
+        return torch.zeros_like(view) if kept is None else kept.view_as(view)
+
+    def _waiting(self, lo: int, hi: int) -> Iterator[Tensor]:
+        """What waits of these elements of ``agreed``, parameter by parameter; views of what is kept."""
+        start = 0
+        for number, view in enumerate(self.agreed.views):
+            end = start + view.numel()
+            if start < hi and lo < end:
+                yield self._unsent(number).view(-1)[max(lo - start, 0) : hi - start]
+            start = end
+
+    def _reset_next(self, steps: int) -> None:
+        """Average the next part of what waits, so large that in so many steps it is everything."""
+        numel = self.agreed.data.numel()
+        part = min(numel, -(-numel * self.every // steps))
+        lo = (self.exchange.step - 1) * part % numel
+        self._reset(lo, min(lo + part, numel))
+        if lo + part > numel:
+            self._reset(0, lo + part - numel)
+
+    def _reset(self, lo: int, hi: int) -> None:
+        """Apply the mean of what waits of these elements, uncompressed; nothing waits of them any more."""
+        waiting = list(self._waiting(lo, hi))
+        mean = torch.cat(waiting).float()
+        counters = self.exchange.counters
+        dense = counters.dense_bytes
+        spoilt = bool(self.exchange.average(mean))
+        # It comes on top of what would be exchanged without compression.
+        counters.dense_bytes = dense
+        if not spoilt:
+            self.agreed.data[lo:hi].sub_(mean)
+            for part in waiting:
+                part.zero_()
+
+    def _end_round(self) -> None:
+        if self._flight is None:
+            self._compare()
+            super()._end_round()
+            if self.keep and self.reset is not None:
+                self._reset_next(self.reset)
+            self._apart = self.keep
+            for number, param in enumerate(self.params) if self._apart else ():
+                param.copy_(self._start(number))
+            self._average_moments()
+            return
+        self._gather_way()
+        if self._late:
+            self._land()
+        self._compare()
+        self._flight.begin(self._exchange_once, self.way.data)
+        for number, param in enumerate(self.params):
+            param.copy_(self._start(number))
+        self.since = 0
+
+    def _land(self) -> None:
+        assert self._flight is not None
+        mean = self._flight.land()
+        if mean is not None:
+            self.outer(mean)
+        self._average_moments()
+
+    def _exchange_once(self, flat: Tensor) -> bool:
+        self.exchange.begin_step()
+        return self.exchanged(flat)
+
+    def _compare(self) -> None:
+        """Let the ranks compare by how much they shrank ``agreed``, which they must all do alike."""
+        if self.decay == "outer":
+            self.exchange.compared = {"shrunk_by": self._shrunk_by}
+            self._shrunk_by = [1.0] * len(self._members)
+
+    def _average_moments(self) -> None:
+        if self._moments is not None and self.exchange.step % int(self.moments) == 0:
+            self._moments.average(self.inner, self.exchange)
+
+    def _step_alone(self) -> None:
+        if self.decay == "inner":
+            super()._step_alone()
+            return
+        self._shrink()
+        decays = [group["weight_decay"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["weight_decay"] = 0.0
+        try:
+            super()._step_alone()
+        finally:
+            for group, decay in zip(self.param_groups, decays, strict=True):
+                group["weight_decay"] = decay
+
+    def _shrink(self) -> None:
+        """A step's weight decay: of what is agreed, and of the way that was gone in this round."""
+        for index, (group, numbers) in enumerate(zip(self.param_groups, self._members, strict=True)):
+            factor = 1 - float(group["lr"]) * float(group["weight_decay"])
+            self._shrunk_by[index] *= factor
+            for number in numbers if factor != 1 else ():
+                param = self.params[number]
+                if param.requires_grad:
+                    way = self._way_of(number).mul_(factor)
+                    self.agreed.views[number].mul_(factor)
+                    param.copy_(self._start(number) - way)
+
+
+def decoupled(inner: Optimizer) -> bool:
+    """Whether its weight decay shrinks the parameters, as that of ``AdamW`` does.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> decoupled(torch.optim.AdamW([weight])), decoupled(torch.optim.Adam([weight]))
+    (True, False)
+    """
+    told = all(group.get("decoupled_weight_decay", False) for group in inner.param_groups)
+    return told or isinstance(inner, torch.optim.AdamW)
+
+
+def check_outer(inner: Optimizer) -> None:
+    """Refuse to take the decay out of a step that it is no part of, or in which it goes through the gradient.
+
+    Raises:
+        ConfigError
+    """
+    known = all("weight_decay" in group for group in inner.param_groups)
+    shrinking = [getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)]
+    foreign = not type(inner).__module__.startswith("torch.optim")
+    fits = known and (decoupled(inner) or foreign or isinstance(inner, tuple(shrinking)))
+    allowed = "'inner' with an optimizer whose weight decay is not decoupled"
+    require(fits, "CompressedStep.decay", allowed, Told(f"'outer' with {type(inner).__name__}"))

@@ -1,0 +1,126 @@
+"""Gradients are sent in units of a scale that all ranks make of what arrived."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradwire
+from gradwire.compressors.eden import EDEN
+from gradwire.compressors.topk import TopK
+from gradwire.errors import ConfigError
+from gradwire.memory.base import check_memory
+from gradwire.memory.preconditioned import Preconditioned
+from gradwire.types import Key
+from tests.cases import together
+
+N = 4096
+FINE = torch.tensor(False)
+
+
+def roundtrip(memory: Preconditioned, code: gradwire.Compressor, grad: Tensor, scale: Tensor, key: Key) -> Tensor:
+    """What arrives at a worker that is alone."""
+    out, status = grad.clone(), torch.zeros(1, dtype=torch.int32)
+    payload = code.layout((N,)).views(torch.zeros(code.layout((N,)).nbytes, dtype=torch.uint8))
+    memory.encode(code, out, {"scale": scale}, payload, {}, key, status)
+    assert status.item() == 0
+    memory.begin(out, {"scale": scale})
+    code.add_decoded(payload, out)
+    memory.finish(out, {"scale": scale}, FINE)
+    return out
+
+
+def test_the_scale_begins_flat_and_moves_to_the_size_of_each_element() -> None:
+    memory, scale = Preconditioned(beta=0.5, floor=0.1), torch.zeros(3)
+    first = torch.tensor([1.0, -2.0, 6.0])
+    memory.finish(first, {"scale": scale}, FINE)
+    assert first.tolist() == [1.0, -2.0, 6.0]
+    assert scale.tolist() == [3.0, 3.0, 3.0]
+    out = torch.tensor([0.0, 1.0, -5.0])
+    memory.finish(out, {"scale": scale}, FINE)
+    assert out.tolist() == [0.0, 3.0, -15.0]
+    torch.testing.assert_close(scale, torch.tensor([math.sqrt(4.5), math.sqrt(9.0), math.sqrt(4.5 + 112.5)]))
+    for _ in range(40):
+        memory.finish(torch.tensor([0.0, 0.0, 1.0]), {"scale": scale}, FINE)
+    mean = scale.mean()
+    assert 0.09 < float(scale[0] / mean) < 0.11, "the floor"
+
+
+@together
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
+def test_the_unit_of_the_gradients_makes_no_difference(size: float) -> None:
+    """A power of two times everything is the same run, also where squares would vanish or overflow."""
+    memory, unit = Preconditioned(), 2.0 ** round(math.log2(size))
+    scales, generator = (torch.zeros(N), torch.zeros(N)), torch.Generator().manual_seed(0)
+    for step in range(4):
+        grad = torch.randn(N, generator=generator)
+        arrived = [roundtrip(memory, EDEN(), times * grad, scale, Key(step=step))
+                   for times, scale in zip((1.0, unit), scales, strict=True)]  # fmt: skip
+        assert torch.equal(arrived[1], arrived[0] * unit)
+        assert torch.equal(scales[1], scales[0] * unit)
+
+
+def test_nothing_of_a_step_that_is_not_finite_is_remembered() -> None:
+    memory, scale = Preconditioned(), torch.tensor([1.0, 2.0])
+    memory.finish(torch.tensor([math.nan, math.nan]), {"scale": scale}, torch.tensor(True))
+    memory.rollback(torch.ones(2), {"scale": scale})
+    assert scale.tolist() == [1.0, 2.0]
+
+
+def test_after_steps_of_zeros_gradients_come_back() -> None:
+    memory, scale, grad = Preconditioned(), torch.ones(N), torch.randn(N)
+    for _ in range(5000):
+        memory.finish(torch.zeros(N), {"scale": scale}, FINE)
+    arrived = [roundtrip(memory, EDEN(bits=4), grad, scale, Key(step=step)) for step in range(3)]
+    assert all(0.7 < float(each @ grad / (grad @ grad)) < 1.3 for each in arrived)
+
+
+def test_what_is_sent_is_right_on_average_and_small_elements_get_little_noise() -> None:
+    """Half of the elements are a hundredth of the others: rotated together they would get the noise of the large."""
+    sizes = torch.where(torch.arange(N) % 2 == 0, 1.0, 0.01)
+    grad = sizes * torch.randn(N, generator=torch.Generator().manual_seed(1))
+    noise = {}
+    for flat in (False, True):
+        memory, scale = Preconditioned(beta=0.8, floor=1.0 if flat else 0.001), torch.zeros(N)
+        late = torch.stack([roundtrip(memory, EDEN(), grad, scale, Key(step=step)) for step in range(200)][100:])
+        noise[flat] = float(((late - grad) / sizes)[:, 1::2].square().mean())
+        assert float((late.mean(0) - grad).norm() / grad.norm()) < 0.12, "0.76 in a step, over 100 steps"
+    assert noise[False] < 1.0
+    assert noise[True] > 1000
+
+
+def test_it_is_saved_by_name_and_follows_the_unit_of_the_gradients() -> None:
+    exchange = gradwire.Exchange(EDEN(), memory="preconditioned")
+    for _ in range(3):
+        exchange.begin_step()
+        exchange.run(torch.randn(N), [("w", (N,))])
+    scale = exchange.keeper.worker["scale"]["w"].clone()
+    assert float(scale.min()) > 0
+    again = gradwire.Exchange(EDEN(), memory="preconditioned")
+    again.load_state_dict(exchange.state_dict())
+    assert torch.equal(again.keeper.worker["scale"]["w"], scale)
+    exchange.rescale(0.5)
+    assert torch.equal(exchange.keeper.worker["scale"]["w"], scale * 0.5)
+
+
+def test_methods_that_need_what_they_did_not_send_are_refused() -> None:
+    with pytest.raises(ConfigError, match="memory 'preconditioned' loses for good what TopK"):
+        check_memory(TopK(), Preconditioned(), force=False)
+
+
+@together
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"beta": 1.0}, r"Preconditioned.beta must be in \[0, 1\), got 1.0"),
+        ({"beta": math.nan}, "Preconditioned.beta"),
+        ({"floor": -0.1}, r"Preconditioned.floor must be in \[0, 1\], got -0.1"),
+        ({"floor": "0"}, "Preconditioned.floor"),
+    ],
+)
+def test_a_value_out_of_range_is_named(options: dict, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Preconditioned(**options)
