@@ -8,8 +8,10 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from gradwire.bench.launch import OutOfTimeError, launch, raises
 from gradwire.errors import ConfigError, GroupError
@@ -107,3 +109,23 @@ def test_a_worker_that_is_being_started_is_told_what_to_run_before_the_interrupt
     assert started
     worker.join(200)
     assert worker.exitcode == 0
+
+
+def test_workers_that_the_launcher_does_not_know_of_yet_are_stopped_too(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start = torch.multiprocessing.start_processes
+    running: list[int] = []
+
+    def start_and_interrupt(*args: Any, **kwargs: Any) -> Any:
+        context = start(*args, **kwargs)
+        running.extend(context.pids())
+        signal.raise_signal(signal.SIGUSR2)
+        return context
+
+    monkeypatch.setattr(torch.multiprocessing, "start_processes", start_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        launch(2, meet, 10)
+    assert len(running) == 2
+    assert not any(Path("/proc", str(pid)).exists() for pid in running)
+    assert "Traceback" not in capfd.readouterr().err

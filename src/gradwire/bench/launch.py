@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import inspect
 import json
 import logging
 import os
@@ -28,6 +29,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -41,6 +43,7 @@ __all__ = ["OutOfTimeError", "begin", "end_with_parent", "launch"]
 
 _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 _PR_SET_PDEATHSIG = 1
+_START_WORKERS = inspect.unwrap(LocalElasticAgent._start_workers).__code__
 
 
 class OutOfTimeError(GroupError):
@@ -166,7 +169,7 @@ def interrupted_alone() -> Iterator[None]:
 
 
 def raises(error: type[BaseException]) -> Callable[[int, FrameType | None], None]:
-    """Handler of a signal that raises ``error``; while a worker is being started, a moment later."""
+    """Handler of a signal that raises ``error``; while workers are being started, a moment later."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if starts_a_worker(frame):
@@ -178,9 +181,13 @@ def raises(error: type[BaseException]) -> Callable[[int, FrameType | None], None
 
 
 def starts_a_worker(frame: FrameType | None) -> bool:
-    """Whether a worker is there that was not told yet what to run: interrupted now, it would show a traceback."""
+    """Whether a worker is there that was not told yet what to run, or that the launcher does not know of yet.
+
+    Interrupted now, it would show a traceback: the pipe that it reads from ends, or the launcher goes away without
+    stopping it, and with it the semaphores that it opens.
+    """
     while frame is not None:
-        if frame.f_code.co_filename == popen_spawn_posix.__file__:
+        if frame.f_code is _START_WORKERS or frame.f_code.co_filename == popen_spawn_posix.__file__:
             return True
         frame = frame.f_back
     return False
