@@ -48,7 +48,7 @@ bool has_avx512() {
 }
 #endif
 
-// Best first; scalar is always the last.
+// Best first, as in GRADWIRE_KERNEL; scalar is always the last.
 Target all[] = {
 #if defined(__x86_64__)
     {&avx512::table, has_avx512()},
@@ -85,6 +85,8 @@ std::vector<std::string> targets() {
 }
 
 const KernelTable& active() { return *chosen.load(std::memory_order_relaxed)->table; }
+
+int active_place() { return int(chosen.load(std::memory_order_relaxed) - all); }
 
 void set_target(const std::string& name) { chosen.store(&find(name), std::memory_order_relaxed); }
 

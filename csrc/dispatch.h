@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "family.h"
 #include "kernels.h"
 #include "parallel.h"
 
@@ -15,6 +16,9 @@ std::vector<std::string> targets();
 
 // The kernels in use: those of the best target until set_target().
 const KernelTable& active();
+
+// The place of the target in use in Kernel::of.
+int active_place();
 
 // Throws std::invalid_argument for a name that is not in targets(). Not meant to be called while kernels run.
 void set_target(const std::string& name);
@@ -29,6 +33,13 @@ template <class Args>
 void run(void (*KernelTable::*kernel)(const Args&, std::int64_t, std::int64_t), const Args& args, std::int64_t n,
          std::int64_t align, int threads) {
   const auto function = active().*kernel;
+  count_call();
+  parallel_for(n, align, threads, [&](std::int64_t begin, std::int64_t end, int) { function(args, begin, end); });
+}
+
+template <class Args>
+void run(const Kernel<Args>& kernel, const Args& args, std::int64_t n, std::int64_t align, int threads) {
+  const auto function = kernel.of[active_place()];
   count_call();
   parallel_for(n, align, threads, [&](std::int64_t begin, std::int64_t end, int) { function(args, begin, end); });
 }

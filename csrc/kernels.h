@@ -41,8 +41,6 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(momentum_update, MomentumUpdate)                 \
   X(precondition, Precondition)                      \
   X(precondition_update, PreconditionUpdate)         \
-  X(dithered_encode, DitheredEncode)                 \
-  X(dithered_encode_feedback, DitheredEncodeFeedback)\
   X(eden_add_decoded, EdenAddDecoded)                \
   X(eden_encode, EdenEncode)                         \
   X(eightbit_add_decoded, EightbitAddDecoded)        \
@@ -91,14 +89,8 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(take_beyond, TakeBeyond)                         \
   X(take_drawn, TakeDrawn)                           \
   X(take_marked, TakeMarked)                         \
-  X(ternary_add_bits, TernaryAddBits)                \
-  X(ternary_bits, TernaryBits)                       \
-  X(ternary_counts, TernaryCounts)                   \
   X(thc_add_decoded, ThcAddDecoded)                  \
   X(thc_encode, ThcEncode)                           \
-  X(three_lc_add_decoded, ThreeLcAddDecoded)         \
-  X(three_lc_encode, ThreeLcEncode)                  \
-  X(three_lc_encode_feedback, ThreeLcEncodeFeedback) \
   X(threshold_scan, ThresholdScan)                   \
   X(topk_emit, TopkEmit)                             \
   X(topk_emit_found, TopkEmitFound)                  \
@@ -107,10 +99,7 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(triad, Triad)                                    \
   X(two_means_add_decoded, BlockSignAddDecoded)      \
   X(two_means_encode, BlockSignEncode)               \
-  X(two_means_encode_feedback, BlockSignEncodeFeedback)\
-  X(twobit_add_decoded, TwobitAddDecoded)            \
-  X(twobit_encode, TwobitEncode)                     \
-  X(twobit_encode_feedback, TwobitEncodeFeedback)
+  X(two_means_encode_feedback, BlockSignEncodeFeedback)
 
 struct KernelTable {
   const char* target;

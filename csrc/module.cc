@@ -1,8 +1,10 @@
-// gradwire._kernels: the kernels as Python functions over addresses and sizes, a family in each file of csrc/bindings.
+// gradwire._kernels: the operations as Python functions over addresses and sizes. They come from the folders of their
+// families, and from csrc/bindings.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings/common.h"
+#include "operation.h"
 
 using namespace gradwire;
 using namespace gradwire::bindings;
@@ -19,6 +21,7 @@ NB_MODULE(_kernels, m) {
   m.def("target", [] { return std::string(active().target); });
   m.def("set_target", &set_target, "name"_a);
   m.def("calls", &calls, "name"_a);
+  for (const auto* each = operations::Operation::first; each != nullptr; each = each->next) each->define(m);
   bind_basic(m);
   bind_eightbit(m);
   bind_entries(m);

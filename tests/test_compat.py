@@ -16,9 +16,9 @@ from gradwire.compressors.onebit_sgd import OneBitSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.signsgd import SignSGD
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.threshold import Threshold
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual

@@ -65,9 +65,12 @@ def generated() -> Iterator[tuple[str, str]]:
 
 
 def variants(folder: str, title: str) -> str:
-    """The contract with all its members, then each variant: its members are those of the contract."""
-    files = sorted((PACKAGE / folder).glob("[!_]*.py"), key=lambda file: (file.stem != "base", file.stem))
-    contract, *rest = (offered(f"{folder}.{file.stem}") for file in files)
+    """The contract with all its members, then each variant, also of a family: its members are those of the contract."""
+    of_families = [file for file in (PACKAGE / folder).glob("*/[!_]*.py") if file.stem not in ("ops", "triton")]
+    files = [*(PACKAGE / folder).glob("[!_]*.py"), *of_families]
+    files.sort(key=lambda file: (file.stem != "base", file.stem))
+    modules = (".".join(file.relative_to(PACKAGE).with_suffix("").parts) for file in files)
+    contract, *rest = map(offered, modules)
     alone = "".join(f"\n::: gradwire.{name}\n    options:\n      members: false\n" for names in rest for name in names)
     return described(title, contract) + alone
 

@@ -107,34 +107,6 @@ struct ExponentAddDecoded {
   std::int64_t n;
 };
 
-// 2-bit codes to a bit for each, and the signs of those that are not 0; `edges` as of ExponentCodes.
-struct TernaryCounts {
-  ByteRun codes;
-  std::int64_t n;
-  std::int64_t* counts;
-};
-
-struct TernaryBits {
-  ByteRun codes;
-  std::int64_t n;
-  const std::int64_t* starts;
-  std::uint8_t *bitmap, *signs, *edges;
-};
-
-// As of ExponentRank.
-struct TernaryRank {
-  ByteRun bitmap, signs;
-  std::int64_t place;
-  float step;
-};
-
-struct TernaryAddBits {
-  TernaryRank* ranks;
-  std::int64_t count;
-  float* out;
-  std::int64_t n;
-};
-
 // A few waves of one tile: rows [begin, end) of out += scale * sum_c left[c][row] * waves[c][column].
 struct AddWaves {
   const float* left;  // `count` times `height`

@@ -8,29 +8,6 @@
 namespace gradwire {
 
 // Bytes of a block lie in `stream` from block * ceil(block / 5) on, `lengths` of them.
-struct ThreeLc {
-  float* scales;
-  std::int16_t* lengths;
-  std::uint8_t* stream;
-  std::int64_t block;
-  float sparsity;
-};
-
-struct ThreeLcEncode : ThreeLc {
-  const float* x;
-};
-
-struct ThreeLcEncodeFeedback : Feedback, ThreeLc {};
-
-// Here the blocks lie side by side in the `bytes` of a stream.
-struct ThreeLcAddDecoded {
-  Rows scales, lengths, stream;
-  std::int64_t bytes;
-  float* out;
-  std::int64_t block;
-  float scale;
-};
-
 struct BlockNorms {
   const float* x;
   float* norms;

@@ -1,4 +1,4 @@
-// Arguments of: codes of fixed thresholds: 2 bits, 1 bit, ternary streams, and what exceeds a threshold.
+// Arguments of: 1 bit of a fixed threshold, and what exceeds a threshold.
 #pragma once
 
 #include <cstdint>
@@ -6,37 +6,6 @@
 #include "args/common.h"
 
 namespace gradwire {
-
-struct TwobitEncode {
-  const float* x;
-  std::uint8_t* codes;
-  float fire;  // the least magnitude that is sent
-};
-
-struct TwobitEncodeFeedback : Feedback {
-  std::uint8_t* codes;
-  float fire;       // the least magnitude that is sent
-  float threshold;  // what is sent
-};
-
-struct TwobitAddDecoded {
-  Rows codes;
-  float* out;
-  float step;
-};
-
-// The 2-bit code with a level that differs between elements: d * level, d in [1, 2).
-struct DitheredEncode {
-  const float* x;
-  std::uint8_t* codes;
-  float level;
-};
-
-struct DitheredEncodeFeedback : Feedback {
-  std::uint8_t* codes;
-  float level;
-  float threshold;  // what is sent
-};
 
 struct OnebitEncode {
   const float* x;

@@ -88,53 +88,6 @@ void moments_feedback(Address grad, Address residual, Address table, bool centre
       kMomentSegment, threads);
 }
 
-void check_ternary(Size block) {
-  if (block < 16 || block > 65536) throw std::invalid_argument("block must be from 16 to 65536");
-}
-
-ThreeLc three_lc(Address scales, Address lengths, Address stream, Size block, double sparsity, Size n) {
-  check_ternary(block);
-  return {pointer<float>(scales, n), pointer<std::int16_t>(lengths, n), pointer<std::uint8_t>(stream, n), block,
-          float(sparsity)};
-}
-
-// The blocks of a stream side by side, zeros after them. Returns their length.
-Size join_blocks(const ThreeLc& k, Size n, int threads) {
-  const Size room = (k.block + 4) / 5, blocks = (n + k.block - 1) / k.block, last = n - k.block * (blocks - 1);
-  Size used = 0;
-  for (Size block = 0; block < blocks; ++block) {
-    std::memmove(k.stream + used, k.stream + block * room, std::size_t(k.lengths[block]));
-    used += k.lengths[block];
-  }
-  if (n > 0) parallel_zero(k.stream + used, (blocks - 1) * room + (last + 4) / 5 - used, threads);
-  return used;
-}
-
-Size three_lc_encode(Address x, Address scales, Address lengths, Address stream, Size block, double sparsity, Size n,
-                     int threads) {
-  const ThreeLcEncode k = {three_lc(scales, lengths, stream, block, sparsity, n), pointer<const float>(x, n)};
-  run(&KernelTable::three_lc_encode, k, n, block, threads);
-  return join_blocks(k, n, threads);
-}
-
-Size three_lc_encode_feedback(Address grad, Address residual, Address scales, Address lengths, Address stream,
-                              Size block, double sparsity, Address status, Size n, int threads) {
-  const ThreeLcEncodeFeedback k = {feedback(grad, residual, status, n),
-                                   three_lc(scales, lengths, stream, block, sparsity, n)};
-  run(&KernelTable::three_lc_encode_feedback, k, n, block, threads);
-  return join_blocks(k, n, threads);
-}
-
-void three_lc_add_decoded(Address scales, Size scales_stride, Address lengths, Size lengths_stride, Address stream,
-                          Size stream_stride, Size ranks, Size bytes, Address out, Size block, double scale, Size n,
-                          int threads) {
-  check_ternary(block);
-  run(&KernelTable::three_lc_add_decoded,
-      {rows(scales, ranks, scales_stride, n), rows(lengths, ranks, lengths_stride, n),
-       rows(stream, ranks, stream_stride, bytes), bytes, pointer<float>(out, n), block, float(scale)},
-      n, block, threads);
-}
-
 // A block is at most as long as the kernels have room for; see kernels/hadamard.h.
 void check_rotation(Size block) {
   if (block < 16 || block > 16384 || (block & (block - 1)) != 0)
@@ -228,11 +181,6 @@ void bind_rounding(nb::module_& m) {
          "group"_a, "values"_a, "thresholds"_a, "words"_a);
   kernel(m, "eden_add_decoded", &eden_add_decoded, "seed"_a, "scales"_a, "codes"_a, "out"_a, "block"_a, "bits"_a,
          "sent"_a, "group"_a, "values"_a, "words"_a, "scale"_a);
-  kernel(m, "three_lc_encode", &three_lc_encode, "x"_a, "scales"_a, "lengths"_a, "stream"_a, "block"_a, "sparsity"_a);
-  kernel(m, "three_lc_encode_feedback", &three_lc_encode_feedback, "grad"_a, "residual"_a, "scales"_a, "lengths"_a,
-         "stream"_a, "block"_a, "sparsity"_a, "status"_a);
-  kernel(m, "three_lc_add_decoded", &three_lc_add_decoded, "scales"_a, "scales_stride"_a, "lengths"_a,
-         "lengths_stride"_a, "stream"_a, "stream_stride"_a, "ranks"_a, "bytes"_a, "out"_a, "block"_a, "scale"_a);
 }
 
 }  // namespace gradwire::bindings

@@ -12,8 +12,6 @@
 #include "kernels/take_beyond.h"
 #include "kernels/take_drawn.h"
 #include "kernels/take_marked.h"
-#include "kernels/ternary_add_bits.h"
-#include "kernels/ternary_bits.h"
 #endif
 
 #include "targets/end.h"

@@ -17,9 +17,6 @@
 #include "kernels/tail_moments.h"
 #include "kernels/thc_add_decoded.h"
 #include "kernels/thc_encode.h"
-#include "kernels/three_lc_add_decoded.h"
-#include "kernels/three_lc_encode.h"
-#include "kernels/three_lc_encode_feedback.h"
 #endif
 
 #include "targets/end.h"

@@ -2,15 +2,10 @@
 #include "targets/begin.h"
 
 #if defined(GRADWIRE_TARGET_HEADER)
-#include "kernels/dithered_encode.h"
-#include "kernels/dithered_encode_feedback.h"
 #include "kernels/onebit_add_decoded.h"
 #include "kernels/onebit_encode.h"
 #include "kernels/onebit_encode_feedback.h"
 #include "kernels/threshold_scan.h"
-#include "kernels/twobit_add_decoded.h"
-#include "kernels/twobit_encode.h"
-#include "kernels/twobit_encode_feedback.h"
 #endif
 
 #include "targets/end.h"

@@ -3,7 +3,6 @@
 #include "exponents.h"
 #include "marks.h"
 #include "selftest.h"
-#include "ternary.h"
 
 namespace gradwire::selftest {
 
@@ -96,19 +95,6 @@ void check_bitmaps(const std::string& target) {
         return Rows{reinterpret_cast<const std::uint8_t*>(from), kRanks, sizeof *from};
       };
       exponent_add_decoded({x.rows(n), n, column(used), column(tops), x.a.data(), 0.3f}, n, 1);
-    });
-  for (const bool words : {false, true})
-    for (const float threshold : {0.1f, 1.5f, 30.0f})
-      compare(target, "ternary_encode", [&](Buffers& x, std::int64_t n) {
-        std::vector<std::uint8_t> codes(std::size_t((n + 15) / 16 * 4));
-        active().twobit_encode({x.a.data(), codes.data(), threshold}, 0, n);
-        ternary_encode({codes.data(), x.status.data(), x.bytes.data(), words}, n, 1);
-      });
-  for (const std::int64_t form : {0, 1, 5, 255})
-    compare(target, "ternary_add_decoded", [&](Buffers& x, std::int64_t n) {
-      const Rows rows = x.rows(n);
-      for (std::int64_t w = 0; w < kRanks; ++w) x.bytes[std::size_t(w * rows.stride)] = std::uint8_t(form);
-      ternary_add_decoded({rows, n, x.a.data(), 0.7f, {nullptr, kRanks, 0}}, n, 1);
     });
 }
 

@@ -154,22 +154,6 @@ void check_eden(const std::string& target, int bits, int group) {
   });
 }
 
-void check_three_lc(const std::string& target, std::int64_t block) {
-  const auto codes = [=](Buffers& x, std::int64_t n) {
-    return ThreeLc{x.c.data(), reinterpret_cast<std::int16_t*>(x.bytes.data() + 2 * Buffers::row_bytes(n)),
-                   x.bytes.data(), block, 1.2f};
-  };
-  check(target, "three_lc_encode", &KernelTable::three_lc_encode, [&](Buffers& x, std::int64_t n) {
-    return ThreeLcEncode{codes(x, n), x.a.data()};
-  });
-  check(target, "three_lc_encode_feedback", &KernelTable::three_lc_encode_feedback, [&](Buffers& x, std::int64_t n) {
-    return ThreeLcEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, codes(x, n)};
-  });
-  check(target, "three_lc_add_decoded", &KernelTable::three_lc_add_decoded, [&](Buffers& x, std::int64_t n) {
-    return ThreeLcAddDecoded{x.rows(n), x.rows(n), x.rows(n), Buffers::row_bytes(n), x.a.data(), block, 0.3f};
-  });
-}
-
 void check_sketch(const std::string& target, int rows) {
   constexpr std::int64_t kColumns = 16;
   compare(target, "sketch_add", [&](Buffers& x, std::int64_t n) {
@@ -269,13 +253,6 @@ void check_all(const std::string& target) {
       return MomentsFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.c.data(), centred};
     });
   }
-  CHECK(twobit_encode, TwobitEncode{x.a.data(), x.bytes.data(), 0.5f});
-  CHECK(twobit_encode_feedback, TwobitEncodeFeedback{{x.a.data(), x.b.data(), nullptr}, x.bytes.data(), 0.5f, 0.5f});
-  CHECK(twobit_encode_feedback, TwobitEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), 0.5f, 0.5f});
-  CHECK(twobit_add_decoded, TwobitAddDecoded{x.rows(n), x.a.data(), 0.3f});
-  CHECK(dithered_encode, DitheredEncode{x.a.data(), x.bytes.data(), 0.4f});
-  CHECK(dithered_encode_feedback,
-        DitheredEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), 0.4f, 0.5f});
   CHECK(onebit_encode, OnebitEncode{x.a.data(), x.bytes.data(), 0.5f});
   CHECK(onebit_encode_feedback, OnebitEncodeFeedback{{x.a.data(), x.b.data(), nullptr}, x.bytes.data(), 0.5f, 1.0f});
   CHECK(onebit_encode_feedback,
@@ -298,7 +275,6 @@ void check_all(const std::string& target) {
   for (const std::int64_t block : {16, 64, 1024}) check_thc(target, block);
   for (int bits = 1; bits <= 4; ++bits) check_eden(target, bits, 1);
   for (const int group : {16, 32, 64}) check_eden(target, 8, group);
-  for (const std::int64_t block : {16, 80, 4096}) check_three_lc(target, block);
   for (const int rows : {1, 3}) check_sketch(target, rows);
   for (const float level : {0.0f, 0.9f}) check_threshold(target, level);
   for (int bits = 2; bits <= 8; ++bits) check_rounding(target, bits);
@@ -319,6 +295,7 @@ int main() {
   for (const std::string& target : targets()) {
     if (target == "scalar") continue;
     check_all(target);
+    for (const Suite* suite = Suite::first; suite != nullptr; suite = suite->next) suite->check(target);
     std::printf("%s compared with scalar\n", target.c_str());
     ++compared;
   }

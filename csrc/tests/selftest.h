@@ -82,7 +82,26 @@ void check(const std::string& target, const char* name,
   compare(target, name, [&](Buffers& x, std::int64_t n) { (active().*kernel)(arguments(x, n), 0, n); });
 }
 
+template <class Args, class Make>
+void check(const std::string& target, const char* name, const Kernel<Args>& kernel, const Make& arguments) {
+  compare(target, name, [&](Buffers& x, std::int64_t n) { kernel.of[active_place()](arguments(x, n), 0, n); });
+}
+
+// The comparisons of all families: a list that is made before main() begins.
+struct Suite {
+  void (*check)(const std::string& target);
+  const Suite* next;
+
+  static inline const Suite* first = nullptr;
+  explicit Suite(void (*check)(const std::string& target)) : check(check), next(first) { first = this; }
+};
+
 // Sparse entries, marks, and what is written of marked elements.
 void check_entries(const std::string& target);
 
 }  // namespace gradwire::selftest
+
+#define GRADWIRE_SELFTEST_OF(family)                                                    \
+  static void selftest_of_##family(const std::string& target);                         \
+  static const ::gradwire::selftest::Suite suite_of_##family(&selftest_of_##family);   \
+  static void selftest_of_##family(const std::string& target)

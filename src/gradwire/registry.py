@@ -1,8 +1,9 @@
 """The folder is the registry.
 
-Law: the module ``gradwire/<kind>/<name>.py`` defines exactly one public class with ``name = "<name>"``. Adding a
-method is adding that file; no list is edited anywhere. Files that hold shared machinery (``base``, ``simple``) and
-files whose name starts with an underscore define no ``name`` of their own and are skipped.
+Law: the module ``gradwire/<kind>/<name>.py``, or ``gradwire/<kind>/<family>/<name>.py``, defines exactly one public
+class with ``name = "<name>"``. Adding a method is adding that file; no list is edited anywhere. Files that hold shared
+machinery (``base``, ``simple``; ``ops`` and ``triton`` of a family) and files whose name starts with an underscore
+define no ``name`` of their own and are skipped.
 """
 
 import dataclasses
@@ -18,8 +19,21 @@ from gradwire.errors import ConfigError, nearest, require
 
 __all__ = ["assignment", "build", "find", "from_config", "named_of", "names", "to_config"]
 
-_MACHINERY = frozenset({"base", "simple"})
+_MACHINERY = frozenset({"base", "ops", "simple", "triton"})
 _DEPTH = 3
+
+
+@cache
+def _places(kind: str) -> dict[str, str]:
+    """Name -> module, of what is registered under a folder and in the folders of its families."""
+    package = importlib.import_module(f"gradwire.{kind}")
+    found: dict[str, str] = {}
+    inside = pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+    for folder in (package, *(importlib.import_module(module.name) for module in inside if module.ispkg)):
+        for module in pkgutil.iter_modules(folder.__path__):
+            if not (module.ispkg or module.name.startswith("_") or module.name in _MACHINERY):
+                found[module.name] = f"{folder.__name__}.{module.name}"
+    return found
 
 
 @cache
@@ -29,9 +43,7 @@ def names(kind: str) -> tuple[str, ...]:
     >>> "twobit" in names("compressors")
     True
     """
-    package = importlib.import_module(f"gradwire.{kind}")
-    found = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return tuple(sorted(n for n in found if not n.startswith("_") and n not in _MACHINERY))
+    return tuple(sorted(_places(kind)))
 
 
 @cache
@@ -43,7 +55,7 @@ def find(kind: str, name: str) -> type[Any]:
     """
     if name not in names(kind):
         raise ConfigError(f"unknown {_singular(kind)} {name!r}: {nearest(name, names(kind))}")
-    module = importlib.import_module(f"gradwire.{kind}.{name}")
+    module = importlib.import_module(_places(kind)[name])
     classes = [
         cls
         for _, cls in inspect.getmembers(module, inspect.isclass)

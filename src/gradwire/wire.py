@@ -122,7 +122,7 @@ def frame(compressor: Compressor, shape: Sequence[int], payload: Tensor) -> byte
         ConfigError: the payload is not of that layout, or the configuration does not fit into a header.
 
     Example:
-        >>> from gradwire.compressors.twobit import TwoBit
+        >>> from gradwire.compressors.ternary.twobit import TwoBit
         >>> code = TwoBit(threshold=0.5)
         >>> data = frame(code, (3,), code.compress(torch.tensor([0.6, -0.5, 0.1])))
         >>> unframe(data).compressor.decompress(unframe(data).payload, (3,)).tolist()

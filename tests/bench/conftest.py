@@ -20,7 +20,7 @@ def _forked_workers(monkeypatch):
 _FILE = """
 from dataclasses import dataclass
 
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from gradwire.bench.catalogue import declares_traffic, describe, methods, state_
 from gradwire.compressors.base import Family
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from tests.comm.methods import NonZero
 
 

@@ -12,8 +12,8 @@ from gradwire.bench.workload import Workload
 from gradwire.compressors.none import Identity
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from gradwire.exchange import Exchange
 from gradwire.policy import Policy
 from tests.comm.methods import Alternating, NonZero, SharedScale

@@ -7,9 +7,9 @@ from gradwire.compressors.atomo import Atomo
 from gradwire.compressors.onebit import OneBit
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
-from gradwire.compressors.strom import Strom
+from gradwire.compressors.ternary.strom import Strom
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 
 
 def row(compressor, op="encode", size=1000, ratio=1.0, each=1.0):

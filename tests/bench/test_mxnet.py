@@ -7,7 +7,7 @@ import torch
 
 from gradwire.bench.peers import mxnet as peer
 from gradwire.bench.peers._venv import PeerError, python_with
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 
 # Its first run installs MXNet: tens of megabytes.
 pytestmark = pytest.mark.timeout(600)

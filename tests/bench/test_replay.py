@@ -15,7 +15,7 @@ from gradwire.bench.launch import launch
 from gradwire.bench.netlab import Link, Netlab
 from gradwire.bench.replay import Contestant, Plan, Replayed, Result, _figures, exchange, replay
 from gradwire.compressors.none import Identity
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError, GroupError
 from tests.bench.jobs import meet
 from tests.bench.netlab.conftest import here

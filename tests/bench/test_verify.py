@@ -6,7 +6,7 @@ from gradwire import registry
 from gradwire.bench import codec, verify
 from gradwire.bench.steps import STEPS
 from gradwire.bench.verify import Checks, WrongResultError, check
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 
 SIZES = (1, 17, 1000)
 STEP = {step.name: step for step in STEPS}

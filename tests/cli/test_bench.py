@@ -9,7 +9,7 @@ from gradwire.bench.steps import STEPS
 from gradwire.bench.written import parse_method
 from gradwire.cli._options import parse_size
 from gradwire.compressors.qsgd import QSGD
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
 from tests.forked import Forked
 

@@ -3,7 +3,7 @@
 import torch
 
 from gradwire.comm._agree import DIGEST
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.testing.processes import run_ranks
 from tests.comm.jobs import SHAPES, gradient, numel, run_exchange
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.comm.allreduce import AllReduce
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.testing.processes import run_ranks
 from tests.comm.jobs import SHAPES, gradient, numel, run_exchange

@@ -10,7 +10,7 @@ from gradwire.comm._sparse import Entries, pack, unpack
 from gradwire.comm.oktopk import OkTopkStrategy
 from gradwire.compressors.dgc import DGC
 from gradwire.compressors.oktopk import OkTopk
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.comm._part import Message, Part, Piece, Unit, nonfinite
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.memory.residual import Residual
 from gradwire.types import Field, Key, Layout, Payload, State
 

@@ -12,7 +12,7 @@ from gradwire import registry
 from gradwire.comm._part import Piece, Unit
 from gradwire.comm.two_phase import cut
 from gradwire.compressors.qsgd import QSGD
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.memory.none import NoMemory
 from gradwire.testing.processes import run_ranks
 from gradwire.types import Key, Payload, State

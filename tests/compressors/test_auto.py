@@ -11,10 +11,10 @@ from gradwire import ops
 from gradwire.compressors.compose import compose
 from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.onebit import OneBit
-from gradwire.compressors.strom import Strom
+from gradwire.compressors.ternary.strom import Strom
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.threshold import Threshold
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange import Exchange
 from gradwire.policy import Policy

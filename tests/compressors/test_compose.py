@@ -22,8 +22,8 @@ from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.sidco import SIDCo
 from gradwire.compressors.signsgd import SignSGD
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing import contract
 from gradwire.testing.inputs import SPECIAL, gaussian

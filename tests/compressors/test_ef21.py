@@ -12,8 +12,8 @@ from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.signsgd import SignSGD
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.exchange import Exchange
 from gradwire.testing.inputs import gaussian

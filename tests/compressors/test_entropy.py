@@ -10,8 +10,8 @@ from gradwire.compressors._coders import CODERS
 from gradwire.compressors.base import MultiRound
 from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange import Exchange
 from gradwire.policy import Policy

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gradwire.compressors.global_qsgd import GlobalQSGD
-from gradwire.compressors.terngrad import TernGrad
+from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.errors import ConfigError
 from gradwire.testing._expect import decode
 from gradwire.testing.inputs import gaussian

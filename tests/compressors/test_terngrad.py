@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.terngrad import TernGrad
+from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from tests.cases import together

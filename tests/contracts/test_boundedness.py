@@ -22,7 +22,7 @@ from gradwire.compressors.lpc_svrg import LpcSvrg
 from gradwire.compressors.nuqsgd import NUQSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
-from gradwire.compressors.terngrad import TernGrad
+from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.exchange import Exchange

@@ -12,8 +12,8 @@ from gradwire.compressors.bf16 import BF16
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from gradwire.testing import bounds, contract, feedback, ranks
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Field, Layout

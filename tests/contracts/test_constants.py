@@ -30,8 +30,8 @@ from gradwire.compressors.oktopk import OkTopk
 from gradwire.compressors.onebit_sgd import OneBitSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
-from gradwire.compressors.terngrad import TernGrad
-from gradwire.compressors.three_lc import ThreeLC
+from gradwire.compressors.ternary.terngrad import TernGrad
+from gradwire.compressors.ternary.three_lc import ThreeLC
 from gradwire.compressors.topk import TopK
 from gradwire.testing._expect import decode, encode
 from gradwire.types import Key

@@ -22,9 +22,9 @@ from gradwire.compressors.onebit_sgd import OneBitSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
-from gradwire.compressors.strom import Strom
-from gradwire.compressors.terngrad import TernGrad
-from gradwire.compressors.three_lc import ThreeLC
+from gradwire.compressors.ternary.strom import Strom
+from gradwire.compressors.ternary.terngrad import TernGrad
+from gradwire.compressors.ternary.three_lc import ThreeLC
 from gradwire.compressors.threshold import Threshold
 from gradwire.compressors.topk import TopK
 from gradwire.exchange import Exchange

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire import ops, registry
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.memory import check_memory, largest_allocation
 

@@ -13,7 +13,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.compressors.nuqsgd import NUQSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
-from gradwire.compressors.terngrad import TernGrad
+from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.compressors.thc import THC
 from gradwire.testing import golden
 from gradwire.testing._expect import decode, encode

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire import registry
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.testing import golden
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.sync import check_no_sync, waits

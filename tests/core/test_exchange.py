@@ -13,8 +13,8 @@ from gradwire.compressors.none import Identity
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.simple import SimpleCompressor
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.exchange import Exchange, default_strategy
 from gradwire.memory.base import default_memory

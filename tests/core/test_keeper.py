@@ -6,7 +6,7 @@ import torch
 
 from gradwire.comm._part import Piece, Unit
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.keeper import Keeper
 from gradwire.memory.dgc import DGCMemory
 from gradwire.memory.ef21 import EF21

@@ -1,5 +1,6 @@
 """The folder is the registry."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import gradwire.compressors
 from gradwire import registry
 from gradwire.compressors.eden import EDEN
 from gradwire.compressors.qsgd import QSGD
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.memory.preconditioned import Preconditioned
 from gradwire.memory.residual import Residual
@@ -18,7 +19,8 @@ from gradwire.settings import Settings
 @pytest.mark.parametrize("kind", ["compressors", "memory", "comm"])
 def test_every_file_is_registered_under_its_name(kind: str) -> None:
     folder = Path(gradwire.compressors.__path__[0]).parent / kind
-    files = {path.stem for path in folder.glob("[!_]*.py")} - {"base", "simple"}
+    families = {path.stem for path in folder.glob("*/[!_]*.py")} - {"ops", "triton"}
+    files = {path.stem for path in folder.glob("[!_]*.py")} - {"base", "simple"} | families
     assert set(registry.names(kind)) == files
     for name in files:
         assert registry.find(kind, name).name == name
@@ -94,3 +96,14 @@ def test_a_number_that_python_does_not_read_is_an_error_of_ours() -> None:
 def test_a_narrow_residual_is_one_with_parameters_too() -> None:
     exchange = gradwire.Exchange(gradwire.compressor("topk"), memory="residual:beta=0.9", residual_dtype="bfloat16")
     assert exchange.memory == Residual(beta=0.9, dtype="bfloat16")
+
+
+def test_a_method_that_is_in_a_family_now_is_found_where_it_was() -> None:
+    with pytest.warns(DeprecationWarning, match=r"compressors\.strom is gradwire\.compressors\.ternary\.strom now"):
+        old = importlib.import_module("gradwire.compressors.strom")
+    assert old is importlib.import_module("gradwire.compressors.ternary.strom")
+    assert old.__spec__ is not None
+    assert old.__spec__.name == "gradwire.compressors.ternary.strom"
+    for name in ("gradwire.compressors.nothing", "gradwire.compressors.ops", "gradwire.compressors.ternary.nothing"):
+        with pytest.raises(ModuleNotFoundError, match=name):
+            importlib.import_module(name)

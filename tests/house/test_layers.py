@@ -34,7 +34,7 @@ VARIANTS = ("ops", "ops.triton", "compressors", "memory", "comm", "integrations"
             "bench.data", "bench.tasks", "bench.peers", "bench.report", "cli")  # fmt: skip
 """Folders of one variant in each file."""
 
-MACHINERY = {"base", "simple", "native", "ddp"}
+MACHINERY = {"arguments", "base", "simple", "native", "ddp"}
 """Files that a variant may import from its own folder; files with an underscore are allowed too. Frameworks that train
 with DDP attach its hook."""
 

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 import gradwire
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.integrations.fsdp import FSDPState, compress_fsdp
 from gradwire.integrations.fsdp1 import compress_fsdp1

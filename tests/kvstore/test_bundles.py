@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.kvstore.bundles import LONGEST, SMALL, Bundle, Bundles, bundled
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.protocol import MAX_ITEMS, pack

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from gradwire.kvstore.compression import OFF, parse
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.protocol import VERSION, pack

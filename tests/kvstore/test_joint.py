@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.compressors.onebit import OneBit
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.kvstore.bundles import ROOM
 from gradwire.kvstore.compression import Compression, parse
 from gradwire.kvstore.core import ServerCore

@@ -4,7 +4,7 @@ import urllib.request
 
 import torch
 
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.kvstore.compression import parse
 from gradwire.kvstore.core import ServerCore
 from gradwire.kvstore.metrics import serve

@@ -12,7 +12,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.compressors.bf16 import BF16
 from gradwire.compressors.dgc import DGC
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.memory.dgc import DGCMemory
 from gradwire.types import Key

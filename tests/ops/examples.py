@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from tests.ops import mark_examples
+from tests.ops.derived import examples
 from tests.ops.example_tensors import RANKS, N
 from tests.ops.example_tensors import codes as _codes
 from tests.ops.example_tensors import floats as _float
 from tests.ops.example_tensors import status as _status
+from tests.ops.found import OPS
 from tests.ops.threshold_examples import THRESHOLDS
 
 
@@ -34,12 +36,6 @@ def _encoding() -> dict[str, Tensor]:
 
 def _decoding() -> dict[str, Tensor]:
     return {"stream": _codes(32), "sizes": _sizes(), "table": _table(), "symbols": _codes(N), "status": _status()}
-
-
-def _ternary() -> dict[str, Any]:
-    used, lengths = torch.empty(1, dtype=torch.int32), torch.empty(2, dtype=torch.int16)
-    out = {"used": used, "scales": torch.empty(2), "lengths": lengths, "stream": _codes(8)}
-    return {**out, "block": 16, "sparsity": 1.0}
 
 
 def _places() -> dict[str, Any]:
@@ -333,21 +329,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
             "key": 1,
             "step": 2,
         },
-        "three_lc_add_decoded": lambda: {
-            "scales": torch.ones(RANKS, 2),
-            "lengths": torch.ones(RANKS, 2, dtype=torch.int16),
-            "stream": _codes(RANKS, 8),
-            "out": _float(),
-            "block": 16,
-            "scale": 0.5,
-        },
-        "three_lc_encode": lambda: {"x": _float(), **_ternary()},
-        "three_lc_encode_feedback": lambda: {
-            "grad": _float(),
-            "residual": _float(),
-            **_ternary(),
-            "status": _status(),
-        },
         "topk_encode": lambda: {"x": _float(), **_sparse()},
         "topk_encode_feedback": lambda: {"grad": _float(), "residual": _float(), **_sparse(), "status": _status()},
         "two_means_add_decoded": lambda: {
@@ -369,4 +350,5 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
     }
     | THRESHOLDS
     | mark_examples.EXAMPLES
+    | examples(OPS)
 )

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from gradwire.ops import auto_threshold, dithered_encode, dithered_encode_feedback, threshold_encode
+from gradwire.compressors.ternary.ops import dithered_encode, dithered_encode_feedback
+from gradwire.ops import auto_threshold, threshold_encode
 from gradwire.ops import threshold_encode_feedback as encode_feedback
 from gradwire.ops._codes import code_bytes, unpack
 from gradwire.ops._dither import SAMPLE, dither, sampled_places

@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from gradwire.ops import kernel_info, twobit_encode
+from gradwire.compressors.ternary.ops import twobit_encode
+from gradwire.ops import kernel_info
 from gradwire.ops.native import kernels
 from tests.cases import together
 from tests.once import once
@@ -17,7 +18,8 @@ from tests.ops.interpreters import Told, interpret
 needs_kernels = pytest.mark.skipif(kernels is None, reason="the C++ extension is not built")
 ENCODE = """
 import torch
-from gradwire.ops import kernel_info, twobit_encode
+from gradwire.compressors.ternary.ops import twobit_encode
+from gradwire.ops import kernel_info
 codes = torch.empty(4, dtype=torch.uint8)
 twobit_encode(torch.tensor([0.5, -0.5, 0.49, 1.3]), codes, 0.5)
 info = kernel_info()

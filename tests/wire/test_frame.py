@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gradwire.compressors.none import Identity
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError, GradwireError, WireError
 from gradwire.wire import MAX_DIMS, MAX_HEADER, frame, unframe
 from tests.cases import together

@@ -19,9 +19,9 @@ from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
-from gradwire.compressors.strom import Strom
+from gradwire.compressors.ternary.strom import Strom
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from gradwire.testing import golden
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key

@@ -28,7 +28,7 @@ class Budget:
 
     Example:
         >>> from gradwire.bench.steps import STEPS
-        >>> from gradwire.compressors.twobit import TwoBit
+        >>> from gradwire.compressors.ternary.twobit import TwoBit
         >>> budget = Budget(seconds=10.0)
         >>> budget.learn(STEPS[0], TwoBit(), 1000, checked=2.0, once=0.1)
         >>> budget.refusal(STEPS[0], TwoBit(), 2000)

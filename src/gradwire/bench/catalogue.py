@@ -41,7 +41,7 @@ def describe(compressor: Compressor) -> dict[str, Any]:
     """Everything declared, and what follows from it.
 
     Example:
-        >>> from gradwire.compressors.twobit import TwoBit
+        >>> from gradwire.compressors.ternary.twobit import TwoBit
         >>> row = describe(TwoBit())
         >>> row["nature"], row["memory"], row["state_bytes_per_element"], row["aggregation"]
         ('deterministic', 'residual', 4.0, ['allgather', 'two_phase'])

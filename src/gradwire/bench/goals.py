@@ -68,9 +68,9 @@ def misses(rows: Sequence[Row]) -> list[Miss]:
 def least_ratio(compressor: Compressor) -> float:
     """The goal of a method's operations, in units of the triad.
 
-    >>> from gradwire.compressors.terngrad import TernGrad
+    >>> from gradwire.compressors.ternary.terngrad import TernGrad
     >>> from gradwire.compressors.topk import TopK
-    >>> from gradwire.compressors.twobit import TwoBit
+    >>> from gradwire.compressors.ternary.twobit import TwoBit
     >>> least_ratio(TwoBit()), least_ratio(TernGrad()), least_ratio(TopK())
     (0.6, 0.5, 0.4)
     """

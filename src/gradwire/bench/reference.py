@@ -8,22 +8,23 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradwire import ops
+from gradwire.ops.base import OPERATIONS
 
 __all__ = ["Reference"]
 
 
 class Reference(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, on this thread, every operation of ``gradwire.ops`` runs its plain-torch reference.
+    """Within it, on this thread, every operation of gradwire runs its plain-torch reference.
 
     Attributes:
         calls: how many operations it caught, so that a comparison can show that it compared something.
 
     Example:
         >>> import torch
+        >>> from gradwire.compressors.ternary.ops import twobit_encode
         >>> codes = torch.empty(4, dtype=torch.uint8)
         >>> with Reference() as reference:
-        ...     ops.twobit_encode(torch.ones(3), codes, 0.5)
+        ...     twobit_encode(torch.ones(3), codes, 0.5)
         >>> codes.tolist(), reference.calls
         ([252, 0, 0, 0], 1)
     """
@@ -38,5 +39,5 @@ class Reference(TorchDispatchMode):  # type: ignore[no-untyped-call]
         run: Callable[..., Any] = func
         if func.namespace == "gradwire":
             self.calls += 1
-            run = getattr(ops, func._schema.name.partition("::")[2]).reference
+            run = OPERATIONS[func._schema.name.partition("::")[2]].reference
         return run(*args, **(kwargs or {}))

@@ -30,7 +30,7 @@ def unpacked_payload(compressor: Compressor, shape: Sequence[int]) -> int | None
         shape: of the tensor.
 
     Example:
-        >>> from gradwire.compressors.twobit import TwoBit
+        >>> from gradwire.compressors.ternary.twobit import TwoBit
         >>> from gradwire.compressors.topk import TopK
         >>> unpacked_payload(TwoBit(), (1000,)), unpacked_payload(TopK(ratio=0.01), (1000,))
         (1000, 64)

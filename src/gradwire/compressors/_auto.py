@@ -20,8 +20,8 @@ from gradwire.errors import WireError, is_float32, require
 from gradwire.types import Field, Payload, State
 
 __all__ = [
-    "AUTO", "WISHES", "check_carried", "encode", "encode_feedback", "fields_of", "least_of", "require_target",
-    "require_threshold", "state_of", "steps_of",
+    "AUTO", "WISHES", "check_carried", "choose", "fields_of", "least_of", "require_target", "require_threshold",
+    "state_of", "steps_of",
 ]  # fmt: skip
 
 Threshold = float | Literal["auto"]
@@ -75,20 +75,6 @@ def least_of(
     if threshold != AUTO:
         return threshold, None
     return 0.0, choose(x, torch.empty(1, device=x.device), state, target, residual)
-
-
-def encode(x: Tensor, codes: Tensor, threshold: Tensor, state: State, target: float) -> None:
-    """2-bit codes of the elements that fire, and the threshold that they stand for."""
-    ops.dithered_encode(x.view(-1), codes, choose(x, threshold, state, target))
-
-
-def encode_feedback(
-    grad: Tensor, residual: Tensor, codes: Tensor, threshold: Tensor, state: State, target: float,
-    status: Tensor | None,
-) -> None:  # fmt: skip
-    """The same of residual + grad; the residual keeps the rest."""
-    level = choose(grad, threshold, state, target, residual)
-    ops.dithered_encode_feedback(grad.view(-1), residual.view(-1), codes, threshold, level, status)
 
 
 def steps_of(threshold: Threshold, payloads: Payload) -> tuple[float, Tensor | None]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gradwire import ops
 from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.ternary.ops import twobit_add_decoded, twobit_encode
 from gradwire.errors import require
 from gradwire.types import Field, Key, Layout, Payload, State
 
@@ -51,7 +52,7 @@ class SignCode(Compressor):
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         if self.ties == "zero":
-            ops.twobit_encode(x.view(-1), payload[0], _LEAST)
+            twobit_encode(x.view(-1), payload[0], _LEAST)
         else:
             ops.sign_encode(x.view(-1), payload[0])
 
@@ -68,7 +69,7 @@ class SignCode(Compressor):
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         if self.ties == "zero":
-            ops.twobit_add_decoded(payloads[0], out.view(-1), 1.0, scale)
+            twobit_add_decoded(payloads[0], out.view(-1), 1.0, scale)
         else:
             ops.sign_add_decoded(payloads[0], out.view(-1), scale)
 

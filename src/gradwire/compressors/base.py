@@ -274,7 +274,7 @@ class Compressor(Configuration, ABC):
     def compress(self, x: Tensor, state: State | None = None, key: Key | None = None) -> Tensor:
         """Encode into a fresh uint8 buffer: for notebooks and tests, not for a training loop.
 
-        >>> from gradwire.compressors.twobit import TwoBit
+        >>> from gradwire.compressors.ternary.twobit import TwoBit
         >>> TwoBit(threshold=0.5).compress(torch.tensor([0.6, -0.5, 0.1])).tolist()
         [224, 0, 0, 0]
 

@@ -1,4 +1,7 @@
-"""The operations that the compressors are made of: one per file, with a plain-torch reference and its kernels."""
+"""Operations that compressors are made of, each with a plain-torch reference and its kernels.
+
+Those of one family of compressors are in its folder, as ``gradwire.compressors.ternary.ops``.
+"""
 
 from gradwire.ops.accumulate import accumulate
 from gradwire.ops.auto_threshold import auto_threshold
@@ -11,8 +14,6 @@ from gradwire.ops.byte_counts import byte_counts
 from gradwire.ops.cast_add_decoded import cast_add_decoded
 from gradwire.ops.cast_encode import cast_encode
 from gradwire.ops.cast_encode_feedback import cast_encode_feedback
-from gradwire.ops.dithered_encode import dithered_encode
-from gradwire.ops.dithered_encode_feedback import dithered_encode_feedback
 from gradwire.ops.eden_add_decoded import eden_add_decoded
 from gradwire.ops.eden_encode import eden_encode
 from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
@@ -70,21 +71,14 @@ from gradwire.ops.signum_encode import signum_encode
 from gradwire.ops.sketch_add import sketch_add
 from gradwire.ops.sketch_estimate import sketch_estimate
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
-from gradwire.ops.strom_encode import strom_encode
-from gradwire.ops.strom_encode_feedback import strom_encode_feedback
 from gradwire.ops.sums_add_decoded import sums_add_decoded
 from gradwire.ops.swap import swap
 from gradwire.ops.tail_moments import tail_moments
 from gradwire.ops.take_beyond import take_beyond
 from gradwire.ops.take_drawn import take_drawn
 from gradwire.ops.take_marked import take_marked
-from gradwire.ops.ternary_add_decoded import ternary_add_decoded
-from gradwire.ops.ternary_encode import ternary_encode
 from gradwire.ops.thc_add_decoded import thc_add_decoded
 from gradwire.ops.thc_encode import thc_encode
-from gradwire.ops.three_lc_add_decoded import three_lc_add_decoded
-from gradwire.ops.three_lc_encode import three_lc_encode
-from gradwire.ops.three_lc_encode_feedback import three_lc_encode_feedback
 from gradwire.ops.threshold_add_decoded import threshold_add_decoded
 from gradwire.ops.threshold_encode import threshold_encode
 from gradwire.ops.threshold_encode_feedback import threshold_encode_feedback
@@ -94,9 +88,6 @@ from gradwire.ops.topk_encode_feedback import topk_encode_feedback
 from gradwire.ops.two_means_add_decoded import two_means_add_decoded
 from gradwire.ops.two_means_encode import two_means_encode
 from gradwire.ops.two_means_encode_feedback import two_means_encode_feedback
-from gradwire.ops.twobit_add_decoded import twobit_add_decoded
-from gradwire.ops.twobit_encode import twobit_encode
-from gradwire.ops.twobit_encode_feedback import twobit_encode_feedback
 from gradwire.ops.waves_add_decoded import waves_add_decoded
 
 __all__ = [
@@ -111,8 +102,6 @@ __all__ = [
     "cast_add_decoded",
     "cast_encode",
     "cast_encode_feedback",
-    "dithered_encode",
-    "dithered_encode_feedback",
     "eden_add_decoded",
     "eden_encode",
     "eightbit_add_decoded",
@@ -170,21 +159,14 @@ __all__ = [
     "sketch_add",
     "sketch_estimate",
     "sparse_add_decoded",
-    "strom_encode",
-    "strom_encode_feedback",
     "sums_add_decoded",
     "swap",
     "tail_moments",
     "take_beyond",
     "take_drawn",
     "take_marked",
-    "ternary_add_decoded",
-    "ternary_encode",
     "thc_add_decoded",
     "thc_encode",
-    "three_lc_add_decoded",
-    "three_lc_encode",
-    "three_lc_encode_feedback",
     "threshold_add_decoded",
     "threshold_encode",
     "threshold_encode_feedback",
@@ -194,8 +176,5 @@ __all__ = [
     "two_means_add_decoded",
     "two_means_encode",
     "two_means_encode_feedback",
-    "twobit_add_decoded",
-    "twobit_encode",
-    "twobit_encode_feedback",
     "waves_add_decoded",
 ]

@@ -20,6 +20,7 @@ from gradwire.ops._philox import philox_words
 from gradwire.ops._units import exponent_of, power_of_two
 
 __all__ = [
+    "TINY",
     "check_codes",
     "check_levels",
     "check_parameters",

@@ -285,7 +285,7 @@ BOUNDS = (bounds.check_unbiased, bounds.check_omega, bounds.check_contraction)
 def check_all(compressor: Compressor, x: Tensor) -> None:
     """Run every check of ``CHECKS`` and ``BOUNDS``.
 
-    >>> from gradwire.compressors.twobit import TwoBit
+    >>> from gradwire.compressors.ternary.twobit import TwoBit
     >>> check_all(TwoBit(threshold=0.5), torch.tensor([0.4, -0.7, 2.0]))
     """
     for check in CHECKS + BOUNDS:

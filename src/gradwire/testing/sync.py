@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradwire import ops
 from gradwire.compressors.base import Compressor
+from gradwire.ops.base import OPERATIONS
 from gradwire.testing._expect import expect, payload_for
 from gradwire.types import Key
 
@@ -30,7 +30,7 @@ _TORCH = torch.__file__.removesuffix("__init__.py")
 def waits(work: Callable[[], object]) -> list[str]:
     """The calls in ``work`` that would wait for an accelerator, each with where it stands; found on the CPU.
 
-    An operation of ``gradwire.ops`` is looked into: its plain-torch reference runs, which is what an accelerator has
+    An operation of gradwire is looked into: its plain-torch reference runs, which is what an accelerator has
     where there is no kernel of its own.
 
     >>> [call.split(" ")[0] for call in waits(lambda: float(torch.ones(3).sum()))]
@@ -69,7 +69,7 @@ class _Watch(TorchDispatchMode):
         library, _, own = name.partition("::")
         if library == "gradwire":
             with self:
-                return getattr(ops, own).reference(*args, **kwargs)
+                return OPERATIONS[own].reference(*args, **kwargs)
         if name in _WAITING or _picks_by_mask(name, args) or _counts_repeats(name, kwargs) or _lists(name, args):
             frames = traceback.extract_stack()
             here = [frame for frame in frames if frame.filename != __file__ and _TORCH not in frame.filename][-1]

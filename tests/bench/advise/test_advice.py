@@ -22,9 +22,9 @@ from gradwire.bench.advise.quality import quality, table
 from gradwire.bench.advise.wire import Round, Wire
 from gradwire.bench.netlab import Link
 from gradwire.bench.recommended import labels, recommended
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.thc import THC
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from tests.house.source import ROOT
 
 LABELS = ("twobit:threshold=auto", "topk", "qsgd", "powersgd", "bf16", "signsgd")

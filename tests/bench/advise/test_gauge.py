@@ -18,8 +18,8 @@ from gradwire.bench.advise.profile import Bucket, assigned, middle, shortest, wa
 from gradwire.bench.advise.wire import PAYLOAD_SHARE
 from gradwire.bench.netlab import Link
 from gradwire.compressors.oktopk import OkTopk
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 
 BUCKET = Bucket((("a", (64, 96)), ("b", (10,))), 0.0)

@@ -17,7 +17,7 @@ from gradwire.bench.advise.traffic import Traffic
 from gradwire.bench.advise.wire import Round, Wire
 from gradwire.bench.netlab import Link
 from gradwire.compressors.none import Identity
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
 
 MB = 250_000

@@ -18,8 +18,8 @@ from gradwire.compressors.fp16 import FP16
 from gradwire.compressors.none import Identity
 from gradwire.compressors.oktopk import OkTopk
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.strom import Strom
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.strom import Strom
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.exchange import Named
 from gradwire.policy import Policy

@@ -19,9 +19,9 @@ from gradwire.bench.advise.wire import Wire
 from gradwire.bench.launch import OutOfTimeError
 from gradwire.bench.netlab import Link
 from gradwire.bench.recommended import recommended
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.thc import THC
 from gradwire.compressors.topk import TopK
-from gradwire.compressors.twobit import TwoBit
 from gradwire.errors import ConfigError
 
 LARGE = Profile(tuple(Bucket(((f"p{i}", (1024, 6250)),), 0.05 * (i + 1)) for i in range(4)), 0.21, busy=False)

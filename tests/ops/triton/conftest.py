@@ -53,7 +53,7 @@ def _process(start: Callable[..., None], *arguments: object) -> ProcessPoolExecu
 
 def _interpreted(process: Executor, op: Op[Any]) -> Callable[..., None]:
     def run(**arguments: object) -> None:
-        answer = process.submit(worker.interpret, op.name, pickle.dumps(arguments)).result()
+        answer = process.submit(worker.interpret, op.triton, op.name, pickle.dumps(arguments)).result()
         _copy_back(arguments, pickle.loads(answer))
 
     return run

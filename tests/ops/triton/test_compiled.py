@@ -5,7 +5,9 @@ import re
 import pytest
 import torch
 
+from tests.ops.derived import variants
 from tests.ops.examples import EXAMPLES, RANKS, N
+from tests.ops.found import OPS
 from tests.ops.triton import worker
 from tests.ops.triton.test_contract import KERNELS
 
@@ -20,7 +22,6 @@ VARIANTS = {
     "cast_add_decoded": [{"payloads": torch.ones(RANKS, N, dtype=torch.bfloat16)}],
     "cast_encode": [{"out": torch.empty(N, dtype=torch.float16)}],
     "cast_encode_feedback": [{"out": torch.empty(N, dtype=torch.float16)}, {"out": torch.empty(N)}, UNWATCHED],
-    "dithered_encode_feedback": [UNWATCHED],
     "mean_magnitude": [{"residual": None}],
     "momentum_update": [UNWATCHED],
     "onebit_add_decoded": [{"steps": None}],
@@ -33,13 +34,10 @@ VARIANTS = {
     "scaled_sign_encode_feedback": [UNWATCHED, {"block": 2048}],
     "sign_encode_feedback": [UNWATCHED],
     "signum_encode": [UNWATCHED],
-    "strom_encode_feedback": [UNWATCHED],
     "threshold_encode": [{"level": None}],
     "threshold_encode_feedback": [UNWATCHED, {"level": None}],
     "tile_topk": [{"x": torch.ones(8192), "size": 8192}],
     "two_means_encode_feedback": [UNWATCHED, {"block": 2048}],
-    "twobit_add_decoded": [{"steps": None}],
-    "twobit_encode_feedback": [UNWATCHED],
     "waves_add_decoded": [{"a": 64, "b": 64}],
 }
 
@@ -59,12 +57,13 @@ def on_one(*names):
 
 def _compile(compiler, name, changes):
     calls = [EXAMPLES[name]() | change for change in changes]
-    return compiler.submit(worker.compile_only, name, calls).result()
+    return compiler.submit(worker.compile_only, OPS[name].triton, name, calls).result()
 
 
 @on_one(*set(KERNELS) - COMPOSED)
 def test_every_operation_is_rounded_as_written(compilers, name, capability):
-    changes = [{}, *VARIANTS.get(name, [])]
+    derived = variants(OPS[name]) if OPS[name].declaration else ()
+    changes = [{}, *VARIANTS.get(name, []), *derived]
     compiled = _compile(compilers(capability), name, changes)
     assert len(compiled) >= len(changes)
     for kernel in compiled:

@@ -1,25 +1,35 @@
 """What holds for every GPU kernel in the folder."""
 
+import ast
 import importlib
 import inspect
-import pkgutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-import gradwire.ops
-from gradwire.ops.base import Op
+import gradwire
 from tests.cases import together
+from tests.ops.found import OPS
 
 pytestmark = pytest.mark.usefixtures("installed")
 
 
 def _kernels() -> list[str]:
-    folder = f"{gradwire.ops.__path__[0]}/triton"
-    return [module.name for module in pkgutil.iter_modules([folder]) if not module.name.startswith("_")]
+    """Of the operations; what other names a module offers belongs to it alone."""
+    return [name for name, op in sorted(OPS.items()) if name in _offered(op.triton)]
+
+
+def _offered(module: str) -> list[str]:
+    path = Path(gradwire.__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    if not path.exists():
+        return []
+    (names,) = (node.value for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)
+                and ast.unparse(node.targets[0]) == "__all__")  # fmt: skip
+    return ast.literal_eval(names)
 
 
 KERNELS = _kernels()
-OPS = {name: op for name in gradwire.ops.__all__ if isinstance(op := getattr(gradwire.ops, name), Op)}
 
 
 LEFT_TO_TORCH = {
@@ -48,12 +58,16 @@ def test_only_what_is_listed_is_left_to_torch():
 @together
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_is_called_as_its_operation(name):
-    kernel = getattr(importlib.import_module(f"gradwire.ops.triton.{name}"), name)
-    assert inspect.signature(kernel) == inspect.signature(OPS[name].reference)
+    kernel = getattr(importlib.import_module(OPS[name].triton), name)
+    assert _parameters(kernel) == _parameters(OPS[name].reference)
 
 
 @together
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_cuda_tensor_finds_its_kernel(name):
-    module = importlib.import_module(f"gradwire.ops.triton.{name}")
+    module = importlib.import_module(OPS[name].triton)
     assert OPS[name]._gpu is getattr(module, name)
+
+
+def _parameters(function: Callable[..., None]) -> list[tuple[str, object]]:
+    return [(name, parameter.default) for name, parameter in inspect.signature(function).parameters.items()]

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from gradwire.ops import (
+from gradwire.compressors.ternary.ops import (
     dithered_encode,
     dithered_encode_feedback,
     twobit_add_decoded,
@@ -17,16 +17,18 @@ from tests.ops.triton.checks import check, sizes
 
 @sizes
 @pytest.mark.parametrize("threshold", [0.5, 1e-45, 3e38])
-def test_encode(on, n, threshold):
+@pytest.mark.parametrize("strict", [False, True])
+def test_encode(on, n, threshold, strict):
     codes = {"codes": ((code_bytes(n, 2),), torch.uint8)}
-    case = Case(twobit_encode, {"x": gradient(n, 1, finite=False)}, codes, {"threshold": threshold})
+    case = Case(twobit_encode, {"x": gradient(n, 1, finite=False)}, codes, {"threshold": threshold, "strict": strict})
     check(case, on, n % 3)
 
 
 @sizes
 @pytest.mark.parametrize("finite", [True, False])
 @pytest.mark.parametrize("watched", [True, False])
-def test_encode_feedback(on, n, finite, watched):
+@pytest.mark.parametrize("strict", [False, True])
+def test_encode_feedback(on, n, finite, watched, strict):
     outputs = {
         "grad": gradient(n, 2, finite=finite),
         "residual": gradient(n, 3),
@@ -34,7 +36,7 @@ def test_encode_feedback(on, n, finite, watched):
     }
     if watched:
         outputs["status"] = torch.tensor([2], dtype=torch.int32)
-    check(Case(twobit_encode_feedback, {}, outputs, {"threshold": 0.5}), on, n % 3)
+    check(Case(twobit_encode_feedback, {}, outputs, {"threshold": 0.5, "strict": strict}), on, n % 3)
 
 
 @sizes

@@ -37,26 +37,26 @@ def start_compiler(capability: int) -> None:
     importlib.import_module("triton").runtime.driver.set_active(_Driver(capability))
 
 
-def interpret(name: str, arguments: bytes) -> bytes:
+def interpret(module: str, name: str, arguments: bytes) -> bytes:
     """Call the GPU version of an operation with pickled arguments, and send them back as it left them."""
     named = pickle.loads(arguments)
     with np.errstate(all="ignore"):
-        _kernel(name)(**named)
+        _kernel(module, name)(**named)
     return pickle.dumps(named)
 
 
-def compile_only(name: str, calls: list[dict[str, Any]]) -> list[Compiled]:
+def compile_only(module: str, name: str, calls: list[dict[str, Any]]) -> list[Compiled]:
     """Call the GPU version of an operation, which starts nothing, and return what had to be compiled for it."""
     found: list[Compiled] = []
     knobs = importlib.import_module("triton").knobs
     knobs.compilation.listener = lambda **compilation: found.append(_read(**compilation))
     for arguments in calls:
-        _kernel(name)(**arguments)
+        _kernel(module, name)(**arguments)
     return found
 
 
-def _kernel(name: str) -> Callable[..., None]:
-    return getattr(importlib.import_module(f"gradwire.ops.triton.{name}"), name)
+def _kernel(module: str, name: str) -> Callable[..., None]:
+    return getattr(importlib.import_module(module), name)
 
 
 def _read(metadata: dict[str, Any], metadata_group: dict[str, str], **_: object) -> Compiled:

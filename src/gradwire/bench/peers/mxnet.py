@@ -25,7 +25,7 @@ from gradwire.bench.statistics import interleave, stopwatch, summarise
 from gradwire.bench.triad import Triad
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.none import Identity
-from gradwire.compressors.twobit import TwoBit
+from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.types import Key
 
 __all__ = ["MXNet", "OurStore", "compare", "row_count", "rows"]

@@ -10,11 +10,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors import _auto
 from gradwire.compressors._auto import AUTO
-from gradwire.compressors._ternary import add_streams, check_stream, codes_for, shrink, stream_layout
 from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.ternary import ops
+from gradwire.compressors.ternary._streams import (
+    add_streams,
+    check_stream,
+    codes_for,
+    dithered,
+    dithered_feedback,
+    shrink,
+    stream_layout,
+)
 from gradwire.errors import require
 from gradwire.types import Key, Layout, Payload, State
 
@@ -91,9 +99,9 @@ class Strom(Compressor):
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         codes = codes_for(x)
         if self.threshold == AUTO:
-            _auto.encode(x, codes, payload[-2], state, self.target)
+            dithered(x, codes, payload[-2], state, self.target)
         else:
-            ops.strom_encode(x.view(-1), codes, self.threshold)
+            ops.twobit_encode(x.view(-1), codes, self.threshold, strict=True)
         shrink(codes, payload, x.numel(), self.coding == "words")
 
     def encode_feedback(
@@ -101,9 +109,9 @@ class Strom(Compressor):
     ) -> None:
         codes = codes_for(grad)
         if self.threshold == AUTO:
-            _auto.encode_feedback(grad, residual, codes, payload[-2], state, self.target, status)
+            dithered_feedback(grad, residual, codes, payload[-2], state, self.target, status)
         else:
-            ops.strom_encode_feedback(grad.view(-1), residual.view(-1), codes, self.threshold, status)
+            ops.twobit_encode_feedback(grad.view(-1), residual.view(-1), codes, self.threshold, status, strict=True)
         shrink(codes, payload, grad.numel(), self.coding == "words")
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.ternary import ops
 from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 
@@ -84,10 +84,9 @@ class ThreeLC(Compressor):
     def layout(self, shape: Sequence[int]) -> Layout:
         n = math.prod(shape)
         blocks = -(-n // self.block)
-        capacity = n // self.block * -(-self.block // 5) + -(-(n % self.block) // 5)
         return Layout((
             Field("used", torch.int32, 1), Field("scales", torch.float32, blocks),
-            Field("lengths", torch.int16, blocks), Field("stream", torch.uint8, capacity),
+            Field("lengths", torch.int16, blocks), Field("stream", torch.uint8, ops.three_lc_capacity(n, self.block)),
         ))  # fmt: skip
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:

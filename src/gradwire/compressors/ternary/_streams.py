@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire.compressors._auto import choose
+from gradwire.compressors.ternary import ops
+from gradwire.compressors.ternary.ops import capacity
 from gradwire.errors import WireError
 from gradwire.ops._codes import code_bytes
-from gradwire.ops._ternary import capacity
-from gradwire.types import Field, Layout, Payload
+from gradwire.types import Field, Layout, Payload, State
 
-__all__ = ["add_streams", "check_stream", "codes_for", "shrink", "stream_layout"]
+__all__ = ["add_streams", "check_stream", "codes_for", "dithered", "dithered_feedback", "shrink", "stream_layout"]
 
 
 def stream_layout(n: int, *fields: Field) -> Layout:
@@ -25,6 +26,20 @@ def stream_layout(n: int, *fields: Field) -> Layout:
 def codes_for(x: Tensor) -> Tensor:
     """Room for the 2-bit codes of x, from which the smallest form is made: a sixteenth of x."""
     return torch.empty(code_bytes(x.numel(), 2), dtype=torch.uint8, device=x.device)
+
+
+def dithered(x: Tensor, codes: Tensor, threshold: Tensor, state: State, target: float) -> None:
+    """Choose a threshold, and write the 2-bit codes of the elements that fire with it."""
+    ops.dithered_encode(x.view(-1), codes, choose(x, threshold, state, target))
+
+
+def dithered_feedback(
+    grad: Tensor, residual: Tensor, codes: Tensor, threshold: Tensor, state: State, target: float,
+    status: Tensor | None,
+) -> None:  # fmt: skip
+    """The same of residual + grad; the residual keeps the rest."""
+    level = choose(grad, threshold, state, target, residual)
+    ops.dithered_encode_feedback(grad.view(-1), residual.view(-1), codes, threshold, level, status)
 
 
 def shrink(codes: Tensor, payload: Payload, n: int, words: bool = False) -> None:

@@ -10,11 +10,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors import _auto
 from gradwire.compressors._auto import AUTO
-from gradwire.compressors._ternary import add_streams, check_stream, codes_for, shrink, stream_layout
 from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.ternary import ops
+from gradwire.compressors.ternary._streams import (
+    add_streams,
+    check_stream,
+    codes_for,
+    dithered,
+    dithered_feedback,
+    shrink,
+    stream_layout,
+)
 from gradwire.errors import require
 from gradwire.types import Field, Key, Layout, Payload, State
 
@@ -107,7 +115,7 @@ class TwoBit(Compressor):
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         codes = payload[-1] if self.fixed_size else codes_for(x)
         if self.threshold == AUTO:
-            _auto.encode(x, codes, payload[-2], state, self.target)
+            dithered(x, codes, payload[-2], state, self.target)
         else:
             ops.twobit_encode(x.view(-1), codes, self.threshold)
         if not self.fixed_size:
@@ -118,7 +126,7 @@ class TwoBit(Compressor):
     ) -> None:
         codes = payload[-1] if self.fixed_size else codes_for(grad)
         if self.threshold == AUTO:
-            _auto.encode_feedback(grad, residual, codes, payload[-2], state, self.target, status)
+            dithered_feedback(grad, residual, codes, payload[-2], state, self.target, status)
         else:
             ops.twobit_encode_feedback(grad.view(-1), residual.view(-1), codes, self.threshold, status)
         if not self.fixed_size:

@@ -1,0 +1,592 @@
+"""Operations on ternary codes: 2 bits an element, streams of them in whichever form is smallest, and those of 3LC.
+
+2-bit codes: element i is in byte i // 4, the first in the highest bits, in whole 32-bit words, MXNet's layout: 11 for
++t, 10 for -t, 00 for 0.
+
+A stream of them begins with a byte that says its form:
+
+    0        2-bit codes
+    1        a bit for each element, then a bit for each that is not 0: set where it is +1
+    2 + b    how many are not 0, as LEB128; their signs; their gaps as Golomb-Rice codes with b low bits, in two streams
+    255      how many are not 0, as LEB128; for each a uint32 of twice its index, plus 1 where it is +1
+
+Bits fill bytes from the lowest on, and every part starts at a byte. What lies beyond the end has no meaning.
+
+3LC codes: with M the scale of a block, q = 1 where x > M / 2, -1 where x < -M / 2, else 0. Five neighbours are the byte
+81 (q0 + 1) + 27 (q1 + 1) + 9 (q2 + 1) + 3 (q3 + 1) + (q4 + 1), below 243, zeros being added after the last element of a
+block. Within a block a run of r = 2 .. 14 bytes of five zeros (121) is the byte 241 + r; longer runs are cut from their
+start. A block whose scale is zero or not finite has no bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from gradwire.ops._bits import pack_bits, unpack_bits
+from gradwire.ops._checks import float32
+from gradwire.ops._codes import code_bytes, pack, unpack
+from gradwire.ops._dither import fires
+from gradwire.ops._feedback import compensate
+from gradwire.ops._qsgd import TINY
+from gradwire.ops._rice import read_rice, rice_shift, write_rice
+from gradwire.ops.arguments import Flat, Floats, Rows, Status, Where, Written
+from gradwire.ops.base import declared
+
+__all__ = [
+    "capacity", "dithered_encode", "dithered_encode_feedback", "ternary_add_decoded", "ternary_encode",
+    "three_lc_add_decoded", "three_lc_capacity", "three_lc_encode", "three_lc_encode_feedback", "twobit_add_decoded",
+    "twobit_encode", "twobit_encode_feedback",
+]  # fmt: skip
+
+Codes = Annotated[Tensor, Flat(torch.uint8, "code_bytes(n, 2)", written=True)]
+CodesOfRanks = Annotated[Tensor, Rows(torch.uint8, "code_bytes(n, 2)")]
+One = Annotated[Tensor, Flat(torch.float32, "1")]
+StepsOfRanks = Annotated[Tensor | None, Rows(torch.float32, "1")]
+Used = Annotated[Tensor, Flat(torch.int32, "1", written=True)]
+
+
+def _select(above: Tensor, below: Tensor, codes: Tensor) -> None:
+    pack(torch.where(above, 3, torch.where(below, 2, 0)).to(torch.uint8), 2, codes)
+
+
+def _beyond(x: Tensor, threshold: float, strict: bool) -> tuple[Tensor, Tensor]:
+    t = float32(threshold)
+    return (x > t, x < -t) if strict else (x >= t, x <= -t)
+
+
+def _sizes(payloads: Tensor, threshold: float, scale: float, steps: Tensor | None) -> Tensor:
+    """(W, 1): what a code of +1 adds, for each rank."""
+    step = float32(float32(scale) * float32(threshold))
+    return payloads.new_full((payloads.size(0), 1), step, dtype=torch.float32) if steps is None else steps * step
+
+
+@declared
+def twobit_encode(x: Floats, codes: Codes, threshold: float, strict: bool = False) -> None:
+    """Write which elements reach the threshold: 11 if x >= t, 10 if x <= -t, else 00 (so also for NaN).
+
+    Args:
+        x: float32, n elements.
+        codes: uint8, 4 * ceil(n / 16) bytes; element i in byte i // 4, the first in the highest bits; the tail is 0.
+        threshold: t > 0, in the unit of x; rounded to float32.
+        strict: whether an element must be beyond the threshold: x > t, x < -t, as Strom has it.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> codes = torch.empty(4, dtype=torch.uint8)
+    >>> twobit_encode(torch.tensor([0.5, -0.5, 0.49, 1.3]), codes, 0.5)
+    >>> bytes(codes.tolist()).hex()
+    'e3000000'
+    >>> twobit_encode(torch.tensor([0.5, -0.75, 0.49, 1.3]), codes, 0.5, strict=True)
+    >>> bytes(codes.tolist()).hex()
+    '23000000'
+
+    Source: Apache MXNet, gradient compression of type "2bit" (2017); N. Strom, "Scalable Distributed DNN Training Using
+    Commodity GPU Cloud Computing", INTERSPEECH 2015.
+    """
+    _select(*_beyond(x, threshold, strict), codes)
+
+
+@declared
+def twobit_encode_feedback(
+    grad: Written, residual: Written, codes: Codes, threshold: float, status: Status = None, strict: bool = False
+) -> None:
+    """Encode r = residual + grad and keep the rest: r >= t: 11, r - t; r <= -t: 10, r + t; else 00, r.
+
+    Args:
+        grad: float32, n elements. Written only where ``status`` is given: it then receives the old residual.
+        residual: float32, n elements; becomes what the codes do not say.
+        codes: uint8, 4 * ceil(n / 16) bytes, as ``twobit_encode`` writes them.
+        threshold: t > 0, in the unit of grad; rounded to float32. The residual drains by at most t a step.
+        status: int32, 1 element, or None: bit 0 is set where residual + grad is not finite. Copying ``grad`` back to
+            ``residual`` then undoes the step.
+        strict: whether an element must be beyond the threshold, as for ``twobit_encode``.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> residual, codes = torch.zeros(2), torch.empty(4, dtype=torch.uint8)
+    >>> twobit_encode_feedback(torch.tensor([0.75, -0.25]), residual, codes, 0.5)
+    >>> residual, bytes(codes.tolist()).hex()
+    (tensor([ 0.2500, -0.2500]), 'c0000000')
+
+    Source: as ``twobit_encode``.
+    """
+    t = float32(threshold)
+    x = compensate(grad, residual, status)
+    above, below = _beyond(x, threshold, strict)
+    _select(above, below, codes)
+    residual.copy_(torch.where(above, x - t, torch.where(below, x + t, x)))
+
+
+@declared
+def twobit_add_decoded(
+    codes: CodesOfRanks, out: Written, threshold: float, scale: float, steps: StepsOfRanks = None
+) -> None:
+    """Add the payloads of all ranks, rank 0 first: out = out + (11: s, 10: -s, 00 and 01: 0), s = scale * threshold.
+
+    Args:
+        codes: uint8, (W, 4 * ceil(n / 16)), rows contiguous, as ``twobit_encode`` writes them.
+        out: float32, n elements.
+        threshold: that of the encoder; rounded to float32.
+        scale: factor of every payload, rounded to float32; 1 / W for the mean.
+        steps: float32, (W, 1), a factor of the threshold for each rank; None: 1.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> out = torch.zeros(4)
+    >>> twobit_add_decoded(torch.tensor([[0xE3, 0, 0, 0]], dtype=torch.uint8), out, 0.5, 1.0)
+    >>> out
+    tensor([ 0.5000, -0.5000,  0.0000,  0.5000])
+
+    Source: as ``twobit_encode``.
+    """
+    for row, step in zip(codes, _sizes(codes, threshold, scale, steps), strict=True):
+        code = unpack(row, 2, out.numel())
+        out += torch.where(code == 3, step, torch.where(code == 2, -step, 0.0))
+
+
+@declared
+def dithered_encode(x: Floats, codes: Codes, level: One) -> None:
+    """Write which elements reach their level: 11 if x_i >= d_i l, 10 if x_i <= -d_i l, else 00 (so also for NaN).
+
+    d_i = 1 + the fractional part of i times the golden ratio, to 23 bits: equal elements do not all fire at once.
+
+    Args:
+        x: float32, n elements.
+        codes: uint8, 4 * ceil(n / 16) bytes, as ``twobit_encode`` writes them.
+        level: float32, 1 element, l > 0, in the unit of x.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> codes = torch.empty(4, dtype=torch.uint8)
+    >>> dithered_encode(torch.tensor([1.5, 1.5, -1.5, -1.5]), codes, torch.ones(1))
+    >>> f"{codes[0].item():08b}"
+    '11001000'
+    """
+    _select(*fires(x, level), codes)
+
+
+@declared
+def dithered_encode_feedback(
+    grad: Written, residual: Written, codes: Codes, threshold: One, level: One, status: Status = None
+) -> None:
+    """Encode r = residual + grad and keep the rest: r_i >= d_i l: 11, r - t; r_i <= -d_i l: 10, r + t; else 00, r.
+
+    Args:
+        grad: float32, n elements. Written only where ``status`` is given: it then receives the old residual.
+        residual: float32, n elements; becomes what the codes do not say.
+        codes: uint8, 4 * ceil(n / 16) bytes, as ``twobit_encode`` writes them.
+        threshold: float32, 1 element, t > 0: what is sent.
+        level: float32, 1 element, l > 0: the least that fires, times the dither d of ``dithered_encode``. From t / 2
+            on, what is sent never makes the residual larger.
+        status: int32, 1 element, or None: bit 0 is set where residual + grad is not finite. Copying ``grad`` back to
+            ``residual`` then undoes the step.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> residual, codes, one = torch.zeros(2), torch.empty(4, dtype=torch.uint8), torch.ones(1)
+    >>> dithered_encode_feedback(torch.tensor([1.5, 1.5]), residual, codes, threshold=one, level=one)
+    >>> residual.tolist(), f"{codes[0].item():08b}"
+    ([0.5, 1.5], '11000000')
+    """
+    x = compensate(grad, residual, status)
+    above, below = fires(x, level)
+    _select(above, below, codes)
+    residual.copy_(torch.where(above, x - threshold, torch.where(below, x + threshold, x)))
+
+
+_DENSE, _BITMAP, _RICE, _FORM_OF_WORDS = 0, 1, 2, 255
+_LARGEST_SHIFT = 30
+
+
+def capacity(n: int) -> int:
+    """The bytes that any ``n`` elements fit into.
+
+    >>> capacity(17)
+    9
+    """
+    return 1 + code_bytes(n, 2)
+
+
+def _write_stream(codes: Tensor, stream: Tensor, n: int, words: bool) -> int:
+    """Write the smallest form of the 2-bit ``codes`` to the front of ``stream``; the bytes it takes.
+
+    Of equal sizes the lowest number is taken; ``words`` allows the forms 0 and 255 only.
+    """
+    values = unpack(codes, 2, n)
+    places = (values >= 2).nonzero().view(-1)
+    signs = values[places] == 3
+    coded = [_words(places, signs)] if words else [_bitmap(places, signs, n), _rice(places, signs, n)]
+    parts = min([_bytes(_DENSE, codes), *coded], key=lambda part: part.numel())
+    stream[: parts.numel()] = parts
+    return parts.numel()
+
+
+def _read_stream(stream: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Increasing places and whether they are +1; of bytes that make no sense, as many as do."""
+    form, body = int(stream[0]) if stream.numel() else _DENSE, stream[1:]
+    if form == _DENSE:
+        values = unpack(_until(body, code_bytes(n, 2)), 2, n)
+        places = (values >= 2).nonzero().view(-1)
+        return places, values[places] == 3
+    if form == _BITMAP:
+        places = unpack_bits(body, n).nonzero().view(-1)
+        return places, unpack_bits(body[-(-n // 8) :], places.numel())
+    k, body = _read_count(body, n)
+    if form == _FORM_OF_WORDS:
+        entries = _until(body, 4 * k).clone().view(torch.int32).long() & 0xFFFFFFFF
+        places = entries >> 1
+        rising = (places.diff(prepend=places.new_full((1,), -1)) > 0) & (places < n)
+        kept = rising.long().cumprod(0).bool()
+        return places[kept], (entries & 1).bool()[kept]
+    shift = form - _RICE
+    if shift > _LARGEST_SHIFT:
+        return body.new_empty(0, dtype=torch.int64), body.new_empty(0, dtype=torch.bool)
+    signs_end = -(-k // 8)
+    low_end = signs_end + -(-k * shift // 8)
+    places = read_rice(body[signs_end:low_end], body[low_end:], k, shift, n)
+    return places, unpack_bits(body[:signs_end], places.numel())
+
+
+def _bitmap(places: Tensor, signs: Tensor, n: int) -> Tensor:
+    bits = torch.zeros(n, dtype=torch.bool, device=places.device)
+    bits[places] = True
+    return _bytes(_BITMAP, _packed(bits), _packed(signs))
+
+
+def _rice(places: Tensor, signs: Tensor, n: int) -> Tensor:
+    k = places.numel()
+    shift = rice_shift(n, k)
+    gaps = places.diff(prepend=places.new_full((1,), -1)) - 1
+    low = torch.empty(-(-k * shift // 8), dtype=torch.uint8, device=places.device)
+    high = low.new_empty(-(-(k + int((gaps >> shift).sum())) // 8))
+    write_rice(places, shift, low, high)
+    return _bytes(_RICE + shift, _count(k, low), _packed(signs), low, high)
+
+
+def _words(places: Tensor, signs: Tensor) -> Tensor:
+    entries = (places << 1) + signs
+    data = entries.unsqueeze(1) >> torch.arange(0, 32, 8, device=places.device) & 0xFF
+    return _bytes(_FORM_OF_WORDS, _count(places.numel(), places), data.view(-1).to(torch.uint8))
+
+
+def _bytes(form: int, *parts: Tensor) -> Tensor:
+    return torch.cat([torch.full((1,), form, dtype=torch.uint8, device=parts[0].device), *parts])
+
+
+def _packed(bits: Tensor) -> Tensor:
+    out = torch.empty(-(-bits.numel() // 8), dtype=torch.uint8, device=bits.device)
+    pack_bits(bits, out)
+    return out
+
+
+def _count(k: int, like: Tensor) -> Tensor:
+    digits = []
+    while k >= 128:
+        digits.append(k & 127 | 128)
+        k >>= 7
+    return torch.tensor([*digits, k], dtype=torch.uint8, device=like.device)
+
+
+def _read_count(body: Tensor, n: int) -> tuple[int, Tensor]:
+    """The count and what follows it; 0 where it does not end, or is larger than ``n``."""
+    k = 0
+    for place, digit in enumerate(body[:5].tolist()):
+        k |= (digit & 127) << 7 * place
+        if digit < 128:
+            return (k if k <= n else 0), body[place + 1 :]
+    return 0, body[:0]
+
+
+def _until(data: Tensor, count: int) -> Tensor:
+    return torch.nn.functional.pad(data[:count], (0, max(0, count - data.numel())))
+
+
+@declared
+def ternary_encode(
+    codes: Annotated[Tensor, Flat(torch.uint8, "code_bytes(n, 2)")],
+    used: Used,
+    stream: Annotated[Tensor, Flat(torch.uint8, "capacity(n)", written=True)],
+    n: int,
+    words: bool = False,
+) -> None:
+    """Write the codes as they are, as a bitmap with signs, or as coded gaps with signs: whichever is smallest.
+
+    The first byte of the stream says which; the forms are described in ``docs/wire.md`` under ``twobit``.
+
+    Args:
+        codes: uint8, 4 * ceil(n / 16), as ``twobit_encode`` writes them.
+        used: int32, 1 element: the bytes of ``stream`` that are in use, at most one more than ``codes`` has.
+        stream: uint8, 1 + 4 * ceil(n / 16); what is not in use is of no meaning.
+        n: elements.
+        words: instead of a bitmap or gaps, 32 bits for each code that is not zero.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> codes, used = torch.tensor([0, 0, 0, 0b11000000, 0, 0, 0, 0b10], dtype=torch.uint8), torch.empty(1).int()
+    >>> stream = torch.empty(9, dtype=torch.uint8)
+    >>> ternary_encode(codes, used, stream, n=32)
+    >>> used.item(), [f"{byte:08b}" for byte in stream[: used.item()].tolist()]
+    (5, ['00000101', '00000010', '00000001', '00010100', '00010010'])
+    """
+    used.fill_(_write_stream(codes, stream, n, words))
+
+
+@declared
+def ternary_add_decoded(
+    streams: Annotated[Tensor, Rows(torch.uint8, "length")],
+    out: Written,
+    threshold: float,
+    scale: float,
+    steps: StepsOfRanks = None,
+) -> None:
+    """Add the payloads of all ranks, rank 0 first: out = out + (+1: s, -1: -s, 0: 0), s = scale * threshold.
+
+    Bytes from a peer are safe whatever they are; what makes no sense is left out.
+
+    Args:
+        streams: uint8, (W, length), rows contiguous, as ``ternary_encode`` writes them; with what is not in use or
+            without.
+        out: float32, n elements.
+        threshold: that of the encoder; rounded to float32.
+        scale: factor of every payload, rounded to float32; 1 / W for the mean.
+        steps: float32, (W, 1), a factor of the threshold for each rank; None: 1.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> out = torch.zeros(4)
+    >>> ternary_add_decoded(torch.tensor([[1, 0b1001, 0b10]], dtype=torch.uint8), out, 0.5, 1.0)
+    >>> out.tolist()
+    [-0.5, 0.0, 0.0, 0.5]
+    """
+    for row, step in zip(streams, _sizes(streams, threshold, scale, steps), strict=True):
+        if row.numel() == 0 or int(row[0]) == _DENSE:
+            codes = torch.nn.functional.pad(row[1:], (0, code_bytes(out.numel(), 2)))
+            none = torch.zeros_like(step)
+            out += torch.cat([none, none, -step, step])[
+                unpack(codes[: code_bytes(out.numel(), 2)], 2, out.numel()).int()
+            ]
+        else:
+            places, positive = _read_stream(row, out.numel())
+            out.index_add_(0, places, torch.where(positive, step, -step))
+
+
+_ZEROS, _FIRST_RUN, _LONGEST = 121, 243, 14
+_WEIGHTS = (81, 27, 9, 3, 1)
+
+
+def three_lc_capacity(n: int, block: int) -> int:
+    """How many bytes the codes of ``n`` elements take at most: a block never takes more than its groups of five."""
+    return n // block * _groups(block) + _groups(n % block)
+
+
+def _scales_of(x: Tensor, block: int, sparsity: float) -> Tensor:
+    """M of each block; a vanishing one is zero."""
+    magnitudes = _blocks(x, block).view(torch.int32) & 0x7FFFFFFF
+    scales = magnitudes.amax(1).view(torch.float32) * torch.tensor(sparsity, device=x.device)
+    return scales.masked_fill_(scales < TINY, 0.0)
+
+
+def _ternary_of(x: Tensor, scales: Tensor, block: int) -> Tensor:
+    """The q of each element, int64, with zeros up to the end of the last block."""
+    half, parts = (scales * 0.5).unsqueeze(1), _blocks(x, block)
+    q = (parts > half).long() - (parts < -half).long()
+    return q.masked_fill_(~_usable(scales).unsqueeze(1), 0)
+
+
+def _write_blocks(q: Tensor, scales: Tensor, n: int, used: Tensor, lengths: Tensor, stream: Tensor) -> None:
+    """Write the bytes of all blocks, side by side; what is left of the stream is zero."""
+    block = q.size(1)
+    weights = torch.tensor(_WEIGHTS, device=q.device)
+    groups = (torch.nn.functional.pad(q, (0, -block % 5)).view(q.size(0), _groups(block), 5) * weights).sum(2) + _ZEROS
+    at = torch.arange(groups.size(1), device=q.device).expand_as(groups)
+    sizes = torch.full_like(lengths, _groups(block), dtype=torch.int64)
+    sizes[-1:].fill_(_groups(n - block * (len(sizes) - 1)))
+    present = (at < sizes.unsqueeze(1)) & _usable(scales).unsqueeze(1)
+    zero = present & (groups == _ZEROS)
+    before = torch.where(zero, -1, at).cummax(1).values if groups.numel() else at
+    after = torch.where(zero, groups.size(1), at).flip(1).cummin(1).values.flip(1) if groups.numel() else at
+    starts = zero & ((at - before - 1) % _LONGEST == 0)
+    run = (after - at).clamp(max=_LONGEST)
+    value = torch.where(starts & (run > 1), run + (_FIRST_RUN - 2), groups)
+    written = (present & ~zero) | starts
+    place = written.view(-1).cumsum(0) - 1
+    out = stream.new_zeros(stream.numel() + 1)
+    out.scatter_(0, place.masked_fill_(~written.view(-1), stream.numel()), value.view(-1).to(torch.uint8))
+    stream.copy_(out[:-1])
+    lengths.copy_(written.sum(1))
+    used.copy_(written.sum().view(1))
+
+
+def _read_blocks(lengths: Tensor, stream: Tensor, n: int, block: int) -> Tensor:
+    """The q of each element, float32; whatever the bytes are, nothing is read or written beyond its block."""
+    blocks, room = lengths.numel(), _groups(block)
+    ends = lengths.clamp(min=0).long().cumsum(0)
+    of = torch.searchsorted(ends, torch.arange(stream.numel(), device=stream.device), right=True)
+    byte = stream.long()
+    passed = torch.where(byte >= _FIRST_RUN, byte - (_FIRST_RUN - 2), 1).cumsum(0)
+    first = (ends - lengths.clamp(min=0))[of.clamp(max=max(blocks - 1, 0))] if blocks else of
+    start = torch.nn.functional.pad(passed, (1, 0))
+    group = start[:-1] - start[first.clamp(max=stream.numel())]
+    whole = ends[of.clamp(max=max(blocks - 1, 0))] <= stream.numel() if blocks else of > 0
+    inside = (of < blocks) & whole & (group < room) & (byte < _FIRST_RUN)
+    groups = stream.new_full((blocks * room + 1,), _ZEROS, dtype=torch.int64)
+    groups.scatter_(0, torch.where(inside, of * room + group, blocks * room), byte)
+    digits = groups[:-1].unsqueeze(1) // torch.tensor(_WEIGHTS, device=stream.device) % 3 - 1
+    return digits.view(blocks, room * 5)[:, :block].reshape(-1)[:n].float()
+
+
+def _usable(scales: Tensor) -> Tensor:
+    return scales.isfinite() & (scales > 0)
+
+
+def _groups(count: int) -> int:
+    return math.ceil(count / 5)
+
+
+def _blocks(x: Tensor, block: int) -> Tensor:
+    return torch.nn.functional.pad(x, (0, -x.numel() % block)).view(-1, block)
+
+
+Scales = Annotated[Tensor, Flat(torch.float32, "-(-n // block)", written=True)]
+Lengths = Annotated[Tensor, Flat(torch.int16, "-(-n // block)", written=True)]
+Stream = Annotated[Tensor, Flat(torch.uint8, "three_lc_capacity(n, block)", written=True)]
+Block = Annotated[int, Where("16 <= block <= 65536 and block % 16 == 0", "a multiple of 16 from 16 to 65536")]
+Sparsity = Annotated[float, Where("1 <= sparsity < 2", "in [1, 2)")]
+
+
+@declared
+def three_lc_encode(
+    x: Floats,
+    used: Used,
+    scales: Scales,
+    lengths: Lengths,
+    stream: Stream,
+    block: Block,
+    sparsity: Sparsity,
+) -> None:
+    """Round each element of a block to -M, 0 or M, M = sparsity * max|x|: five elements a byte, runs of zeros in one.
+
+    Args:
+        x: float32, n elements; not changed.
+        used: int32, one element: how many bytes of the stream were written.
+        scales: float32, ceil(n / block): M. Below 2**-120 it is zero; one that is not finite decodes to NaN.
+        lengths: int16, ceil(n / block): how many bytes each block takes.
+        stream: uint8, ceil(block / 5) for each block: the bytes of the blocks side by side, then zeros.
+        block: a multiple of 16 from 16 to 65536.
+        sparsity: in [1, 2), rounded to float32.
+
+    Raises:
+        ConfigError: a tensor or a parameter is not of this form.
+
+    >>> used, scales = torch.empty(1, dtype=torch.int32), torch.empty(1)
+    >>> lengths, stream = torch.empty(1, dtype=torch.int16), torch.empty(1, dtype=torch.uint8)
+    >>> three_lc_encode(torch.tensor([4.0, -2.0, 2.1, -4.0, 0.1]), used, scales, lengths, stream, 16, 1.0)
+    >>> scales.item(), stream[: used.item()].tolist()
+    (4.0, [208])
+
+    Source: H. Lim, D. G. Andersen, M. Kaminsky, "3LC: Lightweight and Effective Traffic Compression for Distributed
+    Machine Learning", MLSys 2019.
+    """
+    scales.copy_(_scales_of(x, block, sparsity))
+    _write_blocks(_ternary_of(x, scales, block), scales, x.numel(), used, lengths, stream)
+
+
+@declared
+def three_lc_encode_feedback(
+    grad: Written,
+    residual: Written,
+    used: Used,
+    scales: Scales,
+    lengths: Lengths,
+    stream: Stream,
+    block: Block,
+    sparsity: Sparsity,
+    status: Status = None,
+) -> None:
+    """Encode x = residual + grad as ``three_lc_encode`` does and keep x - M, x or x + M.
+
+    Args:
+        grad: float32, n elements. Without ``status`` it is not changed; with it, it receives the old residual.
+        residual: float32, n elements.
+        used: int32, one element.
+        scales: float32, ceil(n / block). Where one is not finite the residual becomes NaN.
+        lengths: int16, ceil(n / block).
+        stream: uint8, as ``three_lc_encode`` writes it.
+        block: a multiple of 16 from 16 to 65536.
+        sparsity: in [1, 2).
+        status: int32 of one element, or None. Its bit 0 is set when an element of x or a scale is not finite.
+
+    Raises:
+        ConfigError: a tensor or a parameter is not of this form.
+
+    >>> used, scales = torch.empty(1, dtype=torch.int32), torch.empty(1)
+    >>> lengths, stream = torch.empty(1, dtype=torch.int16), torch.empty(1, dtype=torch.uint8)
+    >>> residual = torch.tensor([3.0, -2.0, 2.5, -5.0, 0.0])
+    >>> three_lc_encode_feedback(torch.ones(5), residual, used, scales, lengths, stream, 16, 1.0)
+    >>> residual.tolist()
+    [0.0, -1.0, -0.5, 0.0, 1.0]
+
+    Source: as ``three_lc_encode``.
+    """
+    x = compensate(grad, residual, status)
+    scales.copy_(_scales_of(x, block, sparsity))
+    q = _ternary_of(x, scales, block)
+    _write_blocks(q, scales, x.numel(), used, lengths, stream)
+    steps = scales.unsqueeze(1).expand_as(q).reshape(-1)[: x.numel()]
+    q = q.view(-1)[: x.numel()]
+    kept = torch.where(q > 0, x - steps, torch.where(q < 0, x + steps, x))
+    residual.copy_(kept.masked_fill_(~steps.isfinite(), torch.nan))
+    if status is not None:
+        status |= ~scales.isfinite().all()
+
+
+@declared
+def three_lc_add_decoded(
+    scales: Annotated[Tensor, Rows(torch.float32, "-(-n // block)")],
+    lengths: Annotated[Tensor, Rows(torch.int16, "-(-n // block)")],
+    stream: Annotated[Tensor, Rows(torch.uint8, "length")],
+    out: Written,
+    block: Block,
+    scale: float,
+) -> None:
+    """Add the payloads of all ranks, rank 0 first: out = out + (scale * M) * q, where q is not 0.
+
+    Args:
+        scales: float32, (W, ceil(n / block)) with contiguous rows: the scales M of each rank.
+        lengths: int16, (W, ceil(n / block)) with contiguous rows: bytes of each block. One that does not fit into the
+            stream counts as no bytes.
+        stream: uint8, (W, bytes) with contiguous rows: at least what is used. Any bytes are safe.
+        out: float32, n elements; NaN in blocks whose scale is not finite.
+        block: a multiple of 16 from 16 to 65536, as encoded.
+        scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
+
+    Raises:
+        ConfigError: a tensor or a parameter is not of this form.
+
+    >>> out, lengths = torch.zeros(5), torch.ones(1, 1, dtype=torch.int16)
+    >>> stream = torch.tensor([[208]], dtype=torch.uint8)
+    >>> three_lc_add_decoded(torch.tensor([[4.0]]), lengths, stream, out, block=16, scale=0.5)
+    >>> out.tolist()
+    [2.0, 0.0, 2.0, -2.0, 0.0]
+
+    Source: H. Lim, D. G. Andersen, M. Kaminsky, "3LC: Lightweight and Effective Traffic Compression for Distributed
+    Machine Learning", MLSys 2019.
+    """
+    n = out.numel()
+    for row_scales, row_lengths, row_stream in zip(scales, lengths, stream, strict=True):
+        q = _read_blocks(row_lengths, row_stream, n, block)
+        steps = (row_scales * float32(scale)).repeat_interleave(block, output_size=row_scales.numel() * block)[:n]
+        out.copy_(torch.where(q != 0, out + steps * q, out))
+        broken = ~row_scales.isfinite()
+        out.masked_fill_(broken.repeat_interleave(block, output_size=broken.numel() * block)[:n], torch.nan)

@@ -1,0 +1,212 @@
+"""From the annotated signature of a reference: the operator's schema, the check of its arguments, the kernel's call.
+
+Law: the order of all of them is that of the signature. A kernel is called with what ``arguments`` says of each
+parameter, then with the symbols in the order of their definition, ``n`` as the last, then with the threads:
+
+    kernels.twobit_add_decoded(codes, stride, out, threshold, scale, steps, steps_stride, ranks, n, threads)
+
+The functions are written as source and compiled, as ``dataclasses`` does it: a loop over descriptions would cost more
+than the rest of a call.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+from collections.abc import Callable, Iterator
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from gradwire.ops.arguments import Flat, Names, Rows, Where, refuse, refuse_flat, refuse_rows
+
+__all__ = ["Declaration"]
+
+_SCALARS = {int: "int", float: "float", bool: "bool", str: "str"}
+
+
+class Declaration:
+    """What the annotations of one operation say.
+
+    Args:
+        reference: its plain-torch version; every tensor of it is annotated with ``Flat`` or ``Rows``.
+        check: called in each call, too, with the operation's name and with those of its arguments that it names.
+
+    Attributes:
+        types: the type of each parameter, without what is said of it.
+        marks: what is said of a parameter, where something is.
+        optional: the tensors that may be None.
+
+    Raises:
+        TypeError: an annotation from which nothing follows.
+    """
+
+    def __init__(self, reference: Callable[..., None], check: Callable[..., None] | None = None) -> None:
+        self.name = reference.__name__
+        self._parameters = inspect.signature(reference).parameters
+        self._check = check
+        self._known: dict[str, Any] = {
+            **vars(builtins), **reference.__globals__, "refuse": refuse, "refuse_flat": refuse_flat,
+            "refuse_rows": refuse_rows, "get_num_threads": torch.get_num_threads, "extra_check": check,
+        }  # fmt: skip
+        self.marks: dict[str, Any] = {}
+        self.types: dict[str, Any] = {}
+        self.optional: set[str] = set()
+        for name, hint in get_type_hints(reference, include_extras=True).items():
+            if name != "return":
+                self._read(name, hint)
+        self._symbols = dict(self._find_symbols())
+
+    def _read(self, name: str, hint: Any) -> None:
+        marks: tuple[Any, ...] = ()
+        if get_origin(hint) is Annotated:
+            hint, *rest = get_args(hint)
+            marks = tuple(rest)
+        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        kinds = [kind for kind in parts if kind is not type(None)]
+        if len(kinds) != 1 or (kinds[0] is not Tensor and kinds[0] not in _SCALARS) or len(marks) > 1:
+            raise TypeError(f"{self.name}.{name} is annotated with {hint}, from which no operation follows")
+        if kinds[0] is Tensor and not (marks and isinstance(marks[0], Flat | Rows)):
+            raise TypeError(f"{self.name}.{name} is a tensor of which nothing is said")
+        self.types[name] = kinds[0]
+        if marks:
+            self.marks[name] = marks[0]
+        if type(None) in parts:
+            self.optional.add(name)
+
+    def _tensors(self) -> Iterator[tuple[str, Flat | Rows]]:
+        for name, mark in self.marks.items():
+            if isinstance(mark, Flat | Rows):
+                yield name, mark
+
+    def _find_symbols(self) -> Iterator[tuple[str, str]]:
+        """(symbol, expression): sizes that only a tensor can tell."""
+        found: set[str] = set()
+        for name, mark in self._tensors():
+            size = mark.size if isinstance(mark, Flat) else mark.length
+            if name in self.optional:
+                continue
+            if isinstance(mark, Rows) and "ranks" not in found:
+                found.add("ranks")
+                yield "ranks", f"{name}.size(0) if {name}.dim() == 2 else 0"
+            if size and size.isidentifier() and size not in {*found, *self._known, *self._parameters}:
+                found.add(size)
+                rows = isinstance(mark, Rows)
+                yield size, f"{name}.size(1) if {name}.dim() == 2 else 0" if rows else f"{name}.numel()"
+
+    @property
+    def schema(self) -> str:
+        """As ``torch.library`` reads it."""
+        letters = iter("abcdefghijklmnopqrstuvwxyz")
+        parts = []
+        for name, parameter in self._parameters.items():
+            if self.types[name] is Tensor:
+                written = f"({next(letters)}!)" if self.marks[name].written else ""
+                kind = f"Tensor{written}{'?' if name in self.optional else ''}"
+            else:
+                kind = _SCALARS[self.types[name]]
+            default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+            parts.append(f"{kind} {name}{default}")
+        return f"{self.name}({', '.join(parts)}) -> ()"
+
+    def checked(self, call: Callable[..., None]) -> Callable[..., None]:
+        """A function that checks the arguments and calls ``call`` with them."""
+        return self._function([*self._checks(), f"call({', '.join(self._parameters)})"], call=call)
+
+    def kernel(self, kernels: Any, threads: bool) -> Callable[..., None]:
+        """A function that checks the arguments and calls the kernel of this name.
+
+        Args:
+            kernels: what has it as an attribute.
+            threads: whether it takes the number of threads as its last argument.
+        """
+        given = [argument for name in self._parameters for argument in self._given(name)]
+        symbols = sorted(self._symbols, key=lambda symbol: symbol == "n")
+        given += [*symbols, *(["n"] if "n" in self._parameters else []), *(["get_num_threads()"] if threads else [])]
+        return self._function([*self._checks(), f"kernels.{self.name}({', '.join(given)})"], kernels=kernels)
+
+    def _given(self, name: str) -> Iterator[str]:
+        mark = self.marks.get(name)
+        if isinstance(mark, Names):
+            yield f"{mark.known!r}.index({name})"
+        elif not isinstance(mark, Flat | Rows):
+            if name != "n":
+                yield name
+        else:
+            some = f"0 if {name} is None else " if name in self.optional else ""
+            yield f"{some}{name}.data_ptr()"
+            if isinstance(mark, Rows):
+                yield f"{some}{name}.stride(0) * {name}.element_size()"
+            if isinstance(mark.dtype, tuple):
+                yield f"{self._constant(mark.dtype)}.index({name}.dtype)"
+
+    def _checks(self) -> Iterator[str]:
+        yield from (f"{symbol} = {expression}" for symbol, expression in self._symbols.items())
+        for name, mark in self.marks.items():
+            if isinstance(mark, Where):
+                yield f"if not ({mark.condition}): refuse({self._told(name)}, {mark.allowed!r}, {name})"
+            elif isinstance(mark, Names):
+                allowed = " or ".join(map(repr, mark.known))
+                yield f"if {name} not in {mark.known!r}: refuse({self._told(name)}, {allowed!r}, {name})"
+        if self._check is not None:
+            named = list(inspect.signature(self._check).parameters)[1:]
+            yield f"extra_check({self.name!r}, {', '.join(named)})"
+        tensors = dict(self._tensors())
+        like = next((name for name, mark in tensors.items() if isinstance(mark, Flat) and mark.size == "n"), None)
+        like = like or next(iter(tensors))
+        for name in sorted(tensors, key=lambda each: each != like):
+            yield self._tensor_check(name, tensors[name], like)
+
+    def _tensor_check(self, name: str, mark: Flat | Rows, like: str) -> str:
+        dtypes = mark.dtype if isinstance(mark.dtype, tuple) else (mark.dtype,)
+        listed = self._constant(dtypes)
+        one = f"{name}.dtype is not {self._constant(mark.dtype)}"
+        wrong = [f"{name}.dtype not in {listed}" if isinstance(mark.dtype, tuple) else one]
+        if name != like:
+            wrong.append(f"{name}.device != {like}.device")
+        if isinstance(mark, Flat):
+            wrong += [f"{name}.dim() != 1", f"not {name}.is_contiguous()"]
+            if mark.size is not None and self._symbols.get(mark.size) != f"{name}.numel()":
+                wrong.append(f"{name}.numel() != {self._expression(mark.size)}")
+            free = mark.size is None or (mark.size in self._symbols and mark.size != "n")
+            error = f"refuse_flat({self._told(name)}, {name}, {listed}, {None if free else mark.size}, {like})"
+        else:
+            length = self._expression(mark.length)
+            wrong += [
+                f"{name}.dim() != 2", f"{name}.size(0) != ranks", f"{name}.size(1) != {length}",
+                f"({name}.size(1) > 1 and {name}.stride(1) != 1)",
+            ]  # fmt: skip
+            error = f"refuse_rows({self._told(name)}, {name}, {listed}, ranks, {length}, {like})"
+        some = f"{name} is not None and " if name in self.optional else ""
+        return f"if {some}({' or '.join(wrong)}): {error}"
+
+    def _told(self, name: str) -> str:
+        return repr(f"{self.name}.{name}")
+
+    def _expression(self, size: str) -> str:
+        unknown = {node.id for node in ast.walk(ast.parse(size)) if isinstance(node, ast.Name)} - {
+            *self._symbols, *self._parameters, *self._known,
+        }  # fmt: skip
+        if unknown:
+            raise TypeError(f"{self.name}: nothing defines {', '.join(sorted(unknown))} in the size {size!r}")
+        return f"({size})"
+
+    def _constant(self, value: Any) -> str:
+        """A name for a value in what is compiled."""
+        name = f"_{len(self._known)}"
+        self._known[name] = value
+        return name
+
+    def _function(self, lines: list[str], **names: Any) -> Callable[..., None]:
+        parameters = [
+            name if parameter.default is parameter.empty else f"{name}={parameter.default!r}"
+            for name, parameter in self._parameters.items()
+        ]
+        source = "\n    ".join([f"def {self.name}({', '.join(parameters)}):", *lines])
+        scope = {**self._known, **names}
+        exec(compile(source, f"<gradwire operation {self.name}>", "exec"), scope)
+        function: Callable[..., None] = scope[self.name]
+        return function

@@ -1,0 +1,129 @@
+"""What follows from the annotations of an operation."""
+
+from types import SimpleNamespace
+from typing import Annotated
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigError
+from gradwire.ops._declared import Declaration
+from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Written
+
+
+def half(n: int) -> int:
+    return -(-n // 2)
+
+
+def packed(
+    x: Floats,
+    payloads: Annotated[Tensor, Rows(torch.uint8, "length")],
+    out: Annotated[Tensor, Flat((torch.float16, torch.float32), "half(n) + k", written=True)],
+    picked: Annotated[Tensor, Flat(torch.int16, "k")],
+    kind: Annotated[str, Names(("plain", "odd"))],
+    block: Annotated[int, Where("block >= 1 and n % block == 0", "a part of x")],
+    steps: Annotated[Tensor | None, Rows(torch.float32, "1")] = None,
+    status: Status = None,
+    strict: bool = False,
+) -> None:
+    """Of every form that an argument may have."""
+
+
+def arguments(**changed: object) -> dict[str, object]:
+    return {
+        "x": torch.ones(6), "payloads": torch.zeros(2, 5, dtype=torch.uint8), "out": torch.zeros(5),
+        "picked": torch.zeros(2, dtype=torch.int16), "kind": "odd", "block": 3,
+    } | changed  # fmt: skip
+
+
+def test_the_schema_is_the_signature() -> None:
+    assert Declaration(packed).schema == (
+        "packed(Tensor x, Tensor payloads, Tensor(a!) out, Tensor picked, str kind, int block, Tensor? steps=None,"
+        " Tensor(b!)? status=None, bool strict=False) -> ()"
+    )
+
+
+def test_a_kernel_is_given_the_parameters_in_order_then_symbols_then_threads() -> None:
+    given: list[tuple[object, ...]] = []
+    kernels = SimpleNamespace(packed=lambda *all_of_them: given.append(all_of_them))
+    told = arguments(steps=torch.ones(2, 3)[:, :1], strict=True)
+    for threads in (True, False):
+        Declaration(packed).kernel(kernels, threads)(**told)
+    x, payloads, out, picked, steps = (told[name] for name in ("x", "payloads", "out", "picked", "steps"))
+    expected = (
+        x.data_ptr(), payloads.data_ptr(), 5, out.data_ptr(), 1, picked.data_ptr(), 1, 3, steps.data_ptr(), 12, 0, True,
+        2, 5, 2, 6,
+    )  # fmt: skip
+    assert given == [(*expected, torch.get_num_threads()), expected]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"x": torch.ones(6).double()}, "packed.x must be a flat contiguous torch.float32 tensor of 6 elements on cpu"),
+        ({"x": torch.ones(6, 1)}, "packed.x must be a flat contiguous"),
+        ({"x": torch.ones(12)[::2]}, "packed.x must be a flat contiguous"),
+        ({"payloads": torch.zeros(5, dtype=torch.uint8)}, r"packed.payloads must be a torch.uint8 tensor of shape"),
+        ({"payloads": torch.zeros(2, 10, dtype=torch.uint8)[:, ::2]}, r"of shape \(2, 5\) with contiguous rows on cpu"),
+        ({"out": torch.zeros(6)}, "packed.out must be a flat contiguous torch.float16 or torch.float32 tensor of 5"),
+        ({"out": torch.zeros(5).double()}, "packed.out must be a flat contiguous torch.float16 or torch.float32"),
+        ({"picked": torch.zeros(2)}, "packed.picked must be a flat contiguous torch.int16 tensor on cpu"),
+        ({"kind": "even"}, "packed.kind must be 'plain' or 'odd', got 'even'"),
+        ({"block": 4}, "packed.block must be a part of x, got 4"),
+        ({"steps": torch.ones(3, 1)}, r"packed.steps must be a torch.float32 tensor of shape \(2, 1\)"),
+        ({"status": torch.zeros(1)}, "packed.status must be a flat contiguous torch.int32 tensor of 1 elements"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_what_is_allowed(changed: dict[str, object], said: str) -> None:
+    called: list[dict[str, object]] = []
+    checked = Declaration(packed).checked(lambda *_args: called.append({}))
+    checked(**arguments())
+    assert called == [{}]
+    with pytest.raises(ConfigError, match=said):
+        checked(**arguments(**changed))
+    assert called == [{}]
+
+
+def test_what_annotations_cannot_say_is_checked_by_a_function_of_what_it_names() -> None:
+    def check(op: str, block: int, strict: bool) -> None:
+        if strict and block > 2:
+            raise ConfigError(f"{op}.block is {block}")
+
+    checked = Declaration(packed, check).checked(lambda *_args: None)
+    checked(**arguments())
+    with pytest.raises(ConfigError, match=r"packed\.block is 3"):
+        checked(**arguments(strict=True))
+
+
+def test_the_parameter_n_is_the_number_of_elements() -> None:
+    def counted(codes: Annotated[Tensor, Flat(torch.uint8, "half(n)")], n: int, words: bool = False) -> None: ...
+
+    given: list[tuple[object, ...]] = []
+    codes = torch.zeros(3, dtype=torch.uint8)
+    Declaration(counted).kernel(SimpleNamespace(counted=lambda *told: given.append(told)), True)(codes, 5)
+    assert given == [(codes.data_ptr(), False, 5, torch.get_num_threads())]
+
+
+def of_nothing(x: Tensor) -> None: ...
+def of_a_list(x: list[int]) -> None: ...
+def of_an_unknown_size(x: Floats, y: Annotated[Tensor, Flat(torch.uint8, "2 * m")]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (of_nothing, "of_nothing.x is a tensor of which nothing is said"),
+        (of_a_list, "of_a_list.x is annotated with list"),
+        (of_an_unknown_size, "of_an_unknown_size: nothing defines m in the size '2 [*] m'"),
+    ],
+)
+def test_an_annotation_from_which_nothing_follows_is_refused(function: object, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        Declaration(function).checked(lambda *_args: None)
+
+
+def test_a_flat_tensor_that_is_written_is_marked() -> None:
+    def moved(a: Written, b: Written) -> None: ...
+
+    assert Declaration(moved).schema == "moved(Tensor(a!) a, Tensor(b!) b) -> ()"
