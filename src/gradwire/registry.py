@@ -3,7 +3,8 @@
 Law: the module ``gradwire/<kind>/<name>.py``, or ``gradwire/<kind>/<family>/<name>.py``, defines exactly one public
 class with ``name = "<name>"``. Adding a method is adding that file; no list is edited anywhere. Files that hold shared
 machinery (``base``, ``simple``; ``ops`` and ``triton`` of a family) and files whose name starts with an underscore
-define no ``name`` of their own and are skipped.
+define no ``name`` of their own and are skipped. Other packages register theirs as entry points of the group
+``gradwire.<kind>``; they are imported when they are asked for, and never take the place of ours.
 """
 
 import dataclasses
@@ -11,8 +12,10 @@ import importlib
 import inspect
 import json
 import pkgutil
+import warnings
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from gradwire.errors import ConfigError, nearest, require
@@ -37,13 +40,46 @@ def _places(kind: str) -> dict[str, str]:
 
 
 @cache
+def _outside(kind: str) -> dict[str, list[EntryPoint]]:
+    """Name -> what other packages register under it."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=f"gradwire.{kind}"):
+        if point.name in _places(kind):
+            told = f"{_package(point)} registers a {_singular(kind)} {point.name!r}, which is left out"
+            warnings.warn(f"{told}: gradwire has one of this name", RuntimeWarning, stacklevel=2)
+        else:
+            found.setdefault(point.name, []).append(point)
+    return found
+
+
+def _package(point: EntryPoint) -> str:
+    return f"the package {point.dist.name}" if point.dist is not None else f"the entry point {point.value}"
+
+
+def _load(kind: str, name: str) -> type[Any]:
+    """The class that another package registers."""
+    point, *others = _outside(kind)[name]
+    if others:
+        packages = " and ".join(sorted(map(_package, (point, *others))))
+        raise ConfigError(f"{_singular(kind)} {name!r} is registered by {packages}: only one of them may be installed")
+    try:
+        cls = point.load()
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{_singular(kind)} {name!r} of {_package(point)} cannot be imported: {said}") from error
+    if not (inspect.isclass(cls) and dataclasses.is_dataclass(cls) and getattr(cls, "name", None) == name):
+        raise ConfigError(f"{point.value} of {_package(point)} must be a dataclass with name = {name!r}, got {cls!r}")
+    return cls
+
+
+@cache
 def names(kind: str) -> tuple[str, ...]:
     """The names registered under a folder (``"compressors"``, ``"memory"``, ``"comm"``), sorted.
 
     >>> "twobit" in names("compressors")
     True
     """
-    return tuple(sorted(_places(kind)))
+    return tuple(sorted({*_places(kind), *_outside(kind)}))
 
 
 @cache
@@ -51,10 +87,13 @@ def find(kind: str, name: str) -> type[Any]:
     """The class called ``name``.
 
     Raises:
-        ConfigError: no such file; the message gives the nearest known name.
+        ConfigError: no such file and no package that registers it; the message gives the nearest known name. Or what
+            a package registers is no class of this name.
     """
     if name not in names(kind):
         raise ConfigError(f"unknown {_singular(kind)} {name!r}: {nearest(name, names(kind))}")
+    if name in _outside(kind):
+        return _load(kind, name)
     module = importlib.import_module(_places(kind)[name])
     classes = [
         cls

@@ -1,0 +1,89 @@
+"""A compressor of another package is found by its name, in a real installation of that package."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.once import once
+
+PACKAGE = Path(__file__).parent / "outside"
+SCRIPT = """
+import json, sys, warnings
+import torch
+
+found = {}
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    import gradwire
+    from gradwire import registry
+    from gradwire.errors import ConfigError
+    found["names"] = [name for name in ("halves", "topk", "broken") if name in registry.names("compressors")]
+found["warnings"] = [str(each.message) for each in told if "outside" in str(each.message)]
+found["imported early"] = "outside_gradwire" in sys.modules
+code = gradwire.compressor("halves", gain=2.0)
+found["decoded"] = code.decompress(code.compress(torch.tensor([0.5, -1.0])), (2,)).tolist()
+found["config"] = registry.from_config("compressors", code.to_config()) == code
+found["topk"] = gradwire.compressor("topk").__class__.__module__
+for name in ("broken", "misnamed", "twice"):
+    try:
+        gradwire.compressor(name)
+    except ConfigError as error:
+        found[name] = str(error)
+print(json.dumps(found))
+"""
+
+
+@once
+def told(folder: Path) -> dict[str, object]:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(folder), str(PACKAGE)], check=True, timeout=300)
+    another = folder / "another_gradwire-1.dist-info"
+    another.mkdir()
+    (another / "METADATA").write_text("Metadata-Version: 2.1\nName: another-gradwire\nVersion: 1\n")
+    (another / "entry_points.txt").write_text("[gradwire.compressors]\ntwice = outside_gradwire:Halves\n")
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    return told(tmp_path_factory.mktemp("installed"))
+
+
+def test_it_is_found_by_name_and_works_like_ours(found: dict[str, object]) -> None:
+    assert found["names"] == ["halves", "topk", "broken"]
+    assert not found["imported early"]
+    assert found["decoded"] == [1.0, -2.0]
+    assert found["config"]
+
+
+def test_it_does_not_take_the_place_of_ours(found: dict[str, object]) -> None:
+    assert found["topk"] == "gradwire.compressors.topk"
+    assert found["warnings"] == [
+        "the package outside-gradwire registers a compressor 'topk', which is left out: gradwire has one of this name"
+    ]
+
+
+def test_what_is_wrong_with_it_is_said_with_the_package(found: dict[str, object]) -> None:
+    assert found["broken"] == (
+        "compressor 'broken' of the package outside-gradwire cannot be imported: ModuleNotFoundError: No module named"
+        " 'outside_gradwire.missing'; 'outside_gradwire' is not a package"
+    )
+    assert str(found["misnamed"]).startswith(
+        "outside_gradwire:Halves of the package outside-gradwire must be a dataclass with name = 'misnamed'"
+    )
+    assert found["twice"] == (
+        "compressor 'twice' is registered by the package another-gradwire and the package outside-gradwire: only one of"
+        " them may be installed"
+    )
