@@ -15,11 +15,11 @@ import torch.distributed as dist
 from gradwire import registry
 from gradwire.bench.data.base import Tensors
 from gradwire.bench.method import Method
+from gradwire.bench.method_text import method_of
 from gradwire.bench.snapshots import Snapshots
 from gradwire.bench.tasks.base import Task
 from gradwire.bench.tasks.classification import Classification
 from gradwire.bench.train import Run, train
-from gradwire.bench.written import method_of
 from gradwire.errors import GroupError
 from gradwire.registry import named_of
 from tests.bench.narrow import narrowed

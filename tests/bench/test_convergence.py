@@ -10,9 +10,9 @@ import pytest
 from gradwire import registry
 from gradwire.bench.convergence import Row, kept_in, markdown, rows
 from gradwire.bench.method import Method
-from gradwire.bench.recommended import BY_TASK, MIN_NUMEL, MIN_NUMEL_OF, RECOMMENDED, labels, recommended, setup_of
+from gradwire.bench.method_text import parse_method
+from gradwire.bench.recommended import BY_TASK, MIN_NUMEL, RECOMMENDED, labels, min_numel_of, recommended, setup_of
 from gradwire.bench.tasks.segmentation import Segmentation
-from gradwire.bench.written import parse_method
 from gradwire.compressors.bf16 import BF16
 from gradwire.policy import Policy
 
@@ -81,12 +81,12 @@ def test_the_narrow_layers_of_segmentation_travel_uncompressed() -> None:
     """All seven small convolutions, and nothing else that is compressed elsewhere; docs/results.md has the figures."""
     task = Segmentation()
     limit = recommended("twobit:threshold=auto", task.name).options["min_numel"]
-    assert limit == MIN_NUMEL_OF[task.name] == Policy().min_numel
+    assert limit == min_numel_of(task.name) == Policy().min_numel
     numels = [param.numel() for param in task.model().parameters() if param.numel() >= MIN_NUMEL]
     narrow = [numel for numel in numels if numel < limit]
     assert sorted(narrow) == [256, 288, 576, 576, 576, 576, 864]
     assert min(numel for numel in numels if numel >= limit) == 1024
-    for other in set(registry.names("bench.tasks")) - set(MIN_NUMEL_OF):
+    for other in set(registry.names("bench.tasks")) - {task.name}:
         assert recommended("twobit", other).options["min_numel"] == MIN_NUMEL
 
 
@@ -124,3 +124,7 @@ def test_methods_train_beside_the_baseline_and_an_error_is_a_row() -> None:
     assert same.ratio > 1.9
     assert "min_numel" in failed.error
     assert failed.failed
+
+
+def test_settings_are_of_tasks_that_there_are() -> None:
+    assert set(BY_TASK) <= set(registry.names("bench.tasks"))

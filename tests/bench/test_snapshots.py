@@ -12,9 +12,9 @@ import pytest
 import torch.distributed as dist
 
 from gradwire.bench.launch import launch
+from gradwire.bench.method_text import method_of
 from gradwire.bench.snapshots import Snapshots, steps_in
 from gradwire.bench.train import train
-from gradwire.bench.written import method_of
 from tests.bench.resume_jobs import brief, flip, one_full_disk, past_damage
 from tests.once import once
 

@@ -15,7 +15,7 @@ from gradwire import registry
 from gradwire.bench.job import Job, begun, settings_of
 from gradwire.bench.loop import Loop
 from gradwire.bench.method import Method
-from gradwire.bench.onworker import digest
+from gradwire.bench.process_figures import digest
 from gradwire.bench.recommended import recommended
 from gradwire.bench.snapshots import Snapshots, parameters_in
 from gradwire.bench.start import begin_with, digest_of_start

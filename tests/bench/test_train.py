@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.bench.method import Method
-from gradwire.bench.onworker import digest
+from gradwire.bench.process_figures import digest
 from gradwire.bench.recipe import Recipe
 from gradwire.bench.tasks.classification import Classification
 from gradwire.bench.train import train

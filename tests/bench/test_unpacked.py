@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gradwire import registry
+from gradwire.bench.method_text import parse_method
 from gradwire.bench.unpacked import unpacked_bytes, unpacked_payload
-from gradwire.bench.written import parse_method
 from gradwire.exchange import Exchange
 from gradwire.policy import Policy
 

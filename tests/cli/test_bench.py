@@ -5,8 +5,8 @@ import subprocess
 import pytest
 
 from gradwire import registry
+from gradwire.bench.method_text import parse_method
 from gradwire.bench.steps import STEPS
-from gradwire.bench.written import parse_method
 from gradwire.cli._options import parse_size
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit

@@ -9,10 +9,10 @@ import pytest
 
 from gradwire.bench.bandwidth import device_bandwidth
 from gradwire.bench.netlab import NetlabError
-from gradwire.bench.overlink import pushed_bytes
 from gradwire.bench.peers._mxnet import REQUIREMENTS
 from gradwire.bench.peers._venv import PeerError, python_with
 from gradwire.bench.shapes import network_shapes
+from gradwire.bench.store_over_link import pushed_bytes
 from gradwire.errors import ConfigError
 
 PEER = Path(__file__).parents[2] / ".peers" / "mxnet"

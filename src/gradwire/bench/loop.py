@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gradwire.bench.clock import UNTIMED, Clock
 from gradwire.bench.method import Method
-from gradwire.bench.onworker import forget_peak, interface_bytes, on_cpu, peak_bytes, resident_bytes
+from gradwire.bench.process_figures import forget_peak, interface_bytes, on_cpu, peak_bytes, resident_bytes
 from gradwire.bench.records import Point
 from gradwire.bench.start import begin_with
 from gradwire.bench.synchronisation import synchronised, wrapped

@@ -51,11 +51,11 @@ from typing import Any
 from gradwire import registry
 from gradwire.bench.job import BACKENDS, MOST_SEED, PLAIN, Job, begun, device_of, is_plain, settings_of
 from gradwire.bench.method import Method
+from gradwire.bench.method_text import method_of
 from gradwire.bench.netlab import Link
 from gradwire.bench.recommended import labels
 from gradwire.bench.records import Record, counted
 from gradwire.bench.tasks.base import Task
-from gradwire.bench.written import method_of
 from gradwire.errors import ConfigError, is_int, nearest, require
 from gradwire.registry import named_of
 

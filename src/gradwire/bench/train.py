@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwire.bench.loop import Loop, Watcher
 from gradwire.bench.method import Method
-from gradwire.bench.onworker import digest, tensor_bytes
+from gradwire.bench.process_figures import digest, tensor_bytes
 from gradwire.bench.records import Point
 from gradwire.bench.snapshots import Snapshots
 from gradwire.bench.synchronisation import CompressedGradients

@@ -8,8 +8,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from gradwire.bench.advise.check import SHARE, WITHIN, Compared, Setting, compare, holds
+from gradwire.bench.method_text import parse_method
 from gradwire.bench.netlab import Link
-from gradwire.bench.written import parse_method
 from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import emit, json_option
 

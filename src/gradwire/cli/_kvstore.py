@@ -87,20 +87,20 @@ def command(
 def _beside(
     given: set[str], gc_type: str, gc_threshold: float, network: str, directory: Path | None, repeats: int | None
 ) -> Iterable[Row]:
-    from gradwire.bench import sidebyside
+    from gradwire.bench import store_comparison
 
-    workloads: Sequence[sidebyside.Workload] = sidebyside.WORKLOADS
+    workloads: Sequence[store_comparison.Workload] = store_comparison.WORKLOADS
     if "network" in given:
         sizes = [math.prod(shape) for shape in network_shapes(network)]
-        workloads = [sidebyside.Workload(sizes.count(size), size) for size in dict.fromkeys(sizes)]
+        workloads = [store_comparison.Workload(sizes.count(size), size) for size in dict.fromkeys(sizes)]
     types = (gc_type,) if "gc_type" in given else ("none", "2bit")
-    return sidebyside.rows(workloads, types, gc_threshold, repeats, directory)
+    return store_comparison.rows(workloads, types, gc_threshold, repeats, directory)
 
 
 def _linked(
     ctx: click.Context, given: set[str], network: str, compression: dict[str, Any] | None, link: str
 ) -> Iterable[Row]:
-    from gradwire.bench import overlink
+    from gradwire.bench import store_over_link
 
     wrong = {"kind", "devices"} & given
     if wrong:
@@ -109,7 +109,7 @@ def _linked(
     shapes = network_shapes(network) if "network" in given else LINKED
     compressions = [compression] if "gc_type" in given else [None, {"type": "2bit", "threshold": 0.5}]
     workers = ctx.params["workers"] if "workers" in given else 2
-    return overlink.rows(
+    return store_over_link.rows(
         shapes, link, compressions, workers=workers, servers=ctx.params["servers"], batches=ctx.params["num_batches"]
     )
 

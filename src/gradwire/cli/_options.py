@@ -11,8 +11,8 @@ import click
 
 from gradwire import registry
 from gradwire.bench.method import Method
+from gradwire.bench.method_text import method_of, text_of
 from gradwire.bench.torchhooks import PREFIX
-from gradwire.bench.written import method_of, text_of
 from gradwire.cli._groups import Number
 from gradwire.errors import ConfigError, nearest
 from gradwire.registry import assignment

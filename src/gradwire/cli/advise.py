@@ -13,9 +13,9 @@ from rich.table import Table
 from gradwire.bench.advise import consult
 from gradwire.bench.advise.advice import Advice, Row
 from gradwire.bench.advise.consult import Question
+from gradwire.bench.method_text import parse_method
 from gradwire.bench.netlab import Link
 from gradwire.bench.progress import Stages
-from gradwire.bench.written import parse_method
 from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import emit, json_option
 from gradwire.errors import ConfigError

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from gradwire.bench import codec, peers
+from gradwire.bench.method_text import parse_method
 from gradwire.bench.plot import write_violins
 from gradwire.bench.steps import STEPS
-from gradwire.bench.written import parse_method
 from gradwire.cli import _kvstore
 from gradwire.cli._groups import Group, Integer, Number
 from gradwire.cli._lines import goal_lines, head, line, skipped_lines

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from gradwire.bench import convergence
 from gradwire.bench.convergence import BASELINE, TOLERANCE, Row
+from gradwire.bench.method_text import method_of
 from gradwire.bench.recommended import labels
-from gradwire.bench.written import method_of
 from gradwire.cli._check_advise import advise_command
 from gradwire.cli._check_soak import soak_command
 from gradwire.cli._groups import Group, Integer

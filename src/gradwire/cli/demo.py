@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gradwire import registry
 from gradwire.bench.demo import Report, compare
-from gradwire.bench.written import method_of
+from gradwire.bench.method_text import method_of
 from gradwire.cli._groups import Integer
 from gradwire.cli._output import counted, emit, json_option
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from gradwire.bench.method_text import parse_method
 from gradwire.bench.netlab import Link
 from gradwire.bench.records import append_line
 from gradwire.bench.replay import HOOKS, Contestant, Plan, replay
-from gradwire.bench.written import parse_method
 from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import appendable
 

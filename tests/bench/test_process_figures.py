@@ -16,11 +16,11 @@ import torch.distributed as dist
 from gradwire.bench import job
 from gradwire.bench.job import Job, settings_of
 from gradwire.bench.launch import launch
-from gradwire.bench.onworker import forget_peak, peak_bytes, resident_bytes
+from gradwire.bench.method_text import method_of
+from gradwire.bench.process_figures import forget_peak, peak_bytes, resident_bytes
 from gradwire.bench.records import Record
 from gradwire.bench.tasks.classification import Classification
 from gradwire.bench.train import train
-from gradwire.bench.written import method_of
 from tests.bench.resume_jobs import memory_of_runs
 
 MEBI = 1 << 20
