@@ -20,9 +20,9 @@ from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.threshold import Threshold
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
+from gradwire.exchange.settings import Settings
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
-from gradwire.settings import Settings
 
 READ = [
     ({}, Recipe(Identity())),

@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src/gradwire")
 TESTS = {
     "compressors": ["tests/compressors"], "memory": ["tests/memory"], "comm": ["tests/comm"],
-    "optim": ["tests/optim"], "kvstore": ["tests/kvstore"], "": ["tests/core", "tests/comm", "tests/integrations"],
+    "optim": ["tests/optim"], "kvstore": ["tests/kvstore"], "exchange": ["tests/core", "tests/comm", "tests/integrations"],
 }  # fmt: skip
-"""Where the tests of a part are; the empty one is the exchange's own modules."""
+"""Where the tests of a part are."""
 
 WHOLE = {"optim": ["tests/meeting"]}
 """Folders that are run whole: workers that meet import what is under test by way of ``gradwire.rounds``."""
@@ -36,7 +36,7 @@ TOGETHER = ["tests/contracts/test_identities.py"]
 
 
 def part_of(module: Path) -> str:
-    """``compressors`` of src/gradwire/compressors/topk.py, the empty one of src/gradwire/exchange.py."""
+    """``compressors`` of src/gradwire/compressors/topk.py."""
     folder = module.relative_to(PACKAGE).parent.parts
     return folder[0] if folder else ""
 
@@ -88,12 +88,12 @@ def related(module: Path) -> tuple[list[list[str]], str]:
     if name.startswith("_"):
         users |= {path for path in (ROOT / module.parent).glob("*.py") if re.search(rf"\b{name}\b", path.read_text())}
     found = []
-    for folder in map(Path, TESTS.get(part, TESTS[""])):
+    for folder in map(Path, TESTS.get(part, TESTS["exchange"])):
         own = {folder / f"test_{user.stem}.py" for user in users}
         tests = sorted((ROOT / folder).glob("test_*.py"))
         found += [test for test in tests if test.relative_to(ROOT) in own]
         found += [test for test in tests if test not in found and re.search(rf"\b{dotted}\b", test.read_text())]
-    files = [str(test.relative_to(ROOT)) for test in found] or TESTS.get(part, TESTS[""])
+    files = [str(test.relative_to(ROOT)) for test in found] or TESTS.get(part, TESTS["exchange"])
     files = [*files, *WHOLE.get(part, [])]
     names = sorted({user.stem for user in users if not user.stem.startswith("_")})
     if part not in ("compressors", "memory", "comm") or not names:

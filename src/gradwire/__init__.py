@@ -12,7 +12,9 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.compose import compose
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
-from gradwire.exchange import Exchange
+from gradwire.exchange.checkpoint import merge_states
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.settings import compressor
 from gradwire.integrations.checkpoint import read_checkpoint
 from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
 from gradwire.integrations.fsdp import compress_fsdp
@@ -21,8 +23,6 @@ from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.meeting import Meeting
 from gradwire.optim import CompressedStep, MicroAdam
 from gradwire.rounds import diloco, local_sgd
-from gradwire.saved import merge_states
-from gradwire.settings import compressor
 from gradwire.version import __version__
 
 __all__ = [

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from gradwire.errors import is_float32, is_int, is_number, require
-from gradwire.policy import Schedule
+from gradwire.exchange.policy import Schedule
 
 __all__ = ["dgc_warmup", "exponential", "linear", "stages"]
 

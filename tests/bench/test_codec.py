@@ -14,8 +14,8 @@ from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
-from gradwire.exchange import Exchange
-from gradwire.policy import Policy
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
 from tests.comm.methods import Alternating, NonZero, SharedScale
 
 STEP = {step.name: step for step in STEPS}

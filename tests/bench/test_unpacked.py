@@ -7,8 +7,8 @@ import pytest
 from gradwire import registry
 from gradwire.bench.method_text import parse_method
 from gradwire.bench.unpacked import unpacked_bytes, unpacked_payload
-from gradwire.exchange import Exchange
-from gradwire.policy import Policy
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
 
 N = 96 * 100
 

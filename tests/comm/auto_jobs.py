@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
-from gradwire.exchange import Exchange
-from gradwire.policy import Policy
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
 from tests.comm.jobs import SHAPES, gradient, kept, numel, owned
 
 SCALE, JUMP = 1e-4, 12
@@ -41,7 +41,7 @@ class Sent:
         return flat
 
     def thresholds(self) -> dict[str, float]:
-        agreed = {name: state["agreed"].tolist() for name, state in self.exchange.keeper.states.items()}
+        agreed = {name: state["agreed"].tolist() for name, state in self.exchange.residuals.states.items()}
         return {name: wish / weight if weight > 0 else math.nan for name, (wish, weight) in agreed.items()}
 
 

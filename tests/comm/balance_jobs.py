@@ -20,7 +20,8 @@ from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.topk import TopK
-from gradwire.exchange import Exchange, Named
+from gradwire.exchange.exchange import Exchange, Named
+from gradwire.exchange.policy import Policy
 from gradwire.memory.base import Memory
 from gradwire.memory.dgc import DGCMemory
 from gradwire.memory.ef21 import EF21
@@ -28,7 +29,6 @@ from gradwire.memory.momentum import Momentum
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
 from gradwire.memory.variance import VarianceMemory
-from gradwire.policy import Policy
 from tests.comm.jobs import gradient
 
 SHAPES: list[Named] = [("a", (40, 33)), ("b", (40, 25))]
@@ -117,17 +117,17 @@ def _exchange(memory: str, way: str) -> Exchange:
 
 def kept_of(exchange: Exchange) -> Kept:
     """What this rank contributes: its buffers over the world size, and the shards that it owns."""
-    world, keeper = exchange.channel.world, exchange.keeper
+    world, residuals = exchange.channel.world, exchange.residuals
     place, lo = {}, 0
     for name, shape in SHAPES:
         place[name], lo = lo, lo + torch.Size(shape).numel()
     mean = {}
-    for buffer, tensors in keeper.worker.items():
+    for buffer, tensors in residuals.worker.items():
         mean[buffer] = torch.zeros(N, dtype=torch.float64)
         for name, tensor in tensors.items():
             mean[buffer][place[name] : place[name] + tensor.numel()] = tensor.double() / world
     shards = torch.zeros(N, dtype=torch.float64)
-    for name, views in keeper.owned.items():
+    for name, views in residuals.owned.items():
         for _, start, view in views:
             shards[place[name] + start : place[name] + start + view.numel()] += view
     return Kept(mean, shards)

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.exchange import Exchange, Named
-from gradwire.policy import Policy
-from gradwire.settings import build_compressor
+from gradwire.exchange.exchange import Exchange, Named
+from gradwire.exchange.policy import Policy
+from gradwire.exchange.settings import build_compressor
 
 SHAPES: list[Named] = [("a.weight", (40, 33)), ("a.bias", (33,)), ("b.weight", (1000,)), ("c.weight", (64, 48))]
 
@@ -92,7 +92,7 @@ def run_exchange(
             residuals.append(kept(exchange))
     return {
         "outputs": outputs, "residuals": residuals, "owned": owned(exchange), "metrics": exchange.metrics(),
-        "sent": counter.sent, "received": counter.received, "states": exchange.keeper.states,
+        "sent": counter.sent, "received": counter.received, "states": exchange.residuals.states,
     }  # fmt: skip
 
 
@@ -105,11 +105,11 @@ def run_all(
 
 
 def kept(exchange: Exchange) -> dict[str, Tensor]:
-    return {name: view.clone() for name, view in exchange.keeper.worker.get("residual", {}).items()}
+    return {name: view.clone() for name, view in exchange.residuals.worker.get("residual", {}).items()}
 
 
 def owned(exchange: Exchange) -> dict[str, list[tuple[int, Tensor]]]:
-    return {name: [(lo, view.clone()) for _, lo, view in views] for name, views in exchange.keeper.owned.items()}
+    return {name: [(lo, view.clone()) for _, lo, view in views] for name, views in exchange.residuals.owned.items()}
 
 
 def conserved(results: Sequence[dict[str, Any]], steps: int) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import require
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
 from gradwire.memory.base import Memory
-from gradwire.policy import Policy
 from gradwire.types import Field, Layout
 from tests.comm.jobs import SHAPES, gradient, numel
 
@@ -176,7 +176,7 @@ def run_method(
         exchange.begin_step()
         exchange.run(flat, SHAPES)
         outputs.append(flat)
-        kept.append({f"{buffer}/{name}": tensor.clone() for buffer, of in exchange.keeper.worker.items()
+        kept.append({f"{buffer}/{name}": tensor.clone() for buffer, of in exchange.residuals.worker.items()
                      for name, tensor in of.items()})  # fmt: skip
     return {"outputs": outputs, "kept": kept, "metrics": exchange.metrics()}
 

@@ -27,7 +27,7 @@ def _large(rank: int) -> float:
     import torch.distributed as dist
 
     from gradwire.compressors.fp16 import FP16
-    from gradwire.exchange import Exchange
+    from gradwire.exchange.exchange import Exchange
 
     exchange = Exchange(FP16(), group=dist.group.WORLD)
     flat = torch.full((2048,), 60000.0)

@@ -17,7 +17,7 @@ from gradwire.compressors.oktopk import OkTopk
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
 from gradwire.memory.base import Memory
 from gradwire.memory.ef21 import EF21
 from gradwire.memory.residual import Residual

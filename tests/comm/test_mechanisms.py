@@ -6,7 +6,7 @@ import torch
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange, default_strategy
+from gradwire.exchange.exchange import Exchange, default_strategy
 from gradwire.memory.base import default_memory
 from gradwire.testing import contract
 from gradwire.testing.inputs import gaussian

@@ -66,7 +66,7 @@ def rescaled(*scales):
         OkTopk(ratio=0.1), WORLD, len(scales), lambda step, rank: scales[step] * gaussian(N, seed=rank),
         memory="none", strategy=OkTopkStrategy(period=1000), force=True,
     )  # fmt: skip
-    sessions = ranks[0].exchange.keeper.sessions
+    sessions = ranks[0].exchange.residuals.sessions
     won = {name: int(ranks[0].steps[len(scales) - 1].out[PLACES[name]].count_nonzero()) for name in sessions}
     return won, {name: float(kept["threshold"]) for name, kept in sessions.items()}
 

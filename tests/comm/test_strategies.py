@@ -12,7 +12,7 @@ from gradwire import registry
 from gradwire.comm._agree import DIGEST
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
-from gradwire.exchange import default_strategy
+from gradwire.exchange.exchange import default_strategy
 from gradwire.memory.base import default_memory
 from gradwire.testing.processes import run_ranks
 from tests.comm.jobs import conserved, run_all

@@ -103,7 +103,7 @@ def test_a_step_that_is_taken_back_leaves_the_state_of_a_tensor_in_two_shards() 
 
     before, after = (exchange_in_threads(compressor, 2, steps, spoilt, strategy="two_phase") for steps in (3, 4))
     for one, other in zip(before, after, strict=True):
-        states, same = one.exchange.keeper.states, other.exchange.keeper.states
+        states, same = one.exchange.residuals.states, other.exchange.residuals.states
         assert states
         assert any(state for state in states.values())
         for name, state in states.items():

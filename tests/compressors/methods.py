@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 
 from gradwire.compressors.simple import SimpleCompressor
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
 from gradwire.helpers import desparsify, pack, quantize, sparsify, unpack
-from gradwire.policy import Policy
 
 SHAPES = [("a.weight", (9, 7)), ("a.bias", (40,)), ("b.weight", (5, 3, 3))]
 
@@ -149,10 +149,10 @@ def exchange(rank, method, steps, options):
         run.run(flat, shapes)
         out = flat.split([torch.Size(shape).numel() for _, shape in shapes])
         outputs.append(torch.cat(out if step == 0 else out[::-1]))
-    residuals = {name: kept.clone() for name, kept in run.keeper.worker.get("residual", {}).items()}
+    residuals = {name: kept.clone() for name, kept in run.residuals.worker.get("residual", {}).items()}
     return {
         "outputs": outputs,
-        "states": run.keeper.states,
+        "states": run.residuals.states,
         "residuals": residuals,
         "sent": run.metrics()["bytes_sent"],
     }

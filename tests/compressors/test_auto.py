@@ -16,9 +16,9 @@ from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.threshold import Threshold
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError, WireError
-from gradwire.exchange import Exchange
-from gradwire.policy import Policy
-from gradwire.settings import build_compressor
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
+from gradwire.exchange.settings import build_compressor
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.memory import check_memory
 from gradwire.types import Key
@@ -59,7 +59,7 @@ def step(exchange, flat, shape=(N,)):
 
 
 def threshold_of(exchange, name="w"):
-    wishes, weights = exchange.keeper.states[name]["agreed"].tolist()
+    wishes, weights = exchange.residuals.states[name]["agreed"].tolist()
     return wishes / weights if weights > 0 else math.nan
 
 
@@ -77,7 +77,7 @@ def test_the_share_stays_near_the_target_and_nothing_is_lost(code, kind):
     elif kind != "of sparse rows":
         assert float(shares.min()) > code.target / 3
         assert float(shares.mean()) == pytest.approx(code.target, rel=0.1)
-    kept = exchange.keeper.worker["residual"]["w"].double()
+    kept = exchange.residuals.worker["residual"]["w"].double()
     came, went = sum(x.double() for x in put), sum(x.double() for x in out)
     torch.testing.assert_close(went + kept, came, rtol=0, atol=1e-5 * float(sum(x.abs().max() for x in put)))
 
@@ -98,10 +98,10 @@ def test_a_fixed_threshold_is_flooded_where_auto_is_not(code):
 def test_residuals_neither_queue_up_nor_wait_for_ever(code):
     """They stay within a few steps' worth of what the target drains."""
     exchange, _, _ = run(code, map(SCALES["drifting"], range(STEPS)))
-    early = float(exchange.keeper.worker["residual"]["w"].abs().max())
+    early = float(exchange.residuals.worker["residual"]["w"].abs().max())
     for late in range(STEPS, 2 * STEPS):
         step(exchange, SCALES["drifting"](late))
-    late_residual = exchange.keeper.worker["residual"]["w"]
+    late_residual = exchange.residuals.worker["residual"]["w"]
     assert float(late_residual.abs().max()) < 1.5 * early
     assert float(late_residual.abs().max()) < 4 * threshold_of(exchange)
 
@@ -132,7 +132,7 @@ def test_zero_gradients_send_nothing_and_leave_the_threshold_alone(code):
     assert not bool(zeros.any())
     for later in range(30):
         step(exchange, gaussian(N, seed=later))
-    exchange.keeper.worker["residual"]["w"].zero_()
+    exchange.residuals.worker["residual"]["w"].zero_()
     for _ in range(5):
         assert not bool(step(exchange, torch.zeros(N)).any())
     known = threshold_of(exchange)
@@ -145,10 +145,10 @@ def test_zero_gradients_send_nothing_and_leave_the_threshold_alone(code):
 @methods
 def test_what_waits_goes_out_when_the_gradient_stops(code):
     exchange, _, _ = run(code, map(SCALES["normal"], range(30)))
-    before = float(exchange.keeper.worker["residual"]["w"].norm())
+    before = float(exchange.residuals.worker["residual"]["w"].norm())
     for _ in range(100):
         step(exchange, torch.zeros(N))
-    assert float(exchange.keeper.worker["residual"]["w"].norm()) < 0.5 * before
+    assert float(exchange.residuals.worker["residual"]["w"].norm()) < 0.5 * before
 
 
 @carried
@@ -163,7 +163,7 @@ def test_a_bad_step_leaves_no_trace(code, bad, strategy):
         if spoilt:
             step(exchange, torch.full((N,), bad))
         for name in ("advice", "agreed", "turn"):
-            assert torch.equal(exchange.keeper.states["w"][name], kept["ranks"]["0"]["states"]["w"][name])
+            assert torch.equal(exchange.residuals.states["w"][name], kept["ranks"]["0"]["states"]["w"][name])
         runs.append([step(exchange, gaussian(N, seed=later)) for later in range(6, 12)])
     assert all(torch.equal(clean, after) for clean, after in zip(*runs, strict=True))
 
@@ -201,8 +201,8 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(code, strategy, saved_
     again.load_state_dict(copy.deepcopy(exchange.state_dict()))
     for later in range(saved_at, saved_at + 6):
         assert torch.equal(step(exchange, gaussian(N, seed=later)), step(again, gaussian(N, seed=later)))
-        for name, tensor in exchange.keeper.states["w"].items():
-            assert torch.equal(tensor, again.keeper.states["w"][name]), name
+        for name, tensor in exchange.residuals.states["w"].items():
+            assert torch.equal(tensor, again.residuals.states["w"][name]), name
 
 
 @together

@@ -4,7 +4,7 @@ from hypothesis import given
 
 from gradwire.compressors.bf16 import BF16
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange, default_strategy
+from gradwire.exchange.exchange import Exchange, default_strategy
 from gradwire.testing.strategies import gradients
 from gradwire.types import Key
 

@@ -9,10 +9,10 @@ import torch.distributed as dist
 
 from gradwire.compressors.demo import DeMo
 from gradwire.errors import ConfigError, WireError
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
 from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.residual import Residual
-from gradwire.policy import Policy
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from tests.cases import together
@@ -87,7 +87,7 @@ def step(rank: int, sign: bool) -> dict[str, torch.Tensor]:
         exchange.begin_step()
         flat = gaussian(64 * 80, seed=rank)
         exchange.run(flat, [("a", (64, 80))])
-    return {"out": flat, "kept": exchange.keeper.worker["residual"]["a"].clone()}
+    return {"out": flat, "kept": exchange.residuals.worker["residual"]["a"].clone()}
 
 
 def test_the_optimizer_gets_the_sign_of_the_mean_and_the_momentum_keeps_the_rest():
@@ -124,7 +124,7 @@ def trained(rank: int) -> dict[str, torch.Tensor]:
         optimizer.step()
     assert exchange.memory_for(DeMo()) == DeMoMemory(beta=0.999)
     return {**{name: param.detach() for name, param in params.items()},
-            **{f"kept {name}": exchange.keeper.worker["residual"][name] for name in SHAPES}}  # fmt: skip
+            **{f"kept {name}": exchange.residuals.worker["residual"][name] for name in SHAPES}}  # fmt: skip
 
 
 def cosine_transform(size: int) -> torch.Tensor:

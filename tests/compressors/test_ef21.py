@@ -15,7 +15,7 @@ from gradwire.compressors.signsgd import SignSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
 from gradwire.testing.inputs import gaussian
 from tests.cases import together
 

@@ -13,8 +13,8 @@ from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError, WireError
-from gradwire.exchange import Exchange
-from gradwire.policy import Policy
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.types import Key, align

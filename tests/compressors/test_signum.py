@@ -6,7 +6,7 @@ import torch
 from gradwire.compressors.signsgd import SignSGD
 from gradwire.compressors.signum import Signum
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
 from gradwire.memory.momentum import Momentum
 from gradwire.testing.processes import run_ranks
 from gradwire.types import Key

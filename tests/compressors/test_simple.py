@@ -17,7 +17,7 @@ from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError, WireError
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
 from gradwire.testing import contract, inputs
 from gradwire.types import Key
 from tests.cases import together

@@ -25,7 +25,7 @@ from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
 from gradwire.memory.base import Memory
 from gradwire.memory.ef21 import EF21
 from gradwire.memory.none import NoMemory

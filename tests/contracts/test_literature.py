@@ -27,9 +27,9 @@ from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.compressors.ternary.three_lc import ThreeLC
 from gradwire.compressors.threshold import Threshold
 from gradwire.compressors.topk import TopK
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
 from gradwire.memory.dgc import DGCMemory
-from gradwire.policy import Policy
 from gradwire.testing._expect import decode, encode, same
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key, tensor_id
@@ -131,8 +131,8 @@ def test_nothing_kept_is_a_view_of_the_gradient(compressor: Compressor) -> None:
     exchange, grad = alone(compressor), unit(compressor) * gaussian(600)
     exchange.begin_step()
     exchange.run(grad, [("a", (20, 30))])
-    kept = [*(t for of in exchange.keeper.worker.values() for t in of.values()),
-            *(t for of in exchange.keeper.states.values() for t in of.values())]  # fmt: skip
+    kept = [*(t for of in exchange.residuals.worker.values() for t in of.values()),
+            *(t for of in exchange.residuals.states.values() for t in of.values())]  # fmt: skip
     before = [tensor.clone() for tensor in kept]
     grad.fill_(float("nan"))
     assert all(map(same, kept, before))

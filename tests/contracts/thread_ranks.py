@@ -15,11 +15,11 @@ from gradwire.comm._channel import Channel
 from gradwire.comm._part import Unit
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange, Named
-from gradwire.keeper import Keeper
+from gradwire.exchange.exchange import Exchange, Named
+from gradwire.exchange.policy import Policy
+from gradwire.exchange.residuals import Residuals
 from gradwire.memory.base import Memory
 from gradwire.metrics import Metrics
-from gradwire.policy import Policy
 from gradwire.testing import golden
 from gradwire.testing.ranks import run_ranks
 from tests.contracts.test_compressors import FOLDER
@@ -147,7 +147,7 @@ def exchange_in_threads(
         torch.set_num_threads(1)  # A thread begins with the number of the process, whatever the test has set.
         made = Rank(Exchange(compressor, policy=Policy(min_numel=MIN_NUMEL), seed=SEED, **options))
         made.exchange.channel = ThreadChannel(meeting, rank, made.exchange.counters)
-        made.exchange.keeper.world = world
+        made.exchange.residuals.world = world
         try:
             for step in range(steps):
                 _step(made, step, gradient(step, rank), watched is None or step in watched)
@@ -160,25 +160,25 @@ def exchange_in_threads(
 
 
 def _step(made: Rank, step: int, grad: Tensor, watched: bool) -> None:
-    keeper, flat = made.exchange.keeper, grad.clone()
+    residuals, flat = made.exchange.residuals, grad.clone()
     if watched:
-        before, states, owned = _copied(keeper.worker), _copied(keeper.states), _owned(keeper)
+        before, states, owned = _copied(residuals.worker), _copied(residuals.states), _owned(residuals)
     made.exchange.begin_step()
     made.exchange.run(flat, SHAPES)
     made.total += flat
     if watched:
-        after = _copied(keeper.worker)
-        made.steps[step] = Step(grad, flat, before, after, states, owned, _owned(keeper), made.total.clone())
+        after = _copied(residuals.worker)
+        made.steps[step] = Step(grad, flat, before, after, states, owned, _owned(residuals), made.total.clone())
 
 
 def _copied(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
     return {outer: {name: tensor.clone() for name, tensor in of.items()} for outer, of in tensors.items()}
 
 
-def _owned(keeper: Keeper) -> Tensor:
+def _owned(residuals: Residuals) -> Tensor:
     """What this rank keeps as an owner of shards, 0 elsewhere."""
     total = torch.zeros(N)
-    for name, views in keeper.owned.items():
+    for name, views in residuals.owned.items():
         for _, lo, view in views:
             total[PLACES[name]][lo : lo + view.numel()] += view
     return total

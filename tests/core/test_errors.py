@@ -12,10 +12,10 @@ from torch import nn
 from gradwire import helpers, schedules
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError, nearest
-from gradwire.exchange import Exchange
+from gradwire.exchange.checkpoint import merge_states
+from gradwire.exchange.exchange import Exchange
 from gradwire.integrations._setup import trainable
 from gradwire.memory.residual import Residual
-from gradwire.saved import merge_states
 from tests.cases import together
 
 ONE = {"version": 1, "world": 2, "step": 7, "ranks": {}}

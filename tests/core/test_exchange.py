@@ -16,12 +16,12 @@ from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange, default_strategy
+from gradwire.exchange.exchange import Exchange, default_strategy
+from gradwire.exchange.policy import Policy
+from gradwire.exchange.settings import Settings
 from gradwire.memory.base import default_memory
 from gradwire.memory.residual import Residual
-from gradwire.policy import Policy
 from gradwire.schedules import stages
-from gradwire.settings import Settings
 from tests.cases import together
 from tests.contracts.thread_ranks import N, exchange_in_threads
 
@@ -82,7 +82,7 @@ def test_a_group_of_one_needs_no_process_group_and_still_compresses(name: str) -
         return
     assert not torch.equal(flat.view(64, 64), grad)
     assert flat.isfinite().all()
-    kept = exchange.keeper.worker.get("residual", {})
+    kept = exchange.residuals.worker.get("residual", {})
     votes = type(exchange.compressor).settle is not Compressor.settle
     if kept and not votes:
         torch.testing.assert_close(flat + kept["w"], grad.reshape(-1), rtol=0, atol=2e-6)
@@ -157,9 +157,9 @@ def test_a_value_that_is_not_finite_in_the_dense_part_takes_the_bucket_back() ->
         exchange.begin_step()
         exchange.run(flat, params)
         if value != value:
-            assert torch.equal(exchange.keeper.worker["residual"]["w"], before)
+            assert torch.equal(exchange.residuals.worker["residual"]["w"], before)
             assert flat[:4096].isnan().all()
-        before = exchange.keeper.worker["residual"]["w"].clone()
+        before = exchange.residuals.worker["residual"]["w"].clone()
     assert flat[:4096].eq(0.5).all()
     assert exchange.metrics()["nonfinite_steps"] == 1
 
@@ -182,7 +182,7 @@ def test_a_sum_that_hides_a_nan_still_tells() -> None:
         exchange.run(flat, [("w", (64,))])
         assert flat.isfinite().all() == (value == 1.0)
     assert exchange.metrics()["nonfinite_steps"] == 1
-    assert exchange.keeper.worker["residual"]["w"].isfinite().all()
+    assert exchange.residuals.worker["residual"]["w"].isfinite().all()
 
 
 def test_misuse_of_run_is_named() -> None:
@@ -199,7 +199,7 @@ def test_refusing_memory_refuses_it_to_owners_too() -> None:
     exchange = Exchange(TopK(0.1), memory="none", force=True, strategy="two_phase", policy=Policy(min_numel=0))
     exchange.begin_step()
     exchange.run(torch.randn(4096), [("w", (64, 64))])
-    assert not exchange.keeper.owned
+    assert not exchange.residuals.owned
 
 
 def test_residuals_of_16_bits_take_half_the_memory_and_still_send_everything() -> None:
@@ -211,7 +211,7 @@ def test_residuals_of_16_bits_take_half_the_memory_and_still_send_everything() -
         exchange.begin_step()
         exchange.run(flat, [("w", (64,))])
         sent += flat
-    kept = exchange.keeper.worker["residual"]["w"]
+    kept = exchange.residuals.worker["residual"]["w"]
     assert kept.dtype == torch.bfloat16
     torch.testing.assert_close(sent + kept.float(), total, rtol=0, atol=0.15)
 
@@ -270,10 +270,10 @@ def test_a_factor_after_a_skipped_step_is_not_taken_back_with_it() -> None:
         exchange.begin_step()
         for name, value in (("a", 1.0), ("b", last)):
             exchange.run(torch.tensor([3.0, value] + 18 * [0.0]), [(name, (20,))])
-        waits.append(exchange.keeper.worker["residual"]["a"].tolist())
+        waits.append(exchange.residuals.worker["residual"]["a"].tolist())
     exchange.scale_residuals(2.0)
     exchange.end_step()
-    assert exchange.keeper.worker["residual"]["a"].tolist() == [2.0 * value for value in waits[0]]
+    assert exchange.residuals.worker["residual"]["a"].tolist() == [2.0 * value for value in waits[0]]
     assert waits[0] != waits[1]
 
 

@@ -11,7 +11,7 @@ from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
-from gradwire.policy import Policy
+from gradwire.exchange.policy import Policy
 from tests.cases import together
 
 MAIN = TwoBit()

@@ -11,9 +11,9 @@ from gradwire.compressors.eden import EDEN
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
+from gradwire.exchange.settings import Settings
 from gradwire.memory.preconditioned import Preconditioned
 from gradwire.memory.residual import Residual
-from gradwire.settings import Settings
 
 
 @pytest.mark.parametrize("kind", ["compressors", "memory", "comm"])

@@ -200,12 +200,12 @@ def unused(rank: int) -> dict[str, Any]:
         everywhere = [grad, grad, grad]
         apply(everywhere, variables) if case == "plain" else apply(everywhere)
         start = [variable.numpy().copy() for variable in variables]
-        kept = optimizer.state.exchange.keeper.worker["residual"]["b"].clone()
+        kept = optimizer.state.exchange.residuals.worker["residual"]["b"].clone()
         last = None if rank == 1 and case != "compiled" else grad
         grads = [grad, None, last]
         error = answers({"": lambda: apply(grads, variables) if case == "plain" else apply(grads)})[""]
         moved = [bool((variable.numpy() != before).any()) for variable, before in zip(variables, start, strict=True)]
-        same = torch.equal(kept, optimizer.state.exchange.keeper.worker["residual"]["b"])
+        same = torch.equal(kept, optimizer.state.exchange.residuals.worker["residual"]["b"])
         return {"moved": moved, "kept": same and bool(kept.any()), "error": error}
 
     return {case: run(case) for case in ("compiled", "plain", "apart")}

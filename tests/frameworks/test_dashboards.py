@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.settings import compressor
 from gradwire.integrations._figures import COUNTED
 from gradwire.integrations.ddp import compress_ddp
-from gradwire.settings import compressor
 from gradwire.testing.processes import run_ranks
 from tests.integrations.jobs import batch, model_of
 

@@ -137,10 +137,10 @@ def schedule(rank: int) -> dict[str, Any]:
     factors = []
     for rate in (1.0, 0.0, 0.25):
         optimizer.param_groups[0]["lr"] = rate
-        before = {name: tensor.clone() for name, tensor in state.exchange.keeper.worker.get("residual", {}).items()}
+        before = {name: tensor.clone() for name, tensor in state.exchange.residuals.worker.get("residual", {}).items()}
         model.zero_grad()
         (0.0 * model(batch(0, rank)[0])).sum().backward() if before else finite_step(model, 0, rank)
-        after = state.exchange.keeper.worker["residual"]
+        after = state.exchange.residuals.worker["residual"]
         factors.append(sorted(set(ratio(dict(after), before)) - {0.0}))
     return {"factors": factors, "saved": state.state_dict()["units"]["rates"]["0.weight"]}
 

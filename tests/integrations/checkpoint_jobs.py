@@ -14,11 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 import gradwire
 from gradwire import registry
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange, default_strategy
+from gradwire.exchange.exchange import Exchange, default_strategy
+from gradwire.exchange.plan import carries
+from gradwire.exchange.policy import Policy
 from gradwire.integrations.ddp import GradwireState, compress_ddp
 from gradwire.integrations.optimizer import compress_optimizer
-from gradwire.plan import carries
-from gradwire.policy import Policy
 from tests.integrations.jobs import answers, batch, digest, model_of
 
 PARAMS = [("w", (48, 40)), ("b", (40,)), ("v", (40, 24))]

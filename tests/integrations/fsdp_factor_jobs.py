@@ -149,7 +149,7 @@ def conserved(rank: int, mesh: DeviceMesh, replicate: DeviceMesh | None) -> floa
             got[name] = got.get(name, 0) + own_rows(mesh, grad)
     worst = 0.0
     for name, total in put.items():
-        waits = state.exchange.keeper.worker["residual"][name].clone()
+        waits = state.exchange.residuals.worker["residual"][name].clone()
         if replicate is None:
             dist.all_reduce(waits)
             waits = waits.view(mesh.size(), -1)[rank]

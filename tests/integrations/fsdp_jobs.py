@@ -136,7 +136,7 @@ def conserved(rank: int, mesh: DeviceMesh) -> float:
             got[name] += tensor
     worst = 0.0
     for name, total in put.items():
-        left = state.exchange.keeper.worker["residual"][name][: total.numel()].view(total.shape)
+        left = state.exchange.residuals.worker["residual"][name][: total.numel()].view(total.shape)
         mean = (total - left) / dist.get_world_size()
         dist.all_reduce(mean)
         worst = max(worst, float((mean - got[name]).abs().max()))
@@ -151,13 +151,13 @@ def overflow(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     for step in range(4):
         x, y = batch(step, rank)
         model.zero_grad()
-        before = {name: tensor.clone() for name, tensor in state.exchange.keeper.worker.get("residual", {}).items()}
+        before = {name: tensor.clone() for name, tensor in state.exchange.residuals.worker.get("residual", {}).items()}
         loss = nn.functional.cross_entropy(model(x), y)
         (loss * (float("inf") if (step, rank) == (2, 1) else 1.0)).backward()
         finite.append(all(bool(param.grad.to_local().isfinite().all()) for param in model.parameters()))
         if step == 2:
             state.state_dict()
-            after = state.exchange.keeper.worker["residual"]
+            after = state.exchange.residuals.worker["residual"]
             same = all(torch.equal(after[name], tensor) for name, tensor in before.items())
     return {"finite": finite, "same": same, "count": state.metrics()["nonfinite_steps"]}
 
@@ -260,7 +260,7 @@ def first_form(rank: int) -> dict[str, Any]:
         nn.utils.vector_to_parameters(weights, copy.parameters())
         loss = loss_of(copy)
         told[name] = {"weights": weights, "loss": loss, "metrics": state.metrics() if state else {}}
-        told[name]["residuals"] = sorted(state.exchange.keeper.worker.get("residual", {})) if state else []
+        told[name]["residuals"] = sorted(state.exchange.residuals.worker.get("residual", {})) if state else []
     flat = FullyShardedDataParallel(
         model_of(), device_id=torch.device("cpu"), sharding_strategy=ShardingStrategy.NO_SHARD
     )

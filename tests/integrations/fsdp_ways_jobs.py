@@ -225,7 +225,7 @@ def scaled(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
 
 def snapshot(state: FSDPState) -> dict[str, Tensor]:
     state.state_dict()
-    return {name: tensor.clone() for name, tensor in state.exchange.keeper.worker.get("residual", {}).items()}
+    return {name: tensor.clone() for name, tensor in state.exchange.residuals.worker.get("residual", {}).items()}
 
 
 def refused(mesh: DeviceMesh) -> dict[str, str]:

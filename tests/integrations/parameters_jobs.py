@@ -24,11 +24,11 @@ def wrap(module: nn.Module, method: str, **options: Any) -> tuple[DistributedDat
 
 def waiting(state: GradwireState, names: list[str]) -> dict[str, Tensor]:
     """Of each parameter the residuals of all ranks, as they count in the mean."""
-    keeper, world = state.exchange.keeper, dist.get_world_size()
+    residuals, world = state.exchange.residuals, dist.get_world_size()
     found = {}
     for name in names:
-        total = keeper.worker["residual"][name].clone() / world
-        for _, lo, view in keeper.owned.get(name, []):
+        total = residuals.worker["residual"][name].clone() / world
+        for _, lo, view in residuals.owned.get(name, []):
             total[lo : lo + view.numel()] += view
         dist.all_reduce(total)
         found[name] = total

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError
-from gradwire.saved import merge_states
+from gradwire.exchange.checkpoint import merge_states
 from gradwire.testing.processes import run_ranks
 from tests.integrations.checkpoint_jobs import cases, ddp_and_dcp, load_resized, resume_each, save_some
 from tests.once import once

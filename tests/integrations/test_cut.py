@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gradwire.errors import ConfigError
+from gradwire.exchange.checkpoint import merge_states, state_of
 from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
-from gradwire.saved import merge_states, state_of
 
 
 def of_two_shards(numel=10):

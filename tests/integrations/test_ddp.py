@@ -143,7 +143,7 @@ def _buckets(rank: int) -> list[list[str]]:
     for step in range(3):
         x, y = batch(step, rank)
         nn.functional.cross_entropy(model(x), y).backward()
-        norms.append({name: float(view.norm()) for name, view in state.exchange.keeper.worker["residual"].items()})
+        norms.append({name: float(view.norm()) for name, view in state.exchange.residuals.worker["residual"].items()})
     assert set(norms[0]) == set(norms[2]) == {name for name, _ in model.module.named_parameters()}
     assert all(norms[2][name] > 0 for name in norms[2])
     return seen
@@ -172,10 +172,10 @@ def _conserved(rank: int, strategy: str) -> float:
         for name, param in module.named_parameters():
             got[name] += param.grad
     world, worst = dist.get_world_size(), 0.0
-    keeper = state.exchange.keeper
+    residuals = state.exchange.residuals
     for name in put:
-        kept = keeper.worker["residual"][name] / world
-        for _, lo, view in keeper.owned.get(name, []):
+        kept = residuals.worker["residual"][name] / world
+        for _, lo, view in residuals.owned.get(name, []):
             kept[lo : lo + view.numel()] += view
         total = put[name].reshape(-1) / world - kept
         dist.all_reduce(total)
@@ -296,8 +296,8 @@ def _allocations(compressor: str) -> list[float]:
     """The largest CPU allocations made by a warm exchange of 2^19 elements, in sizes of the gradient."""
     from torch.profiler import ProfilerActivity, profile
 
-    from gradwire.exchange import Exchange
-    from gradwire.settings import build_compressor
+    from gradwire.exchange.exchange import Exchange
+    from gradwire.exchange.settings import build_compressor
 
     exchange = Exchange(build_compressor(compressor, {}), group=dist.group.WORLD)
     flat = torch.randn(

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
 from gradwire.errors import ConfigError
-from gradwire.second_moment import EVERY, LEAST, MOST, SecondMoment
+from gradwire.exchange.second_moment import EVERY, LEAST, MOST, SecondMoment
 from gradwire.testing.processes import run_ranks
 from tests.once import once
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
 from gradwire.integrations.optimizer import compress_optimizer
 from gradwire.optim import OneBitAdam, ZeroOneAdam
 from tests.integrations.jobs import digest
@@ -29,7 +29,7 @@ def backward(model: nn.ModuleDict, step: int, rank: int, pause: range) -> None:
 
 
 def kept_of(exchange: Exchange, name: str) -> list[Tensor]:
-    return [tensor.clone() for tensor in exchange.keeper.tensors_of(name)]
+    return [tensor.clone() for tensor in exchange.residuals.tensors_of(name)]
 
 
 def train(

@@ -54,7 +54,7 @@ class Account:
                 self.got[name] += param.grad
 
     def balance(self, state: GradwireState) -> float:
-        worst, kept = 0.0, state.exchange.keeper.worker["residual"]
+        worst, kept = 0.0, state.exchange.residuals.worker["residual"]
         for name, put in self.put.items():
             left = kept[name].view(put.shape) if name in kept else torch.zeros_like(put)
             mean = (put - left) / dist.get_world_size()
@@ -91,7 +91,7 @@ def uneven(rank: int) -> dict[str, Any]:
             backward(model, step, rank)
             account.arrived()
             optimizer.step()
-    kept = state.exchange.keeper.worker["residual"]
+    kept = state.exchange.residuals.worker["residual"]
     left = torch.cat([kept[name] for name in sorted(account.put)])
     put = torch.cat([account.put[name].flatten() for name in sorted(account.put)])
     got = torch.cat([account.got[name].flatten() for name in sorted(account.put)])

@@ -44,7 +44,7 @@ def load(optimizer: Any, state: dict[str, Any]) -> Any:
 
 
 def waits(optimizer: Any) -> torch.Tensor:
-    kept = optimizer.exchange.keeper.worker.get("residual", {})
+    kept = optimizer.exchange.residuals.worker.get("residual", {})
     return sum(kept.values(), torch.zeros(())) + optimizer.rounds.late
 
 

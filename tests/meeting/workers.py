@@ -80,7 +80,7 @@ class Work:
 
     def sums(self) -> dict[str, Tensor]:
         """All ways that were gone, and what of them waits here."""
-        residuals = self.optimizer.exchange.keeper.worker.get("residual", {})
+        residuals = self.optimizer.exchange.residuals.worker.get("residual", {})
         named = self.optimizer.named
         kept = [residuals.get(name, torch.zeros(torch.Size(shape).numel())).double() for name, shape in named]
         waits = torch.cat(kept) + self.optimizer.rounds.late.double()

@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.compressors.dgc import DGC
-from gradwire.exchange import Exchange, Named
+from gradwire.exchange.checkpoint import merge_states
+from gradwire.exchange.exchange import Exchange, Named
+from gradwire.exchange.policy import Policy
 from gradwire.integrations._unused import exchange_used
 from gradwire.memory.dgc import DGCMemory
-from gradwire.policy import Policy
-from gradwire.saved import merge_states
 from tests.comm.jobs import gradient
 
 SHAPES: list[Named] = [("a", (40, 33)), ("small", (33,)), ("left.out", (20, 20))]
@@ -28,11 +28,11 @@ def exchange_of(**options: Any) -> Exchange:
 
 
 def momenta(exchange: Exchange) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in exchange.keeper.worker["momentum"].items()}
+    return {name: tensor.clone() for name, tensor in exchange.residuals.worker["momentum"].items()}
 
 
 def velocity(exchange: Exchange) -> Tensor:
-    return exchange.keeper.worker.get("residual", {}).get("a", torch.zeros(1320)).clone()
+    return exchange.residuals.worker.get("residual", {}).get("a", torch.zeros(1320)).clone()
 
 
 def step_of(exchange: Exchange, flat: Tensor) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from gradwire import registry
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
 from gradwire.memory.ef21 import EF21
-from gradwire.policy import Policy
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.types import Key
@@ -61,7 +61,7 @@ def approach(rank: int, compressor, strategy: str | None, steps: int) -> dict[st
         exchange.begin_step()
         exchange.run(flat, [("a", (40, 50))])
         outputs.append(flat)
-    return {"outputs": outputs, "kept": {name: kept["a"].clone() for name, kept in exchange.keeper.worker.items()}}
+    return {"outputs": outputs, "kept": {name: kept["a"].clone() for name, kept in exchange.residuals.worker.items()}}
 
 
 METHODS = [

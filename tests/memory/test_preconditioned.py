@@ -97,13 +97,13 @@ def test_it_is_saved_by_name_and_follows_the_unit_of_the_gradients() -> None:
     for _ in range(3):
         exchange.begin_step()
         exchange.run(torch.randn(N), [("w", (N,))])
-    scale = exchange.keeper.worker["scale"]["w"].clone()
+    scale = exchange.residuals.worker["scale"]["w"].clone()
     assert float(scale.min()) > 0
     again = gradwire.Exchange(EDEN(), memory="preconditioned")
     again.load_state_dict(exchange.state_dict())
-    assert torch.equal(again.keeper.worker["scale"]["w"], scale)
+    assert torch.equal(again.residuals.worker["scale"]["w"], scale)
     exchange.rescale(0.5)
-    assert torch.equal(exchange.keeper.worker["scale"]["w"], scale * 0.5)
+    assert torch.equal(exchange.residuals.worker["scale"]["w"], scale * 0.5)
 
 
 def test_methods_that_need_what_they_did_not_send_are_refused() -> None:

@@ -135,7 +135,7 @@ def _identity(rank: int, options: dict[str, Any]) -> tuple[list[float], str]:
         if step % 4 == 3:
             optimizer.exchange_ways()
             waits = Flat(optimizer.params)
-            kept = optimizer.exchange.keeper.worker["residual"]
+            kept = optimizer.exchange.residuals.worker["residual"]
             waits.gather(kept[name].view(shape) for name, shape in optimizer.named)
             total = optimizer.gone - waits.data
             dist.all_reduce(total)
@@ -197,7 +197,7 @@ def _reset_by_hand(rank: int) -> tuple[list[list[int]], list[int], float, float]
             param.grad = torch.ones_like(param)
         optimizer.step()
         if step % 2:
-            kept = optimizer.exchange.keeper.worker["residual"]
+            kept = optimizer.exchange.residuals.worker["residual"]
             flat = torch.cat([kept[name].view(-1) for name, _ in optimizer.named])
             waiting.append((flat == 0).nonzero().view(-1).tolist())
             sent.append(optimizer.metrics()["bytes_sent"])

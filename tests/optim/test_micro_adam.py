@@ -135,7 +135,7 @@ def _narrow(rank: int) -> tuple[set[torch.dtype], str]:
     for step in range(4):
         forward(model, optimizer, step, rank).backward()
         optimizer.step()
-    return {tensor.dtype for tensor in optimizer.exchange.keeper.worker["residual"].values()}, parameters(model)
+    return {tensor.dtype for tensor in optimizer.exchange.residuals.worker["residual"].values()}, parameters(model)
 
 
 def test_errors_may_be_kept_in_sixteen_bits() -> None:

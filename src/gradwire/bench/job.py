@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire import registry
-from gradwire import settings as exchange
 from gradwire.bench.machine import environment
 from gradwire.bench.method import Method
 from gradwire.bench.optimizers import check_exchanging
@@ -31,6 +30,7 @@ from gradwire.bench.torchhooks import check_hook
 from gradwire.bench.train import Run, train
 from gradwire.compressors.none import Identity
 from gradwire.errors import ConfigError, GradwireError, nearest, require
+from gradwire.exchange import settings as exchange
 
 __all__ = [
     "BACKENDS",

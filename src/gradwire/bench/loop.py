@@ -27,7 +27,7 @@ from gradwire.bench.records import Point
 from gradwire.bench.start import begin_with
 from gradwire.bench.synchronisation import synchronised, wrapped
 from gradwire.bench.tasks.base import Task
-from gradwire.exchange import Named
+from gradwire.exchange.exchange import Named
 
 __all__ = ["Loop", "Watcher"]
 

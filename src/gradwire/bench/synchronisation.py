@@ -19,7 +19,7 @@ from gradwire.bench.method import Method
 from gradwire.bench.optimizers import build_optimizer
 from gradwire.bench.recipe import Recipe
 from gradwire.bench.torchhooks import TorchHook, ring_bytes
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
 from gradwire.integrations.ddp import compress_ddp
 from gradwire.metrics import Metrics
 from gradwire.optim._exchanged import Exchanged

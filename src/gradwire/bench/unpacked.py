@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from gradwire.compressors.base import Compressor, MultiRound
-from gradwire.exchange import Exchange, Named
-from gradwire.plan import grouped
+from gradwire.exchange.exchange import Exchange, Named
+from gradwire.exchange.plan import grouped
 from gradwire.types import Layout, align
 
 __all__ = ["unpacked_bytes", "unpacked_payload"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -26,11 +26,27 @@ from gradwire.errors import ConfigError
 from gradwire.memory.base import Memory
 from gradwire.types import Configuration, Key, State
 
-__all__ = ["Session", "Site", "Strategy"]
+__all__ = ["Kept", "Session", "Site", "Strategy"]
 
-Keep = Callable[[Unit], Mapping[str, Tensor]]
-Remember = Callable[[Unit], State]
-Recall = Callable[[Unit, State], State]
+
+class Kept(Protocol):
+    """What outlives a session, under the names of parameters; ``gradwire.exchange.residuals`` has it."""
+
+    def keep(self, unit: Unit) -> Mapping[str, Tensor]:
+        """Give the flat tensors of a unit's memory, by buffer."""
+        ...
+
+    def remember(self, unit: Unit) -> State:
+        """Give the compressor's state of a unit."""
+        ...
+
+    def recall(self, unit: Unit, fresh: State) -> State:
+        """Give what a session keeps of a unit between steps, which is ``fresh`` at first."""
+        ...
+
+    def server(self, piece: Piece, buffers: Sequence[str]) -> Mapping[str, Tensor]:
+        """Give the tensors that a shard's owner keeps for a piece which it compresses a second time."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,23 +56,17 @@ class Site:
     Args:
         channel: the collectives and the byte counters.
         device: of the gradients.
-        keep: gives the flat tensors of a unit's memory, keyed by parameter name.
-        remember: gives the compressor's state of a unit.
-        recall: gives what a session keeps of a unit between steps, which is what it is given at first.
-        server: gives the tensors that a shard's owner keeps for pieces it compresses a second time.
+        kept: memories and states.
     """
 
     channel: Channel
     device: torch.device
-    keep: Keep
-    remember: Remember
-    recall: Recall
-    server: Callable[[Piece, Sequence[str]], Mapping[str, Tensor]]
+    kept: Kept
 
     def whole(self, unit: Unit) -> Piece:
         """The unit as one piece, at its place in the bucket."""
-        kept = {name: flat.view(unit.shape) for name, flat in self.keep(unit).items()}
-        return Piece(unit, unit.memory, unit.shape, unit.lo, state=self.remember(unit), kept=kept)
+        kept = {name: flat.view(unit.shape) for name, flat in self.kept.keep(unit).items()}
+        return Piece(unit, unit.memory, unit.shape, unit.lo, state=self.kept.remember(unit), kept=kept)
 
 
 class Session(ABC):

@@ -88,7 +88,7 @@ class OkTopkSession(Session):
         self.own = Message(self.part.packing, site.device)
         self.wanted = [payload[0].numel() for payload in self.own.payloads]
         fresh = {"threshold": torch.zeros((), device=site.device), "age": torch.zeros((), dtype=torch.int64)}
-        self.kept = [site.recall(unit, {name: tensor.clone() for name, tensor in fresh.items()}) for unit in units]
+        self.kept = [site.kept.recall(unit, {name: tensor.clone() for name, tensor in fresh.items()}) for unit in units]
 
     def _recall(self) -> None:
         """Go on with what is kept: the step before may have been taken back as a whole."""

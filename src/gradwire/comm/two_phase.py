@@ -153,7 +153,7 @@ def own_pieces(shard: Sequence[Piece], site: Site) -> list[Piece]:
         # What is agreed on holds for the mean too; only what is wished is the workers' alone.
         common = piece.unit.compressor.advice > 0
         state |= {name: tensor for name, tensor in piece.state.items() if common and name != "advice"}
-        kept = {name: flat.view(piece.shape) for name, flat in site.server(piece, memory.buffers).items()}
+        kept = {name: flat.view(piece.shape) for name, flat in site.kept.server(piece, memory.buffers).items()}
         owned.append(Piece(piece.unit, memory, piece.shape, lo, piece.start, state, kept))
         lo += piece.numel
     return owned

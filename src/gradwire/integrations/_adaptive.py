@@ -22,10 +22,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, Told, require
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import Named
+from gradwire.exchange.policy import SAMPLED
 from gradwire.memory.base import Memory
-from gradwire.plan import Named
-from gradwire.policy import SAMPLED
 
 __all__ = ["AdaptiveWatch", "check_optimizer", "is_adaptive", "is_adaptive_class", "keeps_much", "warn"]
 

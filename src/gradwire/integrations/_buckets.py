@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.errors import ConfigError
-from gradwire.exchange import Named
+from gradwire.exchange.exchange import Named
 from gradwire.integrations._ownership import release
 from gradwire.integrations._setup import in_memory, memory_order
 from gradwire.integrations._state import ExchangeState

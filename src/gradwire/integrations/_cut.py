@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError, require
-from gradwire.saved import OnResize, checked_rank, counted, folded
+from gradwire.exchange.checkpoint import OnResize, checked_rank, counted, folded
 
 __all__ = ["Sharded", "of_shard", "recut", "repadded"]
 

@@ -10,8 +10,8 @@ import torch
 
 from gradwire.comm._agree import agree
 from gradwire.errors import require
+from gradwire.exchange.checkpoint import OnResize, merge_states
 from gradwire.integrations._state import ExchangeState
-from gradwire.saved import OnResize, merge_states
 
 __all__ = ["load_rank", "save_rank"]
 

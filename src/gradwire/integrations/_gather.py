@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gradwire.comm._agree import agree
 from gradwire.comm._channel import Channel
+from gradwire.exchange.checkpoint import merge_states
 from gradwire.integrations._state import ExchangeState
 from gradwire.metrics import Metrics
-from gradwire.saved import merge_states
 
 __all__ = ["gathered"]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
 
 __all__ = ["Caller", "Ranks", "averaged_by_ddp", "is_sharded", "own", "owners_of", "refuse_owned", "release"]
 

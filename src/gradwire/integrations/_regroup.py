@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from gradwire.plan import Named
+from gradwire.exchange.plan import Named
 
 __all__ = ["Regroup"]
 

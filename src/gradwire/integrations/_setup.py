@@ -18,10 +18,10 @@ from gradwire.comm._channel import Channel
 from gradwire.comm._notes import named, roll_call, timeout_of
 from gradwire.comm._pool import Lease, lease
 from gradwire.errors import ConfigError, GroupError, Told, require
-from gradwire.exchange import Exchange, Named
+from gradwire.exchange.exchange import Exchange, Named
+from gradwire.exchange.settings import Settings, valid_timeout
 from gradwire.integrations._ownership import Caller, Ranks, own, refuse_owned
 from gradwire.metrics import Metrics
-from gradwire.settings import Settings, valid_timeout
 
 __all__ = [
     "Prepared",

@@ -16,13 +16,13 @@ from gradwire.comm.base import Site
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.none import Identity
 from gradwire.errors import ConfigError, require
-from gradwire.exchange import Exchange
+from gradwire.exchange.checkpoint import OnResize
+from gradwire.exchange.exchange import Exchange
 from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
 from gradwire.integrations._ownership import release
 from gradwire.integrations._state import ExchangeState, Scratch
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
-from gradwire.saved import OnResize
 from gradwire.types import Key
 
 __all__ = ["ReduceScatter", "ShardedState", "check_scatter", "check_size"]
@@ -163,7 +163,7 @@ class ReduceScatter:
         exchange, lo = self.state.exchange, 0
         site, shards = site_of(exchange), []
         chosen = [self._chosen(each, main) for each in self.shards]
-        kept = [site.keep(Unit(((each.name, each.padded),), (each.padded,), 0, code, memory))
+        kept = [site.kept.keep(Unit(((each.name, each.padded),), (each.padded,), 0, code, memory))
                 for each, (code, memory) in zip(self.shards, chosen, strict=True)]  # fmt: skip
         for owner in range(exchange.channel.world):
             pieces = []
@@ -171,7 +171,7 @@ class ReduceScatter:
                 unit = Unit(((f"{each.name}#{owner}", each.chunk),), each.shape, lo, code, memory)
                 part = slice(owner * each.chunk, (owner + 1) * each.chunk)
                 views = {name: flat[part].view(each.shape) for name, flat in flats.items()}
-                pieces.append(Piece(unit, memory, each.shape, lo, state=site.remember(unit), kept=views))
+                pieces.append(Piece(unit, memory, each.shape, lo, state=site.kept.remember(unit), kept=views))
                 lo += each.chunk
             shards.append(pieces)
         return shards
@@ -202,8 +202,7 @@ def multiplier(op: Any, world: int) -> float:
 
 
 def site_of(exchange: Exchange) -> Site:
-    keeper = exchange.keeper
-    return Site(exchange.channel, exchange.device, keeper.keep, keeper.remember, keeper.recall, keeper.server)
+    return Site(exchange.channel, exchange.device, exchange.residuals)
 
 
 def check_scatter(exchange: Exchange) -> None:

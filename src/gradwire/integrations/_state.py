@@ -19,13 +19,13 @@ from torch.optim import Optimizer
 from gradwire.comm._agree import agree
 from gradwire.comm.base import Strategy
 from gradwire.errors import ConfigError, Told, require
-from gradwire.exchange import Exchange
+from gradwire.exchange.checkpoint import OnResize
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.settings import build_compressor
 from gradwire.integrations._adaptive import AdaptiveWatch
 from gradwire.integrations._ownership import release
 from gradwire.integrations._variance import VarianceCorrection, check_noise
 from gradwire.memory.base import Memory
-from gradwire.saved import OnResize
-from gradwire.settings import build_compressor
 
 __all__ = ["ExchangeState", "Reading", "Scratch", "Units", "change", "parameters_of"]
 
@@ -134,7 +134,7 @@ class Units:
             self.divisors[name] = divisor
         for factor, changed in factors.items():
             if factor != 1:
-                exchange.keeper.rescale(factor, changed)
+                exchange.residuals.rescale(factor, changed)
 
     def state_dict(self) -> dict[str, Any]:
         """The unit of what is saved, in numbers."""
@@ -304,11 +304,11 @@ def change(
     exchange.forget_plans()
     exchange.force = made[0].force
     exchange.choose(made[0].compressor, made[0].memory, made[0].strategy)
-    exchange.keeper.narrow(exchange.buffers("buffers"))
+    exchange.residuals.narrow(exchange.buffers("buffers"))
 
 
 def refuse_loss(before: Exchange, after: Exchange, drop: bool) -> None:
-    waits = before.keeper.worker.get("residual", {}).values()
+    waits = before.residuals.worker.get("residual", {}).values()
     if not drop and "residual" not in after.buffers("buffers") and any(bool(tensor.any()) for tensor in waits):
         name = after.memory_for(after.compressor).name
         raise ConfigError(

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
 from gradwire.integrations._buckets import Bucket, BucketState, split
 from gradwire.integrations._state import Units, parameters_of
 from gradwire.worker import Worker

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradwire.exchange import Exchange
-from gradwire.plan import Named
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import Named
 
 __all__ = ["exchange_used", "run_without"]
 
@@ -42,7 +42,7 @@ def run_without(
     """
     if unused:
         exchange.plan(params)
-    before = {i: [(tensor, tensor.clone()) for tensor in exchange.keeper.tensors_of(params[i][0])] for i in unused}
+    before = {i: [(tensor, tensor.clone()) for tensor in exchange.residuals.tensors_of(params[i][0])] for i in unused}
     exchange.run(flat, params, itemsize)
     views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params]) if unused else ()
     for i, flag in unused.items():

@@ -17,9 +17,9 @@ from typing import Any
 from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError, require
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.second_moment import SecondMoment
 from gradwire.integrations._adaptive import is_adaptive, keeps_much
-from gradwire.second_moment import SecondMoment
 
 __all__ = ["VarianceCorrection", "check_noise"]
 

@@ -21,7 +21,8 @@ from torch.optim import Optimizer
 
 from gradwire.comm._part import nonfinite
 from gradwire.errors import ConfigError, Told, require
-from gradwire.exchange import Named
+from gradwire.exchange.checkpoint import OnResize
+from gradwire.exchange.exchange import Named
 from gradwire.integrations._adaptive import AdaptiveWatch, check_optimizer
 from gradwire.integrations._copies import CopiedState, forget_copied, note_copies
 from gradwire.integrations._ownership import Caller, averaged_by_ddp, is_sharded, release
@@ -31,7 +32,6 @@ from gradwire.integrations._state import ExchangeState, Reading, Scratch, Units
 from gradwire.integrations._traced import Arrivals
 from gradwire.integrations._unused import exchange_used
 from gradwire.integrations._variance import VarianceCorrection
-from gradwire.saved import OnResize
 from gradwire.worker import Worker
 
 __all__ = ["GradwireState", "compress_ddp", "gradwire_hook"]
@@ -53,7 +53,7 @@ class GradwireState(ExchangeState):
         optimizer: that trains the model: a warning says at once, and not at its first step, if the method harms it.
         variance_correction: the optimizer, if it divides by a mean of squares as Adam does: its learning rates follow
             the noise of a code that is right on average; None: they stay as they are.
-        options: those of ``gradwire.settings.Settings``, and the compressor's parameters if it is given by name.
+        options: those of ``gradwire.exchange.settings.Settings``, and parameters of a compressor that is given by name.
 
     Raises:
         ConfigError: a wrong option.
@@ -263,7 +263,7 @@ def compress_ddp(model: nn.Module, compressor: Any = "bf16", **options: Any) -> 
         variance_correction: in options, an optimizer such as Adam: its learning rates are multiplied by what the noise
             of the code shortens its steps by, so that rates found without compression can be kept.
         options: ``memory, strategy, min_numel, exclude, overrides, start_after, schedule, seed, timeout, force`` as in
-            ``gradwire.settings.Settings``; anything else is a parameter of a compressor given by name.
+            ``gradwire.exchange.settings.Settings``; anything else is a parameter of a compressor given by name.
 
     Returns:
         The hook's state; ``state.metrics()`` tells what went over the wire.

@@ -20,7 +20,9 @@ from gradwire.comm._agree import agree
 from gradwire.comm._channel import Channel
 from gradwire.comm._part import nonfinite
 from gradwire.errors import ConfigError, require
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import Named
+from gradwire.exchange.residuals import used_here
 from gradwire.integrations._adaptive import AdaptiveWatch, check_optimizer
 from gradwire.integrations._cut import Sharded
 from gradwire.integrations._meshes import check_mesh, check_replicas, line_of, replicas_left_out
@@ -29,9 +31,7 @@ from gradwire.integrations._setup import kind_of, prepare, refuse, share_start, 
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
 from gradwire.integrations._variance import VarianceCorrection
-from gradwire.keeper import used_here
 from gradwire.metrics import Metrics
-from gradwire.plan import Named
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

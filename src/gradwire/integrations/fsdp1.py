@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gradwire.errors import ConfigError, require
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
 from gradwire.integrations._adaptive import AdaptiveWatch, check_optimizer
 from gradwire.integrations._cut import Sharded
 from gradwire.integrations._ownership import Caller, is_sharded

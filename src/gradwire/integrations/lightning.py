@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire._extras import needs
 from gradwire.errors import ConfigError, require
+from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._figures import Measured, MetricsWriter
 from gradwire.integrations._gather import gathered
 from gradwire.integrations.ddp import GradwireState, compress_ddp
-from gradwire.saved import OnResize
 
 with needs("lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer

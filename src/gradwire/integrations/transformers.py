@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire._extras import needs
 from gradwire.errors import ConfigError, require
+from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._files import load_rank, save_rank
 from gradwire.integrations._setup import uncompiled
 from gradwire.integrations.ddp import GradwireState, compress_ddp
-from gradwire.saved import OnResize
 
 with needs("huggingface"):
     from transformers import Trainer, TrainerCallback

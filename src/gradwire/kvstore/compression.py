@@ -12,9 +12,9 @@ import torch
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, nearest, require
+from gradwire.exchange.settings import build_compressor
 from gradwire.kvstore.payloads import require_alone
 from gradwire.memory.base import Memory, check_memory, default_memory
-from gradwire.settings import build_compressor
 
 __all__ = ["OFF", "Compression", "parse"]
 

@@ -71,7 +71,7 @@ class VarianceMemory(Memory):
         """Add the squared gradients of this step's samples; what is not finite is left out, as no step can undo it.
 
         Args:
-            variance: the kept float32 tensor, ``keeper.worker["variance"][parameter name]`` of the exchange, which
+            variance: the kept float32 tensor, ``residuals.worker["variance"][parameter name]`` of the exchange, which
                 makes it in the first step; without an observation all elements stand out.
             squares: sum over the samples of (gradient / B)^2, as many elements.
         """

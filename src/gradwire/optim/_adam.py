@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError
+from gradwire.exchange.checkpoint import OnResize
 from gradwire.optim._exchanged import Closure, Exchanged
 from gradwire.optim._flat import Flat
-from gradwire.saved import OnResize
 
 __all__ = ["AdamLike"]
 
@@ -97,7 +97,7 @@ class AdamLike(Exchanged):
             self.exchange.plan(self.named)
         tensors = [tensor for i in numbers for tensor in (
             self.params[i], *(flat.views[i] for flat in self.flats.values()),
-            *self.exchange.keeper.tensors_of(self.named[i][0]),
+            *self.exchange.residuals.tensors_of(self.named[i][0]),
         )]  # fmt: skip
         before = [tensor.detach().clone() for tensor in tensors]
         yield

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.errors import Told, is_number, require
-from gradwire.exchange import Named
+from gradwire.exchange.exchange import Named
 from gradwire.integrations._ownership import Caller
 from gradwire.integrations._setup import check_dtypes, prepare_alone, prepare_named, share_start
 from gradwire.meeting.place import Meeting

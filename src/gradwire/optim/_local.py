@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError, is_int, require
+from gradwire.exchange.checkpoint import OnResize
 from gradwire.meeting.place import Meeting
 from gradwire.optim._exchanged import Closure, Exchanged
 from gradwire.optim._flat import Flat, any_nonfinite
 from gradwire.optim._rounds import Rounds
-from gradwire.saved import OnResize
 
 __all__ = ["LocalSteps"]
 

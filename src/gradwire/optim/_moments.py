@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.errors import Told, require
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
 from gradwire.optim._flat import Flat
 
 __all__ = ["Moments", "keeps_moments", "kinds_of"]

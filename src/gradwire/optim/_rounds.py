@@ -22,14 +22,14 @@ from gradwire.comm.base import Site
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.none import Identity
 from gradwire.errors import ConfigError, GroupError, WireError, require
-from gradwire.exchange import Exchange, Named
+from gradwire.exchange.exchange import Exchange, Named
+from gradwire.exchange.plan import grouped
 from gradwire.meeting.attendance import Attendance
 from gradwire.meeting.closed import Closed
 from gradwire.meeting.place import Meeting
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.optim._flat import Flat, any_nonfinite
-from gradwire.plan import grouped
 from gradwire.types import Key, tensor_id
 
 __all__ = ["Rounds"]
@@ -176,11 +176,11 @@ class Rounds:
 
     def _forget(self, why: str) -> None:
         """Keep nothing that waits."""
-        kept = [tensor for tensors in self.exchange.keeper.worker.values() for tensor in tensors.values()]
+        kept = [tensor for tensors in self.exchange.residuals.worker.values() for tensor in tensors.values()]
         if any(bool(tensor.any()) for tensor in [self.late, *kept]):
             log.warning("worker %s forgets the residual that it came with: %s. Save after every round to lose nothing",
                         self.there.name, why)  # fmt: skip
-        self.exchange.keeper.load_state_dict({})
+        self.exchange.residuals.load_state_dict({})
         self.late.zero_()
         self._current, self.forgot = None, True
 
@@ -303,10 +303,10 @@ class Rounds:
 
     def _pieces(self, main: Compressor | None) -> list[Piece]:
         """Pieces of all parameters; None is the dense warm-up."""
-        exchange, keeper = self.exchange, self.exchange.keeper
+        exchange = self.exchange
         units, _, _ = grouped(self.named, main or Identity(), exchange.policy, exchange.memory_for)
         units = units if main is not None else []
-        site = Site(exchange.channel, exchange.device, keeper.keep, keeper.remember, keeper.recall, keeper.server)
+        site = Site(exchange.channel, exchange.device, exchange.residuals)
         pieces, compressed = [site.whole(unit) for unit in units], {name for unit in units for name, _ in unit.members}
         plain, lo = list[tuple[int, int]](), 0
         for name, shape in self.named:

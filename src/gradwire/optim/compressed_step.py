@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError, Told, is_int, require
+from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._ownership import release
 from gradwire.meeting.place import Meeting
 from gradwire.memory.demo import DeMoMemory
@@ -36,7 +37,6 @@ from gradwire.memory.dgc import DGCMemory
 from gradwire.optim._flight import Flight
 from gradwire.optim._local import LocalSteps
 from gradwire.optim._moments import Moments, keeps_moments, kinds_of
-from gradwire.saved import OnResize
 
 __all__ = ["CompressedStep"]
 
@@ -266,7 +266,7 @@ class CompressedStep(LocalSteps):
 
     def _unsent(self, number: int) -> Tensor:
         """What waits of a parameter on this rank; 0 where it travels uncompressed."""
-        kept = self.exchange.keeper.worker.get("residual", {}).get(self.named[number][0])
+        kept = self.exchange.residuals.worker.get("residual", {}).get(self.named[number][0])
         view = self.agreed.views[number]
         return torch.zeros_like(view) if kept is None else kept.view_as(view)
 

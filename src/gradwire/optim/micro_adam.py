@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.errors import ConfigError, is_int, require
+from gradwire.exchange.checkpoint import OnResize
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._exchanged import Closure, check_adam
 from gradwire.optim._flat import Flat
-from gradwire.saved import OnResize
 
 __all__ = ["MicroAdam"]
 

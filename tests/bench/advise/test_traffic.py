@@ -21,8 +21,8 @@ from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
-from gradwire.exchange import Named
-from gradwire.policy import Policy
+from gradwire.exchange.exchange import Named
+from gradwire.exchange.policy import Policy
 
 PARAMS: list[Named] = [("a", (64, 96)), ("b", (10,)), ("c", (5000,)), ("d", (40, 33, 3))]
 NUMEL = 64 * 96 + 10 + 5000 + 3960

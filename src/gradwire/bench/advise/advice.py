@@ -21,7 +21,7 @@ from gradwire.bench.advise.quality import Quality, drop_in, quality
 from gradwire.bench.recommended import setup_of
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
-from gradwire.exchange import default_strategy
+from gradwire.exchange.exchange import default_strategy
 from gradwire.memory.base import default_memory
 
 __all__ = ["MARGIN", "Advice", "Candidate", "Row", "advisable", "advise", "break_even", "plausible",

@@ -19,7 +19,7 @@ from gradwire.bench.advise.traffic import ring, shared, traffic
 from gradwire.bench.advise.wire import Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import is_int, require
-from gradwire.policy import Policy
+from gradwire.exchange.policy import Policy
 
 __all__ = ["Cluster", "worlds"]
 

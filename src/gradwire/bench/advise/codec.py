@@ -21,9 +21,9 @@ from gradwire.bench.advise.wire import Round
 from gradwire.comm._channel import Channel
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
 from gradwire.metrics import Metrics
-from gradwire.policy import Policy
 
 __all__ = ["SAMPLE", "Codec", "DryChannel", "Measured", "dry_exchange", "measure", "sample"]
 
@@ -237,7 +237,7 @@ def dry_exchange(
     """
     made = Exchange(compressor, policy=policy, **options)
     made.channel = DryChannel(workers, made.counters, rank)
-    made.keeper.world = workers
+    made.residuals.world = workers
     return made
 
 

@@ -17,7 +17,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError, require
-from gradwire.exchange import Named
+from gradwire.exchange.exchange import Named
 from gradwire.integrations._setup import in_memory
 
 __all__ = ["Bucket", "Profile", "Typical", "Watch", "assigned", "middle", "shortest", "watched"]

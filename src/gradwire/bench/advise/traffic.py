@@ -26,10 +26,10 @@ from gradwire.comm._part import Part, Piece, Unit
 from gradwire.comm.two_phase import cut
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, nearest
-from gradwire.exchange import Named, default_strategy
+from gradwire.exchange.exchange import Named, default_strategy
+from gradwire.exchange.plan import grouped
+from gradwire.exchange.policy import Policy
 from gradwire.memory.base import Memory, default_memory
-from gradwire.plan import grouped
-from gradwire.policy import Policy
 from gradwire.types import align
 
 __all__ = ["Shared", "Traffic", "dense_traffic", "shared", "traffic"]

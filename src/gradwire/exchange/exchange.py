@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire import registry, saved
+from gradwire import registry
 from gradwire.comm._agree import Opening, agree
 from gradwire.comm._channel import Channel
 from gradwire.comm._dense import DenseSession
@@ -29,15 +29,16 @@ from gradwire.comm.base import Site, Strategy
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.none import Identity
 from gradwire.errors import Told, as_python, is_float32, is_int, require
-from gradwire.keeper import Keeper
+from gradwire.exchange import checkpoint
+from gradwire.exchange.plan import Moving, Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
+from gradwire.exchange.policy import Policy
+from gradwire.exchange.residuals import Residuals
+from gradwire.exchange.second_moment import SecondMoment
+from gradwire.exchange.undo import Undo
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
 from gradwire.ops.native import check_environment, warn_without_kernels
-from gradwire.plan import Moving, Named, Plan, carries, default_strategy, grouped, same_choices, try_retune
-from gradwire.policy import Policy
-from gradwire.second_moment import SecondMoment
 from gradwire.types import Key
-from gradwire.undo import Undo
 
 __all__ = ["Exchange", "Named", "default_strategy"]
 
@@ -90,7 +91,7 @@ class Exchange:
         self.compared: dict[str, Any] = {}  # Further values that must be the same on all ranks in a step.
         self.skips_steps = False
         self.second_moment: SecondMoment | None = None  # Made by who corrects an optimizer's learning rate by it.
-        self.keeper = Keeper(self.channel.world, self.device, seed)
+        self.residuals = Residuals(self.channel.world, self.device, seed)
         self.residual_dtype = residual_dtype
         self.step, self._patience, self.epoch = 0, 0, 0  # Epochs end when all plans are dropped.
         self._plans: dict[tuple[str, ...], Plan] = {}
@@ -173,7 +174,7 @@ class Exchange:
         self._opened = False
         self._patience -= 1
         if self._patience == 0:
-            self.keeper.give_up_waiting()
+            self.residuals.give_up_waiting()
 
     def open(self, check: Callable[[], None] = lambda: None) -> None:
         """Start to compare with the other ranks where this step stands, if that has not been done in this step.
@@ -224,7 +225,7 @@ class Exchange:
     def remember(self, names: Collection[str]) -> None:
         """Where whole steps are taken back, keep what an exchange of these parameters may change."""
         if self.skips_steps:
-            self._undo.remember(self.keeper.changing(names))
+            self._undo.remember(self.residuals.changing(names))
 
     @torch.no_grad()
     def run(self, flat: Tensor, params: Sequence[Named], itemsize: int = 4) -> None:
@@ -295,7 +296,7 @@ class Exchange:
         Plain dicts, numbers and tensors, below the rank's number; the tensors are those in use.
         """
         self.end_step()
-        state = saved.state_of(self.channel.world, self.channel.rank, self.step, self.keeper.state_dict())
+        state = checkpoint.state_of(self.channel.world, self.channel.rank, self.step, self.residuals.state_dict())
         moment = {} if self.second_moment is None else {"second_moment": self.second_moment.state_dict()}
         return {**state, "method": self.method(), **moment}
 
@@ -307,7 +308,7 @@ class Exchange:
 
     @torch.no_grad()
     def load_state_dict(
-        self, state: Mapping[str, Any], *, on_resize: saved.OnResize = "error",
+        self, state: Mapping[str, Any], *, on_resize: checkpoint.OnResize = "error",
         sizes: Mapping[str, int] | None = None, fit: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:  # fmt: skip
         """Continue from what ``state_dict`` gave, and forget everything else. All ranks must call it.
@@ -328,12 +329,12 @@ class Exchange:
         kept: list[Mapping[str, Any]] = []
 
         def describe() -> str:
-            saved.check_form(state)
+            checkpoint.check_form(state)
             whole = state if fit is None else fit(state)
-            saved.check(whole, self.channel.world, on_resize)
+            checkpoint.check(whole, self.channel.world, on_resize)
             here = (self.channel.rank, self.channel.world)
-            kept.append(saved.of_rank(whole, *here, on_resize, self.buffers("squared")))
-            saved.check_names(whole, self.buffers("buffers"), sizes)
+            kept.append(checkpoint.of_rank(whole, *here, on_resize, self.buffers("squared")))
+            checkpoint.check_names(whole, self.buffers("buffers"), sizes)
             told = {key: state[key] for key in ("world", "step")}
             if "buckets" in state:
                 told["buckets"] = json.loads(state["buckets"])
@@ -342,7 +343,7 @@ class Exchange:
         agree(self.channel, "load_state_dict", describe, self.device)
         self.end_step()
         self._plans, self.epoch = {}, self.epoch + 1
-        self.keeper.load_state_dict(kept[0])
+        self.residuals.load_state_dict(kept[0])
         self.step, self._patience = state["step"], PATIENCE
         if self.second_moment is not None:
             self.second_moment.restart(self.step)
@@ -377,7 +378,7 @@ class Exchange:
         """
         require(is_float32(factor) and factor > 0, "factor", "a finite number > 0", factor)
         self.end_step()
-        self.keeper.scale(factor, names)
+        self.residuals.scale(factor, names)
 
     @torch.no_grad()
     def rescale(self, factor: float) -> None:
@@ -391,7 +392,7 @@ class Exchange:
         """
         require(is_float32(factor) and factor > 0, "factor", "a finite number > 0", factor)
         self.end_step()
-        self.keeper.rescale(factor)
+        self.residuals.rescale(factor)
 
     def note(self, bad: Tensor) -> None:
         """Count the step as one with a value that is not finite where ``bad``: for what happens after ``run``."""
@@ -403,7 +404,7 @@ class Exchange:
         nonfinite = int(self._nonfinite) + bool(current and torch.stack(current).any())
         counted = {**self.counters.as_dict(), "steps": self.step, "nonfinite_steps": nonfinite}
         moment = {} if self.second_moment is None else {"rate_factor": self.second_moment.factor}
-        return {**counted, "residual_norm": self.keeper.norm(), **moment}
+        return {**counted, "residual_norm": self.residuals.norm(), **moment}
 
     def _check(self, flat: Tensor, params: Sequence[Named]) -> None:
         require(self.step > 0, "run", "called after begin_step", Told("a call before it"))
@@ -440,20 +441,19 @@ class Exchange:
         gone = [old for old in self._plans if set(old) & set(names)]
         for old in gone:
             del self._plans[old]
-            self.keeper.retire(old)
+            self.residuals.retire(old)
 
     def _build(self, params: Sequence[Named], main: Compressor) -> Plan:
         main.check_world(self.channel.world)  # A schedule may have passed what fits, in a step that was not tried.
         units, dense, numel = grouped(params, main, self.policy, self.memory_for)
-        site = Site(self.channel, self.device, self.keeper.keep, self.keeper.remember, self.keeper.recall,
-                    self.keeper.server)  # fmt: skip
+        site = Site(self.channel, self.device, self.residuals)
         groups: dict[object, list[Unit]] = {}
         for unit in units:
             strategy = self.strategy_for(unit.compressor)
             alone = id(unit.compressor) if strategy.name == "allreduce" else None
             groups.setdefault((strategy.name, alone), []).append(unit)
         sessions = [self.strategy_for(group[0].compressor).plan(group, site) for group in groups.values()]
-        advised = [self.keeper.states[unit.name] for unit in units if unit.compressor.advice]
+        advised = [self.residuals.states[unit.name] for unit in units if unit.compressor.advice]
         session = DenseSession(dense, self.channel, self.device, advised)
         return Plan(tuple(params), main, units, session, sessions, numel, list(self._moving(params, main, units)))
 
@@ -463,9 +463,9 @@ class Exchange:
         for name, shape in params:
             memory, numel = self.memory_for(self.policy.meant(name, main)).dense, torch.Size(shape).numel()
             if memory is not None and name in compressed:
-                kept = {buffer: self.keeper.worker[buffer][name] for buffer in memory.buffers}
+                kept = {buffer: self.residuals.worker[buffer][name] for buffer in memory.buffers}
                 yield Moving(memory, kept, lo, numel, always=False)
             elif memory is not None:
                 unit = Unit(((name, numel),), (numel,), lo, Identity(), memory)
-                yield Moving(memory, self.keeper.keep(unit), lo, numel, always=True)
+                yield Moving(memory, self.residuals.keep(unit), lo, numel, always=True)
             lo += numel

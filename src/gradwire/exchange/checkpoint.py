@@ -197,7 +197,7 @@ def resized(state: Mapping[str, Any], rank: int, squared: Collection[str]) -> di
 
 
 def folded(entry: Mapping[str, Any], world: int) -> dict[str, Any]:
-    """An entry in which what the rank keeps as an owner is in its own buffers, as ``Keeper.retire`` puts it there."""
+    """An entry in which what the rank keeps as an owner is in its own buffers, as ``Residuals.retire`` leaves it."""
     worker = {buffer: dict(tensors) for buffer, tensors in entry.get("worker", {}).items()}
     for name, buffers in entry.get("owned", {}).items():
         for buffer, views in buffers.items():

@@ -13,8 +13,8 @@ from gradwire.comm._part import Unit
 from gradwire.comm.base import Session, Strategy
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
+from gradwire.exchange.policy import Policy
 from gradwire.memory.base import Memory
-from gradwire.policy import Policy
 
 __all__ = [
     "Moving",

@@ -15,10 +15,10 @@ from gradwire.compat import Recipe
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.errors import ConfigError, is_float32, nearest, require
-from gradwire.exchange import Exchange
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy, Schedule
 from gradwire.memory.base import Memory
 from gradwire.memory.residual import DTYPES, SHORT
-from gradwire.policy import Policy, Schedule
 from gradwire.types import Configuration
 
 LONGEST = 1e6

@@ -17,13 +17,13 @@ from torch import Tensor
 from gradwire.comm._part import Piece, Unit
 from gradwire.types import Key, State, tensor_id
 
-__all__ = ["Keeper", "used_here"]
+__all__ = ["Residuals", "used_here"]
 
 Shard = tuple[str, str, int, int]
 """What an owner keeps: parameter, buffer, first element and number of elements."""
 
 
-class Keeper:
+class Residuals:
     """The memories of one rank, by parameter name."""
 
     def __init__(self, world: int, device: torch.device, seed: int) -> None:
