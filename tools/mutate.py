@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src/gradwire")
 TESTS = {
     "compressors": ["tests/compressors"], "memory": ["tests/memory"], "comm": ["tests/comm"],
-    "optim": ["tests/optim"], "kvstore": ["tests/kvstore"], "exchange": ["tests/core", "tests/comm", "tests/integrations"],
+    "optim": ["tests/optim"], "kvstore": ["tests/kvstore"],
+    "exchange": ["tests/core", "tests/comm", "tests/integrations"],
 }  # fmt: skip
 """Where the tests of a part are."""
 

@@ -16,7 +16,7 @@ from gradwire import registry
 from gradwire.bench.data.base import Tensors
 from gradwire.bench.method import Method
 from gradwire.bench.method_text import method_of
-from gradwire.bench.snapshots import Snapshots
+from gradwire.bench.snapshots import RunSnapshots
 from gradwire.bench.tasks.base import Task
 from gradwire.bench.tasks.classification import Classification
 from gradwire.bench.train import Run, train
@@ -70,7 +70,7 @@ def flip(path: Path) -> None:
 def past_damage(folder: Path) -> tuple[str, str, int, list[str]]:
     """An unbroken run's digest, and the digest, first step and warnings of one that finds worker 1's part damaged."""
     task, method, steps = brief("classification"), method_of("topk"), list[int]()
-    first, again = Snapshots(folder, {}, every=5), Snapshots(folder, {}, resume=True)
+    first, again = RunSnapshots(folder, {}, every=5), RunSnapshots(folder, {}, resume=True)
     whole = train(task, method, 1, snapshots=first)
     if dist.get_rank() == 1:
         flip(folder / "step-00000012" / "rank1.pt")
@@ -87,7 +87,7 @@ def one_full_disk(folder: Path) -> str:
     try:
         if dist.get_rank() == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, most))
-        train(brief("classification"), method_of("topk"), 1, snapshots=Snapshots(folder, {}, every=5))
+        train(brief("classification"), method_of("topk"), 1, snapshots=RunSnapshots(folder, {}, every=5))
     except GroupError as error:
         return str(error)
     finally:
@@ -100,8 +100,8 @@ def interfaces(folder: Path) -> tuple[float | None, float | None]:
     task, method = Classification(), method_of("topk")
     whole = train(task, method, 1, lab=True)
     with contextlib.suppress(InterruptionError):
-        train(task, method, 1, lab=True, watch=interrupt_at(16), snapshots=Snapshots(folder, {}, every=5))
-    again = Snapshots(folder, {}, every=5, resume=True)
+        train(task, method, 1, lab=True, watch=interrupt_at(16), snapshots=RunSnapshots(folder, {}, every=5))
+    again = RunSnapshots(folder, {}, every=5, resume=True)
     resumed = train(task, method, 1, lab=True, snapshots=again)
     assert resumed.resumed == 1
     return whole.interface_bytes_per_step, resumed.interface_bytes_per_step
@@ -124,7 +124,7 @@ def broken_and_whole(cases: list[tuple[str, str]], folder: Path) -> list[tuple[R
         method = method_by(text, task)
         place = folder / f"{task}-{number}"
         last = brief(task, 5).steps(1) + 3
-        first = Snapshots(place, {"method": text}, every=3)
+        first = RunSnapshots(place, {"method": text}, every=3)
         if dist.get_rank() == 0:
             first.prepare()
         dist.barrier()
@@ -132,6 +132,6 @@ def broken_and_whole(cases: list[tuple[str, str]], folder: Path) -> list[tuple[R
         with contextlib.suppress(InterruptionError):
             train(brief(task, 5), method, 2, seed=3, watch=interrupt_at(last), snapshots=first)
         torch.manual_seed(99)
-        second = Snapshots(place, {"method": text}, every=3, resume=True)
+        second = RunSnapshots(place, {"method": text}, every=3, resume=True)
         found.append((whole, train(brief(task, 5), method, 2, seed=3, snapshots=second)))
     return found

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from gradwire import registry
-from gradwire.bench.convergence import Row, kept_in, markdown, rows
+from gradwire.bench.convergence import ConvergenceRow, kept_in, markdown, rows
 from gradwire.bench.method import Method
 from gradwire.bench.method_text import parse_method
 from gradwire.bench.recommended import BY_TASK, MIN_NUMEL, RECOMMENDED, labels, min_numel_of, recommended, setup_of
@@ -16,7 +16,7 @@ from gradwire.bench.tasks.segmentation import Segmentation
 from gradwire.compressors.bf16 import BF16
 from gradwire.exchange.policy import Policy
 
-GOOD = Row("topk", {}, 2, 10, (0.97, 0.99), 0.99, 1234.5, 33.0, 75_008, identical=True, reason="", misses="")
+GOOD = ConvergenceRow("topk", {}, 2, 10, (0.97, 0.99), 0.99, 1234.5, 33.0, 75_008, identical=True, reason="", misses="")
 
 
 def test_within_two_points_of_the_mean_is_reached() -> None:

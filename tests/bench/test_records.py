@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.bench.records import Point, Record, Settings, append, append_line, check, counted, read
+from gradwire.bench.records import Point, Record, RunSettings, append, append_line, check, counted, read
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 from tests.house.source import ROOT
 
-SETTINGS = Settings("classification", "resnet20_small", "digits", "topk", TopK(ratio=0.01).to_config(), workers=4)
+SETTINGS = RunSettings("classification", "resnet20_small", "digits", "topk", TopK(ratio=0.01).to_config(), workers=4)
 RECORD = Record(
     SETTINGS, "accuracy", higher_is_better=True, quality=0.9, measures={"accuracy": 0.9}, steps=22,
     history=(Point(1, 22, 3.5, 0.25, 0.9, 1000.0),), seconds={"step": 0.1}, environment={"torch": "2.13"},
@@ -42,7 +42,7 @@ def test_the_id_is_that_of_the_settings_in_every_process():
         check=True,
     )
     assert done.stdout.split() == [SETTINGS.id]
-    others = [Settings(**{**vars(SETTINGS), name: value}) for name, value in {"seed": 1, "link": "1gbit"}.items()]
+    others = [RunSettings(**{**vars(SETTINGS), name: value}) for name, value in {"seed": 1, "link": "1gbit"}.items()]
     assert len({SETTINGS.id, *(other.id for other in others)}) == 3
 
 

@@ -13,14 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.bench import models
 from gradwire.bench.launch import launch
 from gradwire.bench.netlab import Link, Netlab
-from gradwire.bench.replay import Contestant, Plan, Replayed, Result, _figures, exchange, replay
+from gradwire.bench.replay import Contestant, Replayed, ReplayPlan, Result, _figures, exchange, replay
 from gradwire.compressors.none import Identity
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError, GroupError
 from tests.bench.jobs import meet
 from tests.bench.netlab.conftest import here
 
-PLAN = Plan("resnet20", workers=2, steps=3)
+PLAN = ReplayPlan("resnet20", workers=2, steps=3)
 
 
 @pytest.fixture
@@ -51,11 +51,11 @@ def test_a_worker_tells_what_it_did(contestant: Contestant, alone: None) -> None
 
 
 def test_a_pretended_computation_takes_its_time(alone: None) -> None:
-    assert min(exchange(Plan("resnet20", steps=3, compute=0.2), Contestant("ddp")).seconds) >= 0.2
+    assert min(exchange(ReplayPlan("resnet20", steps=3, compute=0.2), Contestant("ddp")).seconds) >= 0.2
 
 
 def test_the_budget_limits_the_steps_but_leaves_three(alone: None) -> None:
-    assert len(exchange(Plan("resnet20", steps=100, budget=1e-6), Contestant("ddp")).seconds) == 3
+    assert len(exchange(ReplayPlan("resnet20", steps=100, budget=1e-6), Contestant("ddp")).seconds) == 3
 
 
 def test_workers_that_disagree_are_an_error_and_a_step_is_the_slowest_ones() -> None:
@@ -90,7 +90,9 @@ def test_traffic_of_a_lab_crosses_its_links() -> None:
         assert min(each.sent for each in lab.traffic()) > 1000
         with pytest.raises(ConfigError, match="workers must be as many as the lab has, got 3"):
             launch(3, meet, 10, lab=lab)
-    (row,) = replay(Plan("resnet20", workers=2, link=Link.parse("500mbit"), steps=3), [Contestant("none", Identity())])
+    (row,) = replay(
+        ReplayPlan("resnet20", workers=2, link=Link.parse("500mbit"), steps=3), [Contestant("none", Identity())]
+    )
     assert row["link"] == "500mbit"
     assert row["bytes_sent"] == 4 * 269_467
     assert 1.0 < row["interface_bytes"] / row["bytes_sent"] < 1.15
@@ -100,12 +102,12 @@ def test_traffic_of_a_lab_crosses_its_links() -> None:
     ("change", "said"),
     [
         ({"model": "resnet21"}, "unknown model 'resnet21'"),
-        ({"workers": 1}, r"Plan.workers must be an integer in \[2, 64\], got 1"),
-        ({"steps": 2}, "Plan.steps must be an integer >= 3, got 2"),
-        ({"budget": 0}, "Plan.budget must be seconds > 0, got 0"),
-        ({"compute": -1}, "Plan.compute must be seconds >= 0, got -1"),
+        ({"workers": 1}, r"ReplayPlan.workers must be an integer in \[2, 64\], got 1"),
+        ({"steps": 2}, "ReplayPlan.steps must be an integer >= 3, got 2"),
+        ({"budget": 0}, "ReplayPlan.budget must be seconds > 0, got 0"),
+        ({"compute": -1}, "ReplayPlan.compute must be seconds >= 0, got -1"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(change: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Plan(**{"model": "resnet20", **change})
+        ReplayPlan(**{"model": "resnet20", **change})

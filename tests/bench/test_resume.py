@@ -14,7 +14,7 @@ from gradwire.bench.launch import launch
 from gradwire.bench.loop import Loop
 from gradwire.bench.method import Method
 from gradwire.bench.netlab import Netlab
-from gradwire.bench.snapshots import Snapshots, newest, steps_in
+from gradwire.bench.snapshots import RunSnapshots, newest, steps_in
 from gradwire.bench.train import Run, train
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
@@ -59,13 +59,13 @@ METHOD = Method("topk", TopK(ratio=0.05), {"min_numel": 256})
 
 def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(group: None, tmp_path: Path) -> None:
     whole = train(brief("classification"), METHOD, 1)
-    first = Snapshots(tmp_path, {"seed": 0}, every=5)
+    first = RunSnapshots(tmp_path, {"seed": 0}, every=5)
     first.prepare()
     train(brief("classification"), METHOD, 1, snapshots=first)
     assert steps_in(tmp_path) == [10, 12]
     damaged = tmp_path / "step-00000012" / "rank0.pt"
     damaged.write_bytes(damaged.read_bytes()[:1000])
-    again = Snapshots(tmp_path, {"seed": 0}, resume=True)
+    again = RunSnapshots(tmp_path, {"seed": 0}, resume=True)
     with pytest.warns(UserWarning, match="goes on from step-00000010, because of step-00000012: worker 0"):
         assert train(brief("classification"), METHOD, 1, snapshots=again).digest == whole.digest
     assert "step-00000012" in again.damaged[0]
@@ -75,14 +75,14 @@ def test_the_two_newest_are_kept_and_a_damaged_one_is_passed_over(group: None, t
         pytest.raises(ConfigError, match=r"no checkpoint in .* can be read"),
         Loop(brief("classification"), METHOD, 1) as loop,
     ):
-        Snapshots(tmp_path, {"seed": 0}, resume=True).restore(loop)
+        RunSnapshots(tmp_path, {"seed": 0}, resume=True).restore(loop)
     # What could not be read now may be readable tomorrow.
     assert steps_in(tmp_path) == [10, 12]
 
 
 def broken_off(folder: Path, last: int, epochs: int = 1, *, lab: bool = False, resume: bool = True) -> None:
     """A run that goes on from the folder and ends within step ``last``, before that is saved."""
-    snapshots = Snapshots(folder, {}, every=1, resume=resume)
+    snapshots = RunSnapshots(folder, {}, every=1, resume=resume)
     with pytest.raises(InterruptionError):
         train(brief("classification"), METHOD, epochs, watch=interrupt_at(last), lab=lab, snapshots=snapshots)
 
@@ -91,7 +91,7 @@ def test_a_run_that_is_broken_before_its_clocks_start_has_a_rate(group: None, tm
     whole = train(brief("classification"), METHOD, 1)
     broken_off(tmp_path, 6, resume=False)
     broken_off(tmp_path, 9)
-    resumed = train(brief("classification"), METHOD, 1, snapshots=Snapshots(tmp_path, {}, resume=True))
+    resumed = train(brief("classification"), METHOD, 1, snapshots=RunSnapshots(tmp_path, {}, resume=True))
     assert what_is_not_time(resumed) == what_is_not_time(whole)
     assert (resumed.resumed, set(resumed.seconds)) == (2, set(whole.seconds))
     assert resumed.examples_per_second == pytest.approx(brief("classification").recipe.batch / resumed.seconds["step"])
@@ -102,8 +102,8 @@ def test_a_run_that_had_ended_is_told_as_it_was(group: None, tmp_path: Path) -> 
         """One step needs much memory, and the process that goes on does not make it."""
         assert step != 7 or torch.ones(200_000_000, dtype=torch.uint8).all()
 
-    ended = train(brief("classification"), METHOD, 2, watch=watch, snapshots=Snapshots(tmp_path, {}))
-    again = train(brief("classification"), METHOD, 2, snapshots=Snapshots(tmp_path, {}, resume=True))
+    ended = train(brief("classification"), METHOD, 2, watch=watch, snapshots=RunSnapshots(tmp_path, {}))
+    again = train(brief("classification"), METHOD, 2, snapshots=RunSnapshots(tmp_path, {}, resume=True))
     assert what_is_not_time(again) == what_is_not_time(ended)
     assert (again.seconds, again.examples_per_second) == (ended.seconds, ended.examples_per_second)
     assert again.peak_rss_bytes > ended.peak_rss_bytes - 100_000_000
@@ -112,14 +112,14 @@ def test_a_run_that_had_ended_is_told_as_it_was(group: None, tmp_path: Path) -> 
 
 
 def test_an_earlier_version_may_have_saved_an_end_without_a_step_that_counted(group: None, tmp_path: Path) -> None:
-    ended = train(brief("classification"), METHOD, 1, snapshots=Snapshots(tmp_path, {}))
+    ended = train(brief("classification"), METHOD, 1, snapshots=RunSnapshots(tmp_path, {}))
     place = tmp_path / "step-00000012"
     own = torch.load(place / "rank0.pt", weights_only=True)
     own["clock"] |= {"steps": 0, "totals": dict.fromkeys(ended.seconds, 0.0)}
     del own["memory"]
     torch.save(own, place / "rank0.pt")
     (place / "SHA256SUMS").unlink()
-    again = train(brief("classification"), METHOD, 1, snapshots=Snapshots(tmp_path, {}, resume=True))
+    again = train(brief("classification"), METHOD, 1, snapshots=RunSnapshots(tmp_path, {}, resume=True))
     assert what_is_not_time(again) == what_is_not_time(ended)
     assert again.seconds == {"step": own["clock"]["elapsed"] / 12}
     assert again.examples_per_second == pytest.approx(brief("classification").recipe.batch / again.seconds["step"])
@@ -141,7 +141,7 @@ class Counter:
         self.sent += 77
 
     def run(self, folder: Path) -> Run:
-        snapshots = Snapshots(folder, {}, every=5, resume=True)
+        snapshots = RunSnapshots(folder, {}, every=5, resume=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("gradwire.bench.loop.interface_bytes", lambda: self.sent)
             patch.setattr("gradwire.bench.snapshots.sync", self.sync)
@@ -154,7 +154,7 @@ def test_what_the_interface_sent_before_a_break_is_counted(group: None, tmp_path
             counter.run(tmp_path)
     run = Counter(12345).run(tmp_path)
     assert (run.interface_bytes_per_step, run.resumed) == (1000, 2)
-    without = train(brief("classification"), METHOD, 2, snapshots=Snapshots(tmp_path, {}, resume=True))
+    without = train(brief("classification"), METHOD, 2, snapshots=RunSnapshots(tmp_path, {}, resume=True))
     assert without.interface_bytes_per_step is None
 
 
@@ -175,7 +175,7 @@ def test_settings_that_cannot_be_read_are_told(text: str | None, tmp_path: Path)
     if text is not None:
         (tmp_path / "settings.json").write_text(text)
     with pytest.raises(ConfigError, match=r"settings\.json must hold the settings of the run that is saved there"):
-        Snapshots(tmp_path, {"seed": 0}, resume=True).prepare()
+        RunSnapshots(tmp_path, {"seed": 0}, resume=True).prepare()
 
 
 def test_a_draft_is_no_checkpoint_and_is_cleared_away(group: None, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_draft_is_no_checkpoint_and_is_cleared_away(group: None, tmp_path: Pat
     draft.mkdir()
     torch.save({}, draft / "common.pt")
     assert newest(tmp_path) is None
-    snapshots = Snapshots(tmp_path, {}, resume=True)
+    snapshots = RunSnapshots(tmp_path, {}, resume=True)
     snapshots.prepare()
     assert train(brief("classification"), METHOD, 1, snapshots=snapshots).resumed == 0
     assert not draft.exists()
@@ -192,11 +192,11 @@ def test_a_draft_is_no_checkpoint_and_is_cleared_away(group: None, tmp_path: Pat
 
 def test_another_run_is_refused_with_what_differs(tmp_path: Path) -> None:
     settings = {"seed": 0, "compressor": {"name": "topk", "ratio": 0.01}}
-    Snapshots(tmp_path, settings).prepare()
+    RunSnapshots(tmp_path, settings).prepare()
     (tmp_path / "step-00000010").mkdir()
     with pytest.raises(ConfigError, match=r"holds a run at step 10: go on with it \(--resume\)"):
-        Snapshots(tmp_path, settings).prepare()
+        RunSnapshots(tmp_path, settings).prepare()
     other = {"seed": 1, "compressor": {"name": "topk", "ratio": 0.1}}
     with pytest.raises(ConfigError, match=r"compressor\.ratio was 0\.01, is 0\.1; seed was 0, is 1"):
-        Snapshots(tmp_path, other, resume=True).prepare()
-    Snapshots(tmp_path, settings, resume=True).prepare()
+        RunSnapshots(tmp_path, other, resume=True).prepare()
+    RunSnapshots(tmp_path, settings, resume=True).prepare()

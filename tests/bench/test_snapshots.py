@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from gradwire.bench.launch import launch
 from gradwire.bench.method_text import method_of
-from gradwire.bench.snapshots import Snapshots, steps_in
+from gradwire.bench.snapshots import RunSnapshots, steps_in
 from gradwire.bench.train import train
 from tests.bench.resume_jobs import brief, flip, one_full_disk, past_damage
 from tests.once import once
@@ -32,7 +32,7 @@ def group() -> Iterator[None]:
 def kept() -> tuple[str, dict[str, bytes]]:
     """The digest of a run, and the files that it leaves: its checkpoints of steps 10 and 12."""
     with TemporaryDirectory() as folder:
-        digest = train(brief("classification"), METHOD, 1, snapshots=Snapshots(Path(folder), {}, every=5)).digest
+        digest = train(brief("classification"), METHOD, 1, snapshots=RunSnapshots(Path(folder), {}, every=5)).digest
         files = [path for path in Path(folder).rglob("*") if path.is_file()]
         return digest, {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -51,7 +51,7 @@ def ended(group: None, tmp_path: Path) -> str:
 def resumed(folder: Path) -> tuple[str, list[int]]:
     """The digest of the run when it has gone on, and the steps that it made for it."""
     steps: list[int] = []
-    snapshots = Snapshots(folder, {}, resume=True)
+    snapshots = RunSnapshots(folder, {}, resume=True)
     run = train(brief("classification"), METHOD, 1, snapshots=snapshots, watch=lambda step, _: steps.append(step))
     return run.digest, steps
 
@@ -105,7 +105,7 @@ def test_what_is_in_the_way_of_a_checkpoint_is_replaced(group: None, tmp_path: P
         leftover.mkdir(exist_ok=True)
         (leftover / "rank0.pt").write_bytes(b"cut off")
 
-    whole = train(brief("classification"), METHOD, 1, snapshots=Snapshots(tmp_path, {}), watch=watch)
+    whole = train(brief("classification"), METHOD, 1, snapshots=RunSnapshots(tmp_path, {}), watch=watch)
     assert resumed(tmp_path) == (whole.digest, [])
 
 

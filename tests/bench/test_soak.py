@@ -8,11 +8,11 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from gradwire.bench.soak import FAULTS, GROWTH, ROUNDING, STRETCH, Plan, Report, soak
+from gradwire.bench.soak import FAULTS, GROWTH, ROUNDING, STRETCH, SoakPlan, SoakReport, soak
 from gradwire.cli._folder import app
 from tests.bench.leaky import Leaky
 
-GOOD = Report(100, 3, dict.fromkeys(FAULTS, 1), 1, 1, 1e-7, "topk", True, ((10**8, 10**8), (10**8, 10**8)), 2.0)
+GOOD = SoakReport(100, 3, dict.fromkeys(FAULTS, 1), 1, 1, 1e-7, "topk", True, ((10**8, 10**8), (10**8, 10**8)), 2.0)
 
 
 def run(*arguments: str):
@@ -38,7 +38,7 @@ def test_nothing_is_lost_through_faults_restarts_and_changes() -> None:
 
 @pytest.mark.timeout(600)
 def test_a_memory_that_forgets_is_noticed() -> None:
-    report = soak(Plan(steps=STRETCH, workers=2, memory=Leaky()))
+    report = soak(SoakPlan(steps=STRETCH, workers=2, memory=Leaky()))
     assert report.error > 10 * ROUNDING
     assert any("of the gradients was lost or came twice" in each for each in report.broken)
 

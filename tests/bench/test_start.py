@@ -17,7 +17,7 @@ from gradwire.bench.loop import Loop
 from gradwire.bench.method import Method
 from gradwire.bench.process_figures import digest
 from gradwire.bench.recommended import recommended
-from gradwire.bench.snapshots import Snapshots, parameters_in
+from gradwire.bench.snapshots import RunSnapshots, parameters_in
 from gradwire.bench.start import begin_with, digest_of_start
 from gradwire.bench.tasks.base import Task
 from gradwire.bench.tasks.classification import Classification
@@ -45,7 +45,7 @@ def brief(name: str) -> Task:
 
 
 def test_fine_tuning_begins_where_training_ended(group: None, tmp_path: Path) -> None:
-    trained = train(brief("gpt"), METHOD, 2, snapshots=Snapshots(tmp_path, {}))
+    trained = train(brief("gpt"), METHOD, 2, snapshots=RunSnapshots(tmp_path, {}))
     start = parameters_in(tmp_path)
     with Loop(brief("gpt_tune"), METHOD, 1, seed=7, start=start) as loop:
         assert digest(loop.module) == trained.digest
@@ -67,7 +67,7 @@ def tensors(saved: object) -> Iterator[Tensor]:
 
 def test_a_checkpoint_is_named_by_its_run_its_folder_or_its_file(group: None, tmp_path: Path) -> None:
     task = Classification().adjusted({"steps": 4})
-    train(task, METHOD, 2, snapshots=Snapshots(tmp_path, {}, every=2))
+    train(task, METHOD, 2, snapshots=RunSnapshots(tmp_path, {}, every=2))
     newest, before = tmp_path / "step-00000008", tmp_path / "step-00000006"
     last, earlier = digest_of_start(parameters_in(tmp_path)), digest_of_start(parameters_in(before))
     assert last != earlier

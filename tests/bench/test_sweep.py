@@ -18,7 +18,7 @@ from gradwire.bench import sweep as sweeping
 from gradwire.bench.estimates import Estimates
 from gradwire.bench.job import Job
 from gradwire.bench.launch import launch
-from gradwire.bench.records import Record, Settings, append, read
+from gradwire.bench.records import Record, RunSettings, append, read
 from gradwire.bench.suite import load
 from gradwire.bench.sweep import Order, only_one, standing, sweep
 from gradwire.cli._folder import app
@@ -222,7 +222,7 @@ def test_a_run_that_is_in_the_file_is_not_blamed_for_the_end_of_its_group(
 
 
 def test_the_nearest_runs_tell_how_long_one_takes() -> None:
-    settings = Settings("language", "lstm_small", "stdlib", "topk", {"name": "topk"}, workers=2, epochs=2)
+    settings = RunSettings("language", "lstm_small", "stdlib", "topk", {"name": "topk"}, workers=2, epochs=2)
     other = dataclasses.replace(settings, method="qsgd")
     four = dataclasses.replace(settings, workers=4)
     estimates = Estimates([Record(settings, "", False, wall_seconds=20.0), Record(other, "", False, wall_seconds=40.0)])

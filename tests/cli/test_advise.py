@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from gradwire.bench.advise.check import Compared, Setting, holds
-from gradwire.bench.advise.pipeline import Step
+from gradwire.bench.advise.pipeline import PipelineStep
 from gradwire.bench.advise.wire import PAYLOAD_SHARE
 from gradwire.bench.netlab import Link
 from gradwire.cli._check_advise import _line, _table
@@ -93,7 +93,7 @@ def test_mistakes_are_told(gradwire, arguments, said):
 
 
 def compared(predicted, measured):
-    return Compared("resnet9", 2, "1gbit", "topk", Step(0, 0, 0, 0, predicted, 0), measured, None)
+    return Compared("resnet9", 2, "1gbit", "topk", PipelineStep(0, 0, 0, 0, predicted, 0), measured, None)
 
 
 def test_nine_of_ten_predictions_must_hold():

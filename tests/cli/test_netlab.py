@@ -4,7 +4,7 @@ import os
 import pytest
 
 from gradwire.bench.netlab import _warden
-from gradwire.bench.netlab.check import Row
+from gradwire.bench.netlab.check import LinkRow
 from tests.bench.netlab.conftest import here, namespaces
 
 
@@ -51,7 +51,7 @@ def test_check_measures_every_pattern(gradwire):
 
 
 def row(**figures):
-    return Row(**{"link": "1gbit", "workers": 2, "pattern": "ring", "best": 956e6, "unshaped": 4e9, "least": 930e6,
+    return LinkRow(**{"link": "1gbit", "workers": 2, "pattern": "ring", "best": 956e6, "unshaped": 4e9, "least": 930e6,
                   "most": 940e6, "counted": 1.02, **figures})  # fmt: skip
 
 

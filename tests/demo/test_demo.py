@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gradwire import registry
-from gradwire.bench.demo import Report, compare
+from gradwire.bench.demo import DemoReport, compare
 from gradwire.bench.method import Method
 from gradwire.bench.models.resnet20 import resnet20_small
 from gradwire.bench.recommended import MIN_NUMEL, recommended
@@ -75,7 +75,7 @@ def test_every_registered_compressor_runs_and_agrees(monkeypatch: pytest.MonkeyP
 def test_different_parameters_fail_the_command() -> None:
     row = {"method": "twobit", "parameters_identical": False}
     with pytest.raises(GroupError, match="different parameters after twobit"):
-        Report("digits", "test accuracy", 2, 1, 22, [row]).check()
+        DemoReport("digits", "test accuracy", 2, 1, 22, [row]).check()
 
 
 @pytest.mark.parametrize(

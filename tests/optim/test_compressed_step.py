@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import gradwire
 from gradwire.errors import ConfigError
 from gradwire.optim import CompressedStep, QsparseLocal
-from gradwire.optim._flat import Flat
+from gradwire.optim._flat import FlatParameters
 from gradwire.optim._local import LocalSteps
 from gradwire.testing.processes import run_ranks
 from tests.once import once
@@ -134,7 +134,7 @@ def _identity(rank: int, options: dict[str, Any]) -> tuple[list[float], str]:
         optimizer.step()
         if step % 4 == 3:
             optimizer.exchange_ways()
-            waits = Flat(optimizer.params)
+            waits = FlatParameters(optimizer.params)
             kept = optimizer.exchange.residuals.worker["residual"]
             waits.gather(kept[name].view(shape) for name, shape in optimizer.named)
             total = optimizer.gone - waits.data

@@ -15,7 +15,7 @@ from gradwire.bench.peers._answers import serve
 from gradwire.kvstore.base import KVStore
 
 
-class Worker:
+class StoreWorker:
     """Its keys are numbered; each workload has a range of them."""
 
     def __init__(self) -> None:
@@ -131,4 +131,4 @@ def distance(values: list[Tensor], sums: list[Tensor]) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    serve(Worker())
+    serve(StoreWorker())

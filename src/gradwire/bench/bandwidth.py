@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from gradwire.bench._store_worker import Worker
+from gradwire.bench._store_worker import StoreWorker
 from gradwire.bench.machine import environment
 from gradwire.bench.storegroup import StoreGroup
 from gradwire.errors import ConfigError
@@ -55,7 +55,7 @@ def rows(
         raise ConfigError(f"a store of type {kind!r} is in one process: --workers must be 1, got {workers}")
     with ExitStack() as stack:
         group = stack.enter_context(StoreGroup(workers, servers)) if distributed else None
-        alone = Worker()
+        alone = StoreWorker()
 
         def ask(request: str, **arguments: Any) -> list[Any]:
             return [getattr(alone, request)(**arguments)] if group is None else group.ask(request, **arguments)

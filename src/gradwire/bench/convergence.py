@@ -20,7 +20,7 @@ from gradwire.bench.train import Run, train
 from gradwire.errors import GradwireError
 from gradwire.memory.base import default_memory
 
-__all__ = ["BASELINE", "TOLERANCE", "Row", "kept_in", "markdown", "rows"]
+__all__ = ["BASELINE", "TOLERANCE", "ConvergenceRow", "kept_in", "markdown", "rows"]
 
 BASELINE = "none"
 TOLERANCE = 2.0
@@ -28,7 +28,7 @@ TOLERANCE = 2.0
 
 
 @dataclass(frozen=True)
-class Row:
+class ConvergenceRow:
     """What became of one method on one number of workers.
 
     Args:
@@ -110,7 +110,7 @@ class Row:
         return dataclasses.asdict(self) | derived
 
 
-def rows(methods: Sequence[Method], workers: Sequence[int], seeds: int, epochs: int) -> Iterator[Row]:
+def rows(methods: Sequence[Method], workers: Sequence[int], seeds: int, epochs: int) -> Iterator[ConvergenceRow]:
     """Train each method on each number of workers; the uncompressed run comes first, asked for or not.
 
     Args:
@@ -153,7 +153,7 @@ def run_seeds(method: Method, seeds: int, epochs: int) -> list[Run]:
     return [train(Classification().adjusted(method.recipe), method, epochs, seed=seed) for seed in range(seeds)]
 
 
-def _row(method: Method, world: int, seeds: int, epochs: int, baseline: float | None) -> Row:
+def _row(method: Method, world: int, seeds: int, epochs: int, baseline: float | None) -> ConvergenceRow:
     try:
         results, error = launch(world, run_seeds, method, seeds, epochs), ""
     except GradwireError as failure:
@@ -161,7 +161,7 @@ def _row(method: Method, world: int, seeds: int, epochs: int, baseline: float | 
     runs: list[Run] = results[0]
     setup, count = setup_of(method.label), max(len(runs), 1)
     accuracies = tuple(run.quality for run in runs)
-    return Row(
+    return ConvergenceRow(
         method.label, _settings(method), world, epochs, accuracies,
         baseline=sum(accuracies) / count if baseline is None else baseline,
         bytes_per_step=sum(run.bytes_per_step for run in runs) / count, ratio=sum(run.ratio for run in runs) / count,
@@ -189,7 +189,7 @@ def _plain(value: Any) -> Any:
     return {key: _plain(each) for key, each in value.items()} if hasattr(value, "items") else repr(value)
 
 
-def markdown(found: Sequence[Row]) -> str:
+def markdown(found: Sequence[ConvergenceRow]) -> str:
     """The table of the docs: what was run, one line for each method, two columns for each number of workers."""
     seeds = max(len(row.accuracies) for row in found)
     ran = f"{found[0].epochs} epochs, {seeds} {'seed' if seeds == 1 else 'seeds'}:"
@@ -206,6 +206,6 @@ def markdown(found: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _figures(row: Row) -> str:
+def _figures(row: ConvergenceRow) -> str:
     shown = f"{row.accuracy:.1%}" if row.method == BASELINE else f"{row.accuracy:.1%} ({row.points:+.1f})"
     return f"{shown} | {row.bytes_per_step:,.0f}"

@@ -19,11 +19,11 @@ from gradwire.bench.train import Run, train
 from gradwire.errors import GroupError, is_int, require
 from gradwire.version import __version__
 
-__all__ = ["Report", "compare"]
+__all__ = ["DemoReport", "compare"]
 
 
 @dataclass(frozen=True)
-class Report:
+class DemoReport:
     """What all workers reported: one row for each method, ready for JSON."""
 
     task: str
@@ -51,7 +51,7 @@ class Report:
 
 def compare(
     methods: Sequence[Method], *, workers: int = 2, epochs: int | None = None, task: str = "classification"
-) -> Report:
+) -> DemoReport:
     """Train with each method in turn and compare.
 
     Args:
@@ -72,7 +72,7 @@ def compare(
     rows = [row(method, runs) for method, runs in zip(methods, zip(*results, strict=True), strict=True)]
     for each in rows:
         each["shown"] = made.shown(each["quality"])
-    return Report(made.data.name, made.measure, workers, passes, made.steps(passes), rows)
+    return DemoReport(made.data.name, made.measure, workers, passes, made.steps(passes), rows)
 
 
 def task_of(name: str) -> Task:

@@ -21,8 +21,8 @@ from gradwire.bench.machine import environment
 from gradwire.bench.method import Method
 from gradwire.bench.optimizers import check_exchanging
 from gradwire.bench.progress import Bar
-from gradwire.bench.records import Record, Settings
-from gradwire.bench.snapshots import Snapshots, parameters_in
+from gradwire.bench.records import Record, RunSettings
+from gradwire.bench.snapshots import RunSnapshots, parameters_in
 from gradwire.bench.start import check_start, digest_of_start
 from gradwire.bench.synchronisation import CORRECTED
 from gradwire.bench.tasks.base import Task
@@ -68,7 +68,7 @@ class Job:
         start: where the parameters are that it begins with, as ``parameters_in``; None: the seed draws them.
     """
 
-    settings: Settings
+    settings: RunSettings
     folder: Path | None = None
     checkpoint: Path | None = None
     every: int | None = None
@@ -94,7 +94,7 @@ class Job:
         known = self.settings
         if known.hook is not None:
             return Method(known.method, Identity(), known.options, known.loss_scale, hook=known.hook)
-        require(known.compressor is not None, "Settings.compressor", "a configuration", None)
+        require(known.compressor is not None, "RunSettings.compressor", "a configuration", None)
         compressor = registry.from_config("compressors", known.compressor or {})
         return Method(known.method, compressor, known.options, known.loss_scale, optimizer=known.optimizer)
 
@@ -112,20 +112,20 @@ class Job:
         )
         return found
 
-    def snapshots(self) -> Snapshots | None:
+    def snapshots(self) -> RunSnapshots | None:
         """Its checkpoints."""
         if self.checkpoint is None:
             return None
         told = {
             name: value for name, value in dataclasses.asdict(self.settings).items() if name not in ("link", "tuned")
         }
-        return Snapshots(self.checkpoint, told, self.every, self.resume)
+        return RunSnapshots(self.checkpoint, told, self.every, self.resume)
 
 
 def settings_of(
     task: Task, method: Method, *, workers: int, epochs: int | None = None, recipe: Mapping[str, Any] | None = None,
     **others: Any,
-) -> Settings:  # fmt: skip
+) -> RunSettings:  # fmt: skip
     """The settings of training a task with a method.
 
     Args:
@@ -134,7 +134,7 @@ def settings_of(
         workers: processes.
         epochs: at least 1; None: as the recipe says.
         recipe: changes that go on top of all others.
-        others: the rest of ``Settings``.
+        others: the rest of ``RunSettings``.
 
     Raises:
         ConfigError: a change of the recipe that cannot be, or an option that ``compress_ddp`` does not take.
@@ -150,7 +150,7 @@ def settings_of(
     made = dataclasses.replace(task.recipe, **{name: _tuples(value) for name, value in changes.items()})
     if method.optimizer is not None:
         check_exchanging(method.optimizer, made)
-    return Settings(
+    return RunSettings(
         task.name, task.model_name, task.data.name, method.label,
         method.compressor.to_config() if method.hook is None else None, dict(method.options),
         method.loss_scale, changes, workers, epochs=epochs or made.epochs,
@@ -161,7 +161,7 @@ def settings_of(
 
 
 def begun(task: Task, start: Path | None) -> str | None:
-    """``Settings.start`` of a run that begins with saved parameters; None where there are none.
+    """``RunSettings.start`` of a run that begins with saved parameters; None where there are none.
 
     Args:
         task: whose model they must be of.
@@ -287,7 +287,7 @@ def perform(job: Job, shown: bool = False) -> Record | None:
     return _record(settings, task, runs, started, time.perf_counter() - began) if first else None
 
 
-def _record(settings: Settings, task: Task, runs: Sequence[Run], started: str, wall: float) -> Record:
+def _record(settings: RunSettings, task: Task, runs: Sequence[Run], started: str, wall: float) -> Record:
     mine, identical = runs[0], len({run.digest for run in runs}) == 1
     largest = max(runs, key=lambda run: run.peak_rss_bytes)
     interface = [run.interface_bytes_per_step for run in runs if run.interface_bytes_per_step is not None]

@@ -35,7 +35,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from gradwire.bench.netlab import Netlab
-from gradwire.bench.netlab.names import INTERFACE, PORT, Names
+from gradwire.bench.netlab.names import INTERFACE, PORT, LabNames
 from gradwire.bench.netlab.system import enter
 from gradwire.errors import GroupError, is_int, require
 
@@ -242,7 +242,7 @@ def signals_restored() -> Iterator[None]:
 
 
 def worker(
-    timeout: float, names: Names | None, backend: str, function: Callable[..., Any], args: tuple[Any, ...]
+    timeout: float, names: LabNames | None, backend: str, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> Any:
     """What each process does: join the group, work, leave the group."""
     end_with_parent()
@@ -288,7 +288,7 @@ def begin(timeout: timedelta, backend: str) -> None:
         dist.init_process_group(backend, timeout=timeout)
 
 
-def join_in_lab(timeout: timedelta, names: Names) -> None:
+def join_in_lab(timeout: timedelta, names: LabNames) -> None:
     """Over the lab's links, with a store of their own: the launcher's cannot be reached from inside."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     enter(names.worker(rank))

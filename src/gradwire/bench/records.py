@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Self
 
 from gradwire.errors import ConfigError
 
-__all__ = ["SCHEMA", "Point", "Record", "Settings", "append", "append_line", "check", "counted", "kind_of", "read"]
+__all__ = ["SCHEMA", "Point", "Record", "RunSettings", "append", "append_line", "check", "counted", "kind_of", "read"]
 
 SCHEMA = 1
 """Of the lines; a reader refuses what is newer."""
@@ -36,7 +36,7 @@ _CODEC = {"method", "params", "op", "size"}
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """What determines a run, all of it plain JSON values.
 
     Args:
@@ -155,7 +155,7 @@ class Record:
         data_digest: of the data, embedded or not, SHA-256; None: not known.
     """
 
-    settings: Settings
+    settings: RunSettings
     measure: str
     higher_is_better: bool
     status: str = "ok"
@@ -202,7 +202,7 @@ class Record:
         if line["schema"] > SCHEMA:
             raise ConfigError(f"a line of schema {line['schema']}: this version reads up to {SCHEMA}")
         try:
-            inner: dict[str, Any] = {"settings": Settings(**_known(Settings, line["settings"]))}
+            inner: dict[str, Any] = {"settings": RunSettings(**_known(RunSettings, line["settings"]))}
             inner["history"] = tuple(Point(**_numbers(_known(Point, point))) for point in line.get("history", ()))
             inner |= {name: _numbers(line[name]) for name in ("measures", "baselines", "seconds") if name in line}
             if line.get("status", "ok") == "ok":

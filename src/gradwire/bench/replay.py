@@ -33,7 +33,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import GradwireError, GroupError, is_int, require
 from gradwire.integrations.ddp import GradwireState, compress_ddp
 
-__all__ = ["HOOKS", "Contestant", "Plan", "Replayed", "replay"]
+__all__ = ["HOOKS", "Contestant", "ReplayPlan", "Replayed", "replay"]
 
 HOOKS = ("ddp", "fp16", "powersgd")
 """What torch brings: no hook at all, and two of its own."""
@@ -62,7 +62,7 @@ class Contestant:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """What is replayed.
 
     Args:
@@ -89,10 +89,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         models.find(self.model)
-        require(is_int(self.workers, 2, 64), "Plan.workers", "an integer in [2, 64]", self.workers)
-        require(is_int(self.steps, _LEAST_STEPS), "Plan.steps", f"an integer >= {_LEAST_STEPS}", self.steps)
-        require(self.budget > 0, "Plan.budget", "seconds > 0", self.budget)
-        require(self.compute >= 0, "Plan.compute", "seconds >= 0", self.compute)
+        require(is_int(self.workers, 2, 64), "ReplayPlan.workers", "an integer in [2, 64]", self.workers)
+        require(is_int(self.steps, _LEAST_STEPS), "ReplayPlan.steps", f"an integer >= {_LEAST_STEPS}", self.steps)
+        require(self.budget > 0, "ReplayPlan.budget", "seconds > 0", self.budget)
+        require(self.compute >= 0, "ReplayPlan.compute", "seconds >= 0", self.compute)
 
     @property
     def patience(self) -> float:
@@ -113,7 +113,7 @@ class Result:
     digest: str
 
 
-def replay(plan: Plan, contestants: Sequence[Contestant]) -> Iterator[Row]:
+def replay(plan: ReplayPlan, contestants: Sequence[Contestant]) -> Iterator[Row]:
     """A row for each contestant, ready for JSON, as soon as it was measured; one that fails has an ``error``.
 
     Args:
@@ -133,7 +133,7 @@ def replay(plan: Plan, contestants: Sequence[Contestant]) -> Iterator[Row]:
             yield row
 
 
-def _row(plan: Plan, contestant: Contestant, lab: Netlab | None) -> Row:
+def _row(plan: ReplayPlan, contestant: Contestant, lab: Netlab | None) -> Row:
     size = models.facts(plan.model, small=plan.small)
     row: Row = {
         "model": size.name, "parameters": size.parameters, "tensors": size.tensors, "workers": plan.workers,
@@ -198,7 +198,7 @@ class Emit(torch.autograd.Function):
         return grads[0], ctx.param.detach(), None
 
 
-def exchange(plan: Plan, contestant: Contestant) -> Result:
+def exchange(plan: ReplayPlan, contestant: Contestant) -> Result:
     """On each worker: the steps of one method."""
     shapes = models.facts(plan.model, small=plan.small).shapes
     replayed = Replayed(shapes, plan.compute, seed=dist.get_rank())
@@ -246,7 +246,7 @@ def _step(model: DistributedDataParallel) -> float:
     return time.perf_counter() - start
 
 
-def _agreed(plan: Plan, once: float) -> int:
+def _agreed(plan: ReplayPlan, once: float) -> int:
     """How many steps the budget allows, by the slowest worker."""
     slowest = torch.tensor(once)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
@@ -260,7 +260,7 @@ def _snapshot(state: GradwireState | None) -> dict[str, float]:
     return {"bytes_sent": counted["bytes_sent"], **counted["seconds"]}
 
 
-def _interface(plan: Plan) -> int | None:
+def _interface(plan: ReplayPlan) -> int | None:
     """Bytes that this worker's own interface has sent; None on the loopback, which all workers share."""
     return None if plan.link == Link() else own_counters()[INTERFACE][1]
 

@@ -30,7 +30,7 @@ from gradwire._files import sync
 from gradwire.bench.loop import Loop
 from gradwire.errors import ConfigError, GroupError
 
-__all__ = ["Snapshots", "differences", "newest", "parameters_in", "steps_in"]
+__all__ = ["RunSnapshots", "differences", "newest", "parameters_in", "steps_in"]
 
 _KEPT = 2
 _PREFIX = "step-"
@@ -38,7 +38,7 @@ _COMMON, _SUMS = "common.pt", "SHA256SUMS"
 
 
 @dataclass
-class Snapshots:
+class RunSnapshots:
     """Saves a run, and finds it again.
 
     Args:

@@ -34,7 +34,7 @@ from gradwire.bench.launch import launch
 from gradwire.integrations.ddp import compress_ddp
 from gradwire.memory.base import Memory
 
-__all__ = ["FAULTS", "GROWTH", "METHODS", "ROUNDING", "STRETCH", "Plan", "Report", "soak"]
+__all__ = ["FAULTS", "GROWTH", "METHODS", "ROUNDING", "STRETCH", "SoakPlan", "SoakReport", "soak"]
 
 STRETCH = 25
 """Steps between two counts."""
@@ -59,7 +59,7 @@ is summed (``fp16`` over ``allreduce``), nor where an unbiased method compresses
 
 
 @dataclass(frozen=True)
-class Plan:
+class SoakPlan:
     """What to do.
 
     Args:
@@ -78,7 +78,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Report:
+class SoakReport:
     """What came of it.
 
     Args:
@@ -119,7 +119,7 @@ class Report:
         return found + ([f"the memory of workers grew: {', '.join(grown)}"] if grown else [])
 
 
-def soak(plan: Plan, timeout: float = 120.0) -> Report:
+def soak(plan: SoakPlan, timeout: float = 120.0) -> SoakReport:
     """Run the plan on real workers over Gloo.
 
     Args:
@@ -131,14 +131,14 @@ def soak(plan: Plan, timeout: float = 120.0) -> Report:
     told = launch(plan.workers, work, plan, timeout=timeout)
     first = told[0]
     faults: Counter[str] = sum((Counter(each["faults"]) for each in told), Counter())
-    return Report(
+    return SoakReport(
         first["steps"], first["skipped"], {kind: faults[kind] for kind in FAULTS}, first["restarts"], first["changes"],
         first["error"], first["worst"], len({each["digest"] for each in told}) == 1,
         tuple(each["rss"] for each in told), first["loss"],
     )  # fmt: skip
 
 
-def work(plan: Plan) -> dict[str, Any]:
+def work(plan: SoakPlan) -> dict[str, Any]:
     """What each worker does."""
     return Soaked(plan).run()
 
@@ -146,7 +146,7 @@ def work(plan: Plan) -> dict[str, Any]:
 class Soaked:
     """One worker: a model under DDP, faults in its gradients, and the books."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SoakPlan) -> None:
         self.plan, self.rank = plan, dist.get_rank()
         self.common = random.Random(plan.seed)
         self.own = random.Random(1000 * plan.seed + self.rank + 1)

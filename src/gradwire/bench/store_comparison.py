@@ -18,7 +18,7 @@ from gradwire.bench.peers._venv import PeerError
 from gradwire.bench.statistics import Summary, interleave, summarise
 from gradwire.bench.storegroup import StoreGroup
 
-__all__ = ["WORKLOADS", "Workload", "goal", "rows"]
+__all__ = ["WORKLOADS", "StoreWorkload", "goal", "rows"]
 
 WORKERS, SERVERS = 2, 1
 OPS = ("push", "push+pull")
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Workload:
+class StoreWorkload:
     """``keys`` keys of ``size`` elements each, pushed and pulled in one call."""
 
     keys: int
@@ -48,7 +48,7 @@ class Workload:
         return max(1, min(MOST_STEPS, int(STEP_BYTES / (4 * self.keys * self.size))))
 
 
-WORKLOADS = (Workload(1, 25_000_000), Workload(100, 10_000))
+WORKLOADS = (StoreWorkload(1, 25_000_000), StoreWorkload(100, 10_000))
 
 
 class Side(Protocol):
@@ -58,7 +58,7 @@ class Side(Protocol):
 
 
 def rows(
-    workloads: Sequence[Workload] = WORKLOADS, types: Sequence[str] = ("none", "2bit"), threshold: float = 0.5,
+    workloads: Sequence[StoreWorkload] = WORKLOADS, types: Sequence[str] = ("none", "2bit"), threshold: float = 0.5,
     repeats: int | None = None, directory: Path | None = None, kind: str = "dist_sync",
 ) -> Iterator[Row]:  # fmt: skip
     """Check and time both; a row for each compression, workload and operation.
@@ -95,7 +95,7 @@ def goal(compression: str, op: str, keys: int) -> float | None:
     return 5.0 if compression != "none" and keys == 1 else None
 
 
-def _compare(sides: dict[str, Side], workload: Workload, compression: str) -> None:
+def _compare(sides: dict[str, Side], workload: StoreWorkload, compression: str) -> None:
     """Push and pull fresh gradients on both sides, and compare what all workers got, bit for bit."""
     for step in range(CHECKS):
         told: dict[str, list[str]] = {}
@@ -110,7 +110,7 @@ def _compare(sides: dict[str, Side], workload: Workload, compression: str) -> No
             )
 
 
-def _row(sides: dict[str, Side], workload: Workload, compression: str, op: str, repeats: int) -> Row:
+def _row(sides: dict[str, Side], workload: StoreWorkload, compression: str, op: str, repeats: int) -> Row:
     contestants = {
         name: lambda side=side: max(side.ask("run", workload=workload.name, op=op, steps=workload.steps))
         for name, side in sides.items()

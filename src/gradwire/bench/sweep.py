@@ -29,7 +29,7 @@ from gradwire.bench.estimates import Estimates
 from gradwire.bench.job import Job, failed, perform
 from gradwire.bench.launch import OutOfTimeError, end_with_parent, launch
 from gradwire.bench.netlab import Link, lab_for
-from gradwire.bench.records import Record, Settings, append, check, counted, read
+from gradwire.bench.records import Record, RunSettings, append, check, counted, read
 from gradwire.errors import ConfigError, GroupError, is_int, require
 
 __all__ = ["GRACE", "Order", "Standing", "duration", "standing", "sweep"]
@@ -246,7 +246,7 @@ def note(order: Order, record: Record) -> None:
     say(f"[{done}/{len(order.jobs)}{ahead}] {described(settings)}: {found}")
 
 
-def described(settings: Settings) -> str:
+def described(settings: RunSettings) -> str:
     """A run for people."""
     rate = f" at lr {settings.recipe['lr']}" if "lr" in settings.recipe else ""
     return f"{settings.task} {settings.method}{rate}, {settings.workers} workers, {settings.link}, seed {settings.seed}"

@@ -11,7 +11,7 @@ from gradwire.bench.loop import Loop, Watcher
 from gradwire.bench.method import Method
 from gradwire.bench.process_figures import digest, tensor_bytes
 from gradwire.bench.records import Point
-from gradwire.bench.snapshots import Snapshots
+from gradwire.bench.snapshots import RunSnapshots
 from gradwire.bench.synchronisation import CompressedGradients
 from gradwire.bench.tasks.base import Task
 from gradwire.bench.unpacked import unpacked_bytes
@@ -52,7 +52,7 @@ class Run:
 
 def train(
     task: Task, method: Method, epochs: int, *, seed: int = 0, watch: Watcher | None = None, device: str = "cpu",
-    lab: bool = False, tell: Callable[[Point], None] | None = None, snapshots: Snapshots | None = None,
+    lab: bool = False, tell: Callable[[Point], None] | None = None, snapshots: RunSnapshots | None = None,
     start: Mapping[str, Tensor] | None = None,
 ) -> Run:  # fmt: skip
     """One run; every worker of the default process group must call it with the same arguments.
@@ -70,7 +70,7 @@ def train(
         start: parameters to begin with, by name; None: what the seed draws.
 
     Raises:
-        ConfigError, GroupError: as ``Loop``, and as ``Snapshots``.
+        ConfigError, GroupError: as ``Loop``, and as ``RunSnapshots``.
     """
     with Loop(task, method, epochs, seed, device, lab=lab, start=start) as loop:
         if snapshots is not None:

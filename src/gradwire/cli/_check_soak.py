@@ -7,7 +7,7 @@ import dataclasses
 import click
 from rich.console import RenderableType
 
-from gradwire.bench.soak import GROWTH, ROUNDING, Plan, Report, soak
+from gradwire.bench.soak import GROWTH, ROUNDING, SoakPlan, SoakReport, soak
 from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import emit, json_option
 
@@ -31,13 +31,13 @@ def soak_command(
     """
     if not minutes and not steps:
         raise click.UsageError("one of --minutes and --steps must be above 0", ctx)
-    report = soak(Plan(60 * minutes, steps, seed, workers))
+    report = soak(SoakPlan(60 * minutes, steps, seed, workers))
     emit({**dataclasses.asdict(report), "broken": report.broken}, json_to, lambda: list(lines(report)))
     if report.broken:
         ctx.exit(1)
 
 
-def lines(report: Report) -> list[RenderableType]:
+def lines(report: SoakReport) -> list[RenderableType]:
     """The figures, one in each line, and the verdict."""
     faults = ", ".join(f"{count} {kind}" for kind, count in report.faults.items())
     before, after = (max(each[i] for each in report.rss) for i in range(2))

@@ -21,7 +21,7 @@ import click
 
 from gradwire import cli
 from gradwire._extras import remedy
-from gradwire.cli._groups import Group
+from gradwire.cli._groups import CommandGroup
 from gradwire.errors import GradwireError
 from gradwire.version import __version__
 
@@ -40,7 +40,7 @@ class _Refused(click.ClickException):
     exit_code = 2
 
 
-class Folder(Group):
+class Folder(CommandGroup):
     """A group whose commands are the modules of ``gradwire.cli``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

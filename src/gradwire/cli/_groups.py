@@ -9,10 +9,10 @@ import click
 
 from gradwire.errors import nearest
 
-__all__ = ["Group", "Integer", "Number"]
+__all__ = ["CommandGroup", "Integer", "Number"]
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group that shows whole sentences, and names the nearest command where there is none of a name."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -89,10 +89,10 @@ def _beside(
 ) -> Iterable[Row]:
     from gradwire.bench import store_comparison
 
-    workloads: Sequence[store_comparison.Workload] = store_comparison.WORKLOADS
+    workloads: Sequence[store_comparison.StoreWorkload] = store_comparison.WORKLOADS
     if "network" in given:
         sizes = [math.prod(shape) for shape in network_shapes(network)]
-        workloads = [store_comparison.Workload(sizes.count(size), size) for size in dict.fromkeys(sizes)]
+        workloads = [store_comparison.StoreWorkload(sizes.count(size), size) for size in dict.fromkeys(sizes)]
     types = (gc_type,) if "gc_type" in given else ("none", "2bit")
     return store_comparison.rows(workloads, types, gc_threshold, repeats, directory)
 

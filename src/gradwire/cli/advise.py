@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from gradwire.bench.advise import consult
-from gradwire.bench.advise.advice import Advice, Row
+from gradwire.bench.advise.advice import Advice, AdviceRow
 from gradwire.bench.advise.consult import Question
 from gradwire.bench.method_text import parse_method
 from gradwire.bench.netlab import Link
@@ -122,7 +122,7 @@ def _table(advice: Advice, facts: dict[str, Any]) -> RenderableType:
     return table
 
 
-def _figures(row: Row) -> tuple[str, ...]:
+def _figures(row: AdviceRow) -> tuple[str, ...]:
     step = row.step
     if step is None:
         return ("", "", "", "-", "", "", "")
@@ -132,7 +132,7 @@ def _figures(row: Row) -> tuple[str, ...]:
     return (*times, _megabytes(step.sent), f"{row.speedup:.2f}x", even)
 
 
-def _points(row: Row) -> str:
+def _points(row: AdviceRow) -> str:
     """Above uncompressed training on the digits; not known of parameters that nobody trained with."""
     known = "?" if row.quality is None else f"{row.quality.points:+.1f}"
     return known if row.drop_in else f"{known}*"

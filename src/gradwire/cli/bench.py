@@ -18,7 +18,7 @@ from gradwire.bench.method_text import parse_method
 from gradwire.bench.plot import write_violins
 from gradwire.bench.steps import STEPS
 from gradwire.cli import _kvstore
-from gradwire.cli._groups import Group, Integer, Number
+from gradwire.cli._groups import CommandGroup, Integer, Number
 from gradwire.cli._lines import goal_lines, head, line, skipped_lines
 from gradwire.cli._options import parse_size
 from gradwire.cli._output import json_option
@@ -33,7 +33,7 @@ _PEER_WIDTH = 24
 """Of the names in the table of a peer, which only its rows know."""
 
 
-@click.group("bench", cls=Group)
+@click.group("bench", cls=CommandGroup)
 def command() -> None:
     """Measure what compression costs on this machine."""
 

@@ -11,12 +11,12 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from gradwire.bench import convergence
-from gradwire.bench.convergence import BASELINE, TOLERANCE, Row
+from gradwire.bench.convergence import BASELINE, TOLERANCE, ConvergenceRow
 from gradwire.bench.method_text import method_of
 from gradwire.bench.recommended import labels
 from gradwire.cli._check_advise import advise_command
 from gradwire.cli._check_soak import soak_command
-from gradwire.cli._groups import Group, Integer
+from gradwire.cli._groups import CommandGroup, Integer
 from gradwire.cli._markers import write_between
 from gradwire.cli._output import emit, json_option
 from gradwire.memory.residual import DTYPES
@@ -24,7 +24,7 @@ from gradwire.memory.residual import DTYPES
 __all__ = ["command"]
 
 
-@click.group("check", cls=Group)
+@click.group("check", cls=CommandGroup)
 def command() -> None:
     """Check on this machine what compression promises."""
 
@@ -76,16 +76,16 @@ def convergence_command(
         ctx.exit(1)
 
 
-def _told(rows: Iterable[Row]) -> list[Row]:
+def _told(rows: Iterable[ConvergenceRow]) -> list[ConvergenceRow]:
     """All rows; each is reported on standard error when it is there, for a run takes minutes."""
-    done: list[Row] = []
+    done: list[ConvergenceRow] = []
     for row in rows:
         done.append(row)
         click.echo(f"{row.method}, {row.workers} workers: {row.accuracy:.1%}, {row.verdict}", err=True)
     return done
 
 
-def _table(rows: list[Row]) -> RenderableType:
+def _table(rows: list[ConvergenceRow]) -> RenderableType:
     seeds = len(rows[0].accuracies)
     title = f"digits, {rows[0].epochs} epochs, mean of {seeds} seeds; goal: {TOLERANCE:g} points below {BASELINE!r}"
     table = Table("method", title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradwire import registry
-from gradwire.bench.demo import Report, compare
+from gradwire.bench.demo import DemoReport, compare
 from gradwire.bench.method_text import method_of
 from gradwire.cli._groups import Integer
 from gradwire.cli._output import counted, emit, json_option
@@ -52,7 +52,7 @@ def command(names: tuple[str, ...], workers: int, epochs: int | None, task: str,
     report.check()
 
 
-def table(report: Report) -> RenderableType:
+def table(report: DemoReport) -> RenderableType:
     """The comparison, within 80 columns."""
     parts = counted(report.workers, "worker"), counted(report.epochs, "epoch"), counted(report.steps, "step")
     title = f"{report.task}: {', '.join(parts)}"
@@ -70,7 +70,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [row["method"], row["shown"], f"{row['bytes_per_step']:,.0f}", f"{row['ratio']:.1f}x", *times]
 
 
-def verdict(report: Report) -> RenderableType:
+def verdict(report: DemoReport) -> RenderableType:
     if report.apart:
         return Text(f"The workers' parameters DIFFER after {', '.join(report.apart)}.", style="bold red")
     return Text(f"The parameters of the {report.workers} workers are bit-identical after every run.")

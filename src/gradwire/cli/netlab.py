@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gradwire.bench.netlab import Netlab, _warden
-from gradwire.bench.netlab.check import Row, check
-from gradwire.bench.netlab.names import INTERFACE, MOST_WORKERS, Names
+from gradwire.bench.netlab.check import LinkRow, check
+from gradwire.bench.netlab.names import INTERFACE, MOST_WORKERS, LabNames
 from gradwire.bench.netlab.status import lab_of, labs
 from gradwire.bench.netlab.system import require_system
-from gradwire.cli._groups import Group, Integer, Number
+from gradwire.cli._groups import CommandGroup, Integer, Number
 from gradwire.cli._output import emit, json_option
 from gradwire.errors import ConfigError, nearest
 
@@ -27,7 +27,7 @@ _workers = click.option(
 _delay = click.option("--delay", default="0ms", metavar="TIME", help="From one worker to another; needs netem.")
 
 
-@click.group("netlab", cls=Group)
+@click.group("netlab", cls=CommandGroup)
 def command() -> None:
     """A network namespace for each worker, joined by a bridge, with links of a given rate. Needs root."""
 
@@ -103,14 +103,14 @@ def _table(rows: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
-def _usage(names: Names) -> str:
+def _usage(names: LabNames) -> str:
     return (
         f"worker 0: ip netns exec {names.worker(0)} COMMAND, interface {INTERFACE}, address {names.address(0)}\n"
         f"take away: gradwire netlab down {names.id}"
     )
 
 
-def _measured(rows: list[Row]) -> RenderableType:
+def _measured(rows: list[LinkRow]) -> RenderableType:
     title = "Mbit/s of payload: what TCP can have, without a rate, the receivers; bytes counted / sent"
     table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for head in ("link", "transfer", "best", "unshaped", "least", "most", "counted", "verdict"):

@@ -11,7 +11,7 @@ import click
 from gradwire.bench.method_text import parse_method
 from gradwire.bench.netlab import Link
 from gradwire.bench.records import append_line
-from gradwire.bench.replay import HOOKS, Contestant, Plan, replay
+from gradwire.bench.replay import HOOKS, Contestant, ReplayPlan, replay
 from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import appendable
 
@@ -83,7 +83,7 @@ def command(
     if json_to not in (None, "-"):
         appendable(Path(str(json_to)))
     wanted = [Link.parse(link, delay).in_lab() for link in links or ("none",)]
-    plans = [Plan(model, small, workers, link, steps, budget, compute) for link in wanted]
+    plans = [ReplayPlan(model, small, workers, link, steps, budget, compute) for link in wanted]
     failed = False
     for plan in plans:
         for row in replay(plan, chosen):

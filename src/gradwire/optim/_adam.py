@@ -13,7 +13,7 @@ from torch import Tensor
 from gradwire.errors import ConfigError
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.optim._exchanged import Closure, Exchanged
-from gradwire.optim._flat import Flat
+from gradwire.optim._flat import FlatParameters
 
 __all__ = ["AdamLike"]
 
@@ -29,9 +29,9 @@ class AdamLike(Exchanged):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments, float32=True)
-        self.scratch = Flat(self.params)
+        self.scratch = FlatParameters(self.params)
         self._spans = list(spans_of(self.param_groups, {id(param) for param in self.params}))
-        self.flats = {name: Flat(self.params) for name in self.kept}
+        self.flats = {name: FlatParameters(self.params) for name in self.kept}
         self.progress: dict[str, Any] = {"step": 0}
         self._show()
 

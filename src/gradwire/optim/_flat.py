@@ -10,10 +10,10 @@ from torch import Tensor
 from gradwire.comm._part import nonfinite
 from gradwire.errors import ConfigError
 
-__all__ = ["Flat", "any_nonfinite"]
+__all__ = ["FlatParameters", "any_nonfinite"]
 
 
-class Flat:
+class FlatParameters:
     """One tensor with a slot for each parameter, in order.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from gradwire.optim._flat import Flat, any_nonfinite
+from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.worker import Worker
 
 __all__ = ["Flight"]
@@ -28,7 +28,7 @@ class Flight:
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
-        self.own, self.mean = Flat(params), Flat(params)
+        self.own, self.mean = FlatParameters(params), FlatParameters(params)
         self.open = False
         """Whether a way was handed in whose mean is not applied yet."""
         self._finite = True

@@ -19,7 +19,7 @@ from gradwire.errors import ConfigError, is_int, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.meeting.place import Meeting
 from gradwire.optim._exchanged import Closure, Exchanged
-from gradwire.optim._flat import Flat, any_nonfinite
+from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim._rounds import Rounds
 
 __all__ = ["LocalSteps"]
@@ -55,7 +55,7 @@ class LocalSteps(Exchanged):
         told = {"every": every, **told}
         super().__init__(inner.param_groups, {}, compressor, options, group, told, check_all, meeting=meeting)
         self.inner, self.every, self.since = inner, every, 0
-        self.agreed, self.way = Flat(self.params), Flat(self.params)
+        self.agreed, self.way = FlatParameters(self.params), FlatParameters(self.params)
         self.agreed.gather(self.params)
         self.rounds = None if meeting is None else Rounds(self.exchange, self.named, meeting, self.told)
 
@@ -73,7 +73,7 @@ class LocalSteps(Exchanged):
         """Rounds that all have made together."""
         return self.exchange.step
 
-    def kept(self) -> dict[str, Flat]:
+    def kept(self) -> dict[str, FlatParameters]:
         """What is the same on all ranks, and in a checkpoint beside the inner optimizer and the exchange."""
         return {"agreed": self.agreed}
 

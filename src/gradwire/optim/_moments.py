@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from gradwire.errors import Told, require
 from gradwire.exchange.exchange import Exchange
-from gradwire.optim._flat import Flat
+from gradwire.optim._flat import FlatParameters
 
 __all__ = ["Moments", "keeps_moments", "kinds_of"]
 
@@ -46,7 +46,7 @@ class Moments:
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = list(params)
         # The last slot has a 1 for each parameter of which this rank has a moment, and one if it has any state.
-        self.flat = Flat([*self.params, torch.empty(len(self.params) + 1, device=self.params[0].device)])
+        self.flat = FlatParameters([*self.params, torch.empty(len(self.params) + 1, device=self.params[0].device)])
 
     @torch.no_grad()
     def average(self, inner: Optimizer, exchange: Exchange) -> None:

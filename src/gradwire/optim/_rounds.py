@@ -29,7 +29,7 @@ from gradwire.meeting.closed import Closed
 from gradwire.meeting.place import Meeting
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
-from gradwire.optim._flat import Flat, any_nonfinite
+from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.types import Key, tensor_id
 
 __all__ = ["Rounds"]
@@ -79,7 +79,7 @@ class Rounds:
             raise ConfigError("join() must be called before the first step with a meeting, got no call")
         return self.attendance
 
-    def join(self, way: Tensor, state: Mapping[str, Flat]) -> Iterator[Tensor]:
+    def join(self, way: Tensor, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
         """Come to the meeting; the mean way of each round that is over.
 
         Args:
@@ -108,7 +108,7 @@ class Rounds:
             self.attendance.leave(self.exchange.step)
             self.attendance = None
 
-    def means(self, way: Tensor, state: Mapping[str, Flat]) -> Iterator[Tensor]:
+    def means(self, way: Tensor, state: Mapping[str, FlatParameters]) -> Iterator[Tensor]:
         """Hand in a way; the mean way of the round, and of each that was closed while this worker was late.
 
         Args:
@@ -150,7 +150,7 @@ class Rounds:
 
     # Rounds ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, base: int, closed: Closed, state: Mapping[str, Flat]) -> None:
+    def _begin(self, base: int, closed: Closed, state: Mapping[str, FlatParameters]) -> None:
         """This worker was there when the meeting opened: all start from what one of them holds."""
         there = self.there
         if there.name not in closed.need:
@@ -188,7 +188,7 @@ class Rounds:
         if self.there.sent_by_another(closed):
             self._forget(f"in round {t} an earlier process of this name sent from it")
 
-    def _follow(self, state: Mapping[str, Flat], *, known: bool) -> Iterator[Tensor]:
+    def _follow(self, state: Mapping[str, FlatParameters], *, known: bool) -> Iterator[Tensor]:
         """Go the way of the others until no round is over that this worker has not seen.
 
         Args:
@@ -216,13 +216,13 @@ class Rounds:
             there.announce(self.exchange.step)
             known = True
 
-    def _speak(self, t: int, closed: Closed, state: Mapping[str, Flat]) -> None:
+    def _speak(self, t: int, closed: Closed, state: Mapping[str, FlatParameters]) -> None:
         if closed.need and closed.speaker == self.there.name:
             data = torch.cat([flat.data for _, flat in sorted(state.items())]).cpu().numpy().tobytes()
             self.exchange.counters.bytes_sent += len(data)
             self.there.publish(t, data)
 
-    def _fetch(self, state: Mapping[str, Flat], seen: int) -> None:
+    def _fetch(self, state: Mapping[str, FlatParameters], seen: int) -> None:
         """Get the state, from whoever has it.
 
         Args:
@@ -233,7 +233,7 @@ class Rounds:
             self._unless_sent(missed, self.there.closed(missed))
         self._take(t, data, state)
 
-    def _take(self, t: int, data: bytes, state: Mapping[str, Flat]) -> None:
+    def _take(self, t: int, data: bytes, state: Mapping[str, FlatParameters]) -> None:
         flats = [flat.data for _, flat in sorted(state.items())]
         found = torch.split(torch.frombuffer(bytearray(data), dtype=torch.float32), [flat.numel() for flat in flats])
         for flat, values in zip(flats, found, strict=True):
@@ -324,7 +324,7 @@ class Rounds:
         return pieces
 
 
-def nbytes_of(state: Mapping[str, Flat]) -> int:
+def nbytes_of(state: Mapping[str, FlatParameters]) -> int:
     return sum(flat.data.nbytes for flat in state.values())
 
 

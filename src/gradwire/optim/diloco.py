@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from gradwire.errors import is_number, require
 from gradwire.meeting.place import Meeting
-from gradwire.optim._flat import Flat
+from gradwire.optim._flat import FlatParameters
 from gradwire.optim._local import LocalSteps
 
 __all__ = ["DiLoCo"]
@@ -76,9 +76,9 @@ class DiLoCo(LocalSteps):
         told = {"lr": lr, "momentum": momentum}
         super().__init__(inner, compressor, every, options, process_group, meeting, told, check)
         self.lr, self.momentum = lr, momentum
-        self.velocity = Flat(self.params)
+        self.velocity = FlatParameters(self.params)
 
-    def kept(self) -> dict[str, Flat]:
+    def kept(self) -> dict[str, FlatParameters]:
         return {"agreed": self.agreed, "velocity": self.velocity}
 
     @torch.no_grad()

@@ -14,12 +14,12 @@ from gradwire.errors import ConfigError, is_int, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._exchanged import Closure, check_adam
-from gradwire.optim._flat import Flat
+from gradwire.optim._flat import FlatParameters
 
 __all__ = ["MicroAdam"]
 
 
-class Row(NamedTuple):
+class WindowRow(NamedTuple):
     """The elements of a mean gradient that are not 0."""
 
     places: Tensor
@@ -96,8 +96,8 @@ class MicroAdam(AdamLike):
         told = {"window": window, "defaults": defaults}
         super().__init__(params, defaults, compressor, options, process_group, told, check)
         self.window = window
-        self.rows: list[Row] = []
-        self._squares = Flat(self.params)
+        self.rows: list[WindowRow] = []
+        self._squares = FlatParameters(self.params)
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
@@ -131,11 +131,11 @@ class MicroAdam(AdamLike):
         rows = [{key: tensor.to(device, copy=True) for key, tensor in row.items()} for row in state_dict["window"]]
         self.rows = [self._row(**row) for row in rows][-self.window :]
 
-    def _row(self, places: Tensor, values: Tensor) -> Row:
+    def _row(self, places: Tensor, values: Tensor) -> WindowRow:
         numel = self.scratch.data.numel()
         ends = torch.tensor([0, *(span.stop for _, span, _ in self.spans())], device=places.device)
         cuts = torch.searchsorted(places.long(), ends).tolist()
-        return Row(places.to(torch.int32 if numel < 2**31 else torch.int64), values, cuts)
+        return WindowRow(places.to(torch.int32 if numel < 2**31 else torch.int64), values, cuts)
 
     def _move(self) -> None:
         means, squares = self.scratch, self._squares

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from gradwire import registry
 from gradwire.bench.advise.advice import MARGIN, Advice, Candidate, advise, break_even
 from gradwire.bench.advise.cluster import Cluster, worlds
-from gradwire.bench.advise.codec import Codec, Measured
+from gradwire.bench.advise.codec import Codec, CodecTimes
 from gradwire.bench.advise.consult import Question, _notes, _reached, given_codec
 from gradwire.bench.advise.gauge import Wanted
-from gradwire.bench.advise.profile import Bucket, Profile
+from gradwire.bench.advise.profile import BucketProfile, Profile
 from gradwire.bench.advise.quality import quality, table
 from gradwire.bench.advise.wire import Round, Wire
 from gradwire.bench.netlab import Link
@@ -28,7 +28,7 @@ from gradwire.compressors.topk import TopK
 from tests.house.source import ROOT
 
 LABELS = ("twobit:threshold=auto", "topk", "qsgd", "powersgd", "bf16", "signsgd")
-RESNET = Profile(tuple(Bucket(((f"p{i}", (1024, 6250)),), 0.05 * (i + 1)) for i in range(4)), 0.21, busy=False)
+RESNET = Profile(tuple(BucketProfile(((f"p{i}", (1024, 6250)),), 0.05 * (i + 1)) for i in range(4)), 0.21, busy=False)
 """25.6 M elements in 4 buckets."""
 
 
@@ -128,7 +128,7 @@ def test_what_is_encoded_once_more_for_an_owner_lies_on_a_line() -> None:
 
 def test_given_seconds_of_an_element_count_what_each_strategy_encodes_and_decodes() -> None:
     """1000 elements on 4 workers: under two_phase an owner encodes its 250 sums, too, and decodes 1000 twice."""
-    one = Profile((Bucket((("a", (1000,)),), 0.0),), 0.0)
+    one = Profile((BucketProfile((("a", (1000,)),), 0.0),), 0.0)
     found = {
         name: (*codec.encode, *codec.decode)
         for name in registry.names("comm")
@@ -153,7 +153,7 @@ def test_what_lies_on_a_line_is_noted(method: str, workers: int, noted: bool) ->
 
 def test_the_slowest_worker_counts_in_each_repeat() -> None:
     rounds = (Round("exchange", 24, 24), Round("exchange", 300, 300))
-    one, other = Measured([1.0, 5.0, 2.0], [1.0] * 3, rounds), Measured([3.0, 1.0, 2.0], [2.0] * 3, rounds)
+    one, other = CodecTimes([1.0, 5.0, 2.0], [1.0] * 3, rounds), CodecTimes([3.0, 1.0, 2.0], [2.0] * 3, rounds)
     assert Codec.of_workers([[one], [other]], 4, median) == Codec((3.0,), (2.0,), (100.0,))
     assert Codec.of_workers([[one], [other]], 4) == Codec((2.0,), (2.0,), (100.0,))
 

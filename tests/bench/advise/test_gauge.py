@@ -14,7 +14,7 @@ from gradwire.bench import models
 from gradwire.bench.advise.codec import WARM_UP, measure
 from gradwire.bench.advise.examples import example
 from gradwire.bench.advise.gauge import Alphas, _model, _replayed, _wire
-from gradwire.bench.advise.profile import Bucket, assigned, middle, shortest, watched
+from gradwire.bench.advise.profile import BucketProfile, assigned, middle, shortest, watched
 from gradwire.bench.advise.wire import PAYLOAD_SHARE
 from gradwire.bench.netlab import Link
 from gradwire.compressors.oktopk import OkTopk
@@ -22,7 +22,7 @@ from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 
-BUCKET = Bucket((("a", (64, 96)), ("b", (10,))), 0.0)
+BUCKET = BucketProfile((("a", (64, 96)), ("b", (10,))), 0.0)
 
 
 @pytest.fixture

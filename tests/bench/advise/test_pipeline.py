@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from gradwire.bench import models
 from gradwire.bench.advise.cluster import Cluster
 from gradwire.bench.advise.codec import Codec
-from gradwire.bench.advise.pipeline import Job, compressed_step, dense_step, slowdown
-from gradwire.bench.advise.profile import Bucket, Profile, assigned
-from gradwire.bench.advise.traffic import Traffic
+from gradwire.bench.advise.pipeline import PipelineJob, compressed_step, dense_step, slowdown
+from gradwire.bench.advise.profile import BucketProfile, Profile, assigned
+from gradwire.bench.advise.traffic import PredictedTraffic
 from gradwire.bench.advise.wire import Round, Wire
 from gradwire.bench.netlab import Link
 from gradwire.compressors.none import Identity
@@ -23,16 +23,16 @@ from gradwire.errors import ConfigError
 MB = 250_000
 """Elements of a megabyte."""
 
-PROFILE = Profile((Bucket((("a", (MB,)),), 1.0), Bucket((("b", (MB,)),), 2.0)), 2.5)
+PROFILE = Profile((BucketProfile((("a", (MB,)),), 1.0), BucketProfile((("b", (MB,)),), 2.0)), 2.5)
 LINK = Wire(workers=2, rate=1e6, latency=0.0, message=0.0)
 
 
-def exchange(nbytes: float) -> Traffic:
-    return Traffic((), (Round("exchange", nbytes, nbytes),))
+def exchange(nbytes: float) -> PredictedTraffic:
+    return PredictedTraffic((), (Round("exchange", nbytes, nbytes),))
 
 
-def job(encode: float, nbytes: float, decode: float) -> Job:
-    return Job(encode, decode, exchange(nbytes))
+def job(encode: float, nbytes: float, decode: float) -> PipelineJob:
+    return PipelineJob(encode, decode, exchange(nbytes))
 
 
 def test_uncompressed_buckets_queue_for_the_link() -> None:
@@ -79,15 +79,15 @@ def test_encoding_that_outlasts_backward_gets_the_core_again() -> None:
 def test_what_is_uncompressed_travels_while_the_rest_is_encoded() -> None:
     dense = (Round("all_reduce", 5e5, 5e5),)
     one = Profile((PROFILE.buckets[0],), 1.0)
-    beside = compressed_step(one, [Job(0.7, 0.0, Traffic(dense, exchange(1e6).rounds))], LINK)
-    behind = compressed_step(one, [Job(0.2, 0.0, Traffic(dense, exchange(1e6).rounds))], LINK)
-    alone = compressed_step(one, [Job(0.0, 0.1, Traffic(dense, ()))], LINK)
+    beside = compressed_step(one, [PipelineJob(0.7, 0.0, PredictedTraffic(dense, exchange(1e6).rounds))], LINK)
+    behind = compressed_step(one, [PipelineJob(0.2, 0.0, PredictedTraffic(dense, exchange(1e6).rounds))], LINK)
+    alone = compressed_step(one, [PipelineJob(0.0, 0.1, PredictedTraffic(dense, ()))], LINK)
     assert (beside.total, behind.total, alone.total) == pytest.approx((2.7, 2.5, 1.6))
 
 
 def test_inside_a_node_a_bucket_is_scattered_before_and_gathered_after() -> None:
     one = Profile((PROFILE.buckets[0],), 1.0)
-    step = compressed_step(one, [Job(0.1, 0.1, exchange(1e6), inside=0.25)], LINK)
+    step = compressed_step(one, [PipelineJob(0.1, 0.1, exchange(1e6), inside=0.25)], LINK)
     assert step.total == pytest.approx(1.0 + 0.25 + 0.1 + 1.0 + 0.1 + 0.25)
     inside = Wire(workers=2, rate=2e6, latency=0.0, message=0.0)
     assert dense_step(one, LINK, inside).total == pytest.approx(1.0 + 0.25 + 1.0 + 0.25)
@@ -170,18 +170,18 @@ sizes = st.floats(0, 1e8)
 
 
 some_jobs = st.builds(
-    lambda encode, decode, dense, sent: Job(
-        encode, decode, Traffic((Round("all_reduce", dense, dense),), exchange(sent).rounds)
+    lambda encode, decode, dense, sent: PipelineJob(
+        encode, decode, PredictedTraffic((Round("all_reduce", dense, dense),), exchange(sent).rounds)
     ),
     seconds, seconds, sizes, sizes,
 )  # fmt: skip
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Profile, list[Job], Wire, float]:
+def cases(draw: st.DrawFn) -> tuple[Profile, list[PipelineJob], Wire, float]:
     count = draw(st.integers(1, 4))
     times = sorted(draw(st.lists(seconds, min_size=count + 1, max_size=count + 1)))
-    buckets = tuple(Bucket(((f"p{i}", (1000,)),), times[i]) for i in range(count))
+    buckets = tuple(BucketProfile(((f"p{i}", (1000,)),), times[i]) for i in range(count))
     jobs = [draw(some_jobs) for _ in range(count)]
     latency, message, moving = (draw(st.floats(0, 1)) for _ in range(3))
     wire = Wire(draw(st.integers(2, 64)), draw(st.floats(1e3, 1e12)), latency, message, moving)
@@ -193,7 +193,7 @@ def clusters(draw: st.DrawFn) -> tuple[Profile, Cluster]:
     """Nodes of several workers, and buckets of different sizes."""
     count = draw(st.integers(1, 6))
     times = sorted(draw(st.lists(seconds, min_size=count + 1, max_size=count + 1)))
-    buckets = tuple(Bucket(((f"p{i}", (draw(st.integers(1, MB)),)),), times[i]) for i in range(count))
+    buckets = tuple(BucketProfile(((f"p{i}", (draw(st.integers(1, MB)),)),), times[i]) for i in range(count))
     nodes, local = draw(st.integers(2, 64)), draw(st.integers(2, 64))
     wire, inside = (
         Wire(workers, draw(st.floats(1e3, 1e12)), draw(st.floats(0, 0.1)), draw(st.floats(0, 0.1)))
@@ -244,7 +244,7 @@ def test_faster_links_of_nodes_are_never_slower(case: tuple[Profile, Cluster], b
 
 def test_workers_that_share_a_core_wait_for_what_moves_their_bytes() -> None:
     """One second of the wire in 1.4 takes a quarter of the half core, so codecs last 0.5 / (0.5 - 0.25 / 1.4)."""
-    one = dataclasses.replace(PROFILE, buckets=(Bucket((("a", (1000,)),), 0.0),), seconds=0.0)
+    one = dataclasses.replace(PROFILE, buckets=(BucketProfile((("a", (1000,)),), 0.0),), seconds=0.0)
     shared = dataclasses.replace(LINK, cores=0.25)
     longer = 0.5 / (0.5 - 0.25 / 1.4)
     assert compressed_step(one, [job(0.1, 1e6, 0.3)], shared, cores=0.5).total == pytest.approx(1 + 0.4 * longer)
@@ -256,7 +256,7 @@ def test_workers_that_share_a_core_wait_for_what_moves_their_bytes() -> None:
 @settings(deadline=None, max_examples=100)
 @given(cases(), st.floats(1, 1000))
 def test_more_bandwidth_and_less_latency_are_never_slower(
-    case: tuple[Profile, list[Job], Wire, float], by: float
+    case: tuple[Profile, list[PipelineJob], Wire, float], by: float
 ) -> None:
     profile, jobs, wire, cores = case
     slow = compressed_step(profile, jobs, wire, cores).total
@@ -272,14 +272,14 @@ def test_more_bandwidth_and_less_latency_are_never_slower(
 @settings(deadline=None, max_examples=100)
 @given(cases(), st.floats(0, 1))
 def test_fewer_bytes_and_a_faster_codec_are_never_slower(
-    case: tuple[Profile, list[Job], Wire, float], by: float
+    case: tuple[Profile, list[PipelineJob], Wire, float], by: float
 ) -> None:
     profile, jobs, wire, cores = case
     slow = compressed_step(profile, jobs, wire, cores).total
     (first, *rest) = jobs
     less = tuple(Round(each.kind, each.sent * by, each.received * by) for each in first.traffic.rounds)
     for better in (
-        dataclasses.replace(first, traffic=Traffic(first.traffic.dense, less)),
+        dataclasses.replace(first, traffic=PredictedTraffic(first.traffic.dense, less)),
         dataclasses.replace(first, encode=first.encode * by), dataclasses.replace(first, decode=first.decode * by),
     ):  # fmt: skip
         assert compressed_step(profile, [better, *rest], wire, cores).total <= slow + 1e-9 * (1 + slow)
@@ -287,7 +287,7 @@ def test_fewer_bytes_and_a_faster_codec_are_never_slower(
 
 @settings(deadline=None, max_examples=100)
 @given(cases())
-def test_a_step_is_never_shorter_than_its_parts(case: tuple[Profile, list[Job], Wire, float]) -> None:
+def test_a_step_is_never_shorter_than_its_parts(case: tuple[Profile, list[PipelineJob], Wire, float]) -> None:
     profile, jobs, wire, cores = case
     step = compressed_step(profile, jobs, wire, cores)
     slack = 1e-9 * (1 + step.total)
@@ -299,7 +299,9 @@ def test_a_step_is_never_shorter_than_its_parts(case: tuple[Profile, list[Job], 
 
 @settings(deadline=None, max_examples=100)
 @given(cases(), st.floats(0.1, 10))
-def test_no_compression_takes_its_bytes_over_the_rate(case: tuple[Profile, list[Job], Wire, float], by: float) -> None:
+def test_no_compression_takes_its_bytes_over_the_rate(
+    case: tuple[Profile, list[PipelineJob], Wire, float], by: float
+) -> None:
     profile, _, wire, _ = case
     step = dense_step(profile, wire)
     assert step.total >= max(profile.seconds, step.sent / wire.rate) - 1e-9 * (1 + step.total)
@@ -314,5 +316,5 @@ def test_profiles_that_cannot_be_are_refused() -> None:
         Profile(PROFILE.buckets, 1.5)
     assert Profile.from_dict(PROFILE.as_dict()) == PROFILE
     assert PROFILE.lasting(5.0) == Profile(
-        (Bucket(PROFILE.buckets[0].params, 2.0), Bucket(PROFILE.buckets[1].params, 4.0)), 5.0, False
+        (BucketProfile(PROFILE.buckets[0].params, 2.0), BucketProfile(PROFILE.buckets[1].params, 4.0)), 5.0, False
     )

@@ -14,7 +14,7 @@ from gradwire.bench.advise.cluster import Cluster
 from gradwire.bench.advise.codec import SAMPLE, Codec, sample
 from gradwire.bench.advise.consult import FINALISTS, Question, codecs_of
 from gradwire.bench.advise.gauge import NO_TIME, Wanted, gauge_codecs, gauge_model
-from gradwire.bench.advise.profile import Bucket, Profile
+from gradwire.bench.advise.profile import BucketProfile, Profile
 from gradwire.bench.advise.wire import Wire
 from gradwire.bench.launch import OutOfTimeError
 from gradwire.bench.netlab import Link
@@ -24,8 +24,8 @@ from gradwire.compressors.thc import THC
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 
-LARGE = Profile(tuple(Bucket(((f"p{i}", (1024, 6250)),), 0.05 * (i + 1)) for i in range(4)), 0.21, busy=False)
-SMALL = Profile((Bucket((("a", (64, 96)),), 0.001),), 0.001)
+LARGE = Profile(tuple(BucketProfile(((f"p{i}", (1024, 6250)),), 0.05 * (i + 1)) for i in range(4)), 0.21, busy=False)
+SMALL = Profile((BucketProfile((("a", (64, 96)),), 0.001),), 0.001)
 
 
 def cluster(link: str, workers: int = 4) -> Cluster:
@@ -94,17 +94,20 @@ def test_the_likeliest_are_measured_first() -> None:
 
 
 def test_a_sample_is_a_part_of_a_bucket_that_is_large_enough() -> None:
-    few, many = Bucket((("a", (512, 1024)),), 0.1), Bucket((("b", (4096, 512, 3)), ("c", (4096,)), ("d", ())), 0.2)
+    few, many = (
+        BucketProfile((("a", (512, 1024)),), 0.1),
+        BucketProfile((("b", (4096, 512, 3)), ("c", (4096,)), ("d", ())), 0.2),
+    )
     assert sample([few, many]).params == (("b", (682, 512, 3)), ("c", (682,)), ("d", ()))
     assert abs(sample([few, many]).numel / SAMPLE - 1) < 0.01
     # None is large enough: the largest, as it is.
     assert sample([few], SAMPLE) == few
-    assert sample([Bucket((("a", (2, 10**6)),), 0.0)], 1000).params == (("a", (1, 10**6)),)
+    assert sample([BucketProfile((("a", (2, 10**6)),), 0.0)], 1000).params == (("a", (1, 10**6)),)
 
 
 def test_a_sample_is_scaled_by_elements() -> None:
-    buckets = [Bucket((("a", (100,)),), 0.0), Bucket((("b", (400,)),), 0.0)]
-    found = Codec((1.0,), (3.0,), (50.0,)).scaled(Bucket((("b", (200,)),), 0.0), buckets)
+    buckets = [BucketProfile((("a", (100,)),), 0.0), BucketProfile((("b", (400,)),), 0.0)]
+    found = Codec((1.0,), (3.0,), (50.0,)).scaled(BucketProfile((("b", (200,)),), 0.0), buckets)
     assert found == Codec((0.5, 2.0), (1.5, 6.0), (None, None), 200)
     assert found.seconds == 10.0
 
@@ -132,7 +135,7 @@ class Stage:
         self.calls: list[tuple[int, list[str], float]] = []
         self.seconds = seconds
 
-    def __call__(self, buckets: Sequence[Bucket], wanted: Sequence[Wanted], **options: Any) -> list[Codec | str]:
+    def __call__(self, buckets: Sequence[BucketProfile], wanted: Sequence[Wanted], **options: Any) -> list[Codec | str]:
         numel = sum(bucket.numel for bucket in buckets)
         self.calls.append((numel, [each.compressor.name for each in wanted], options["until"]))
         rate = self.seconds / numel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradwire.bench.records import Point, Record, Settings
+from gradwire.bench.records import Point, Record, RunSettings
 
 HERE = {"machine": "a machine", "commit": "0123456789abcdef", "torch": "2.13.0", "gradwire": "0.1.0", "threads": 1}
 
@@ -11,7 +11,7 @@ def record(method="none", quality=0.9, seed=0, *, task="classification", workers
     """A training run; ``compressor`` None is torch's own, empty is the one that the label starts with."""
     config = None if compressor is None else {"name": compressor or method.partition(":")[0]}
     changed = {key: more.pop(key) for key in ("link", "options", "epochs", "recipe", "tuned") if key in more}
-    settings = Settings(task, "a_model", "some data", method, config, workers=workers, seed=seed, **changed)
+    settings = RunSettings(task, "a_model", "some data", method, config, workers=workers, seed=seed, **changed)
     figures = {
         "measure": "top-1", "higher_is_better": True, "examples_per_second": 100.0, "bytes_per_step": 1000.0,
         "unpacked_bytes_per_step": 4000.0, "dense_bytes_per_step": 8000.0, "state_bytes": 500,

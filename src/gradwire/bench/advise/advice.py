@@ -15,7 +15,7 @@ from typing import Any
 
 from gradwire.bench.advise.cluster import Cluster
 from gradwire.bench.advise.codec import Codec
-from gradwire.bench.advise.pipeline import Step
+from gradwire.bench.advise.pipeline import PipelineStep
 from gradwire.bench.advise.profile import Profile
 from gradwire.bench.advise.quality import Quality, drop_in, quality
 from gradwire.bench.recommended import setup_of
@@ -24,8 +24,17 @@ from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import default_strategy
 from gradwire.memory.base import default_memory
 
-__all__ = ["MARGIN", "Advice", "Candidate", "Row", "advisable", "advise", "break_even", "plausible",
-           "reachable"]  # fmt: skip
+__all__ = [
+    "MARGIN",
+    "Advice",
+    "AdviceRow",
+    "Candidate",
+    "advisable",
+    "advise",
+    "break_even",
+    "plausible",
+    "reachable",
+]  # fmt: skip
 
 MARGIN = 0.05
 """Of a step: less is not worth another source of error."""
@@ -57,7 +66,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Row:
+class AdviceRow:
     """What is predicted of a candidate.
 
     Args:
@@ -80,7 +89,7 @@ class Row:
     params: Mapping[str, Any]
     strategy: str
     memory: str
-    step: Step | None
+    step: PipelineStep | None
     speedup: float
     break_even: float
     quality: Quality | None
@@ -106,12 +115,12 @@ class Advice:
         best: the one to use; None: there is none among those that were measured.
     """
 
-    dense: Step
-    rows: tuple[Row, ...]
-    best: Row | None
+    dense: PipelineStep
+    rows: tuple[AdviceRow, ...]
+    best: AdviceRow | None
 
     @property
-    def unknown(self) -> tuple[Row, ...]:
+    def unknown(self) -> tuple[AdviceRow, ...]:
         """The rows that were not measured and might be advised, or be faster than the best one."""
         least = 1 + MARGIN if self.best is None else self.best.speedup
         return tuple(row for row in self.rows if row.step is None and advisable(row) and row.reachable >= least)
@@ -185,7 +194,7 @@ def advise(
     return Advice(dense, tuple(rows), _best(rows))
 
 
-def advisable(row: Row) -> bool:
+def advisable(row: AdviceRow) -> bool:
     """Whether it is known to train as well without other changes."""
     return row.drop_in and row.quality is not None and row.quality.reached
 
@@ -208,7 +217,7 @@ def plausible(profile: Profile, cluster: Cluster, candidates: Sequence[Candidate
     return sorted(range(len(candidates)), key=lambda i: (not known[i], -reach[i]))
 
 
-def _best(rows: Sequence[Row]) -> Row | None:
+def _best(rows: Sequence[AdviceRow]) -> AdviceRow | None:
     able = [row for row in rows if row.step is not None and advisable(row) and row.speedup >= 1 + MARGIN]
     if not able:
         return None
@@ -217,7 +226,7 @@ def _best(rows: Sequence[Row]) -> Row | None:
     return max(alike, key=lambda row: row.quality.points if row.quality else -math.inf)
 
 
-def _row(profile: Profile, cluster: Cluster, each: Candidate, codec: Codec | str, dense: Step) -> Row:
+def _row(profile: Profile, cluster: Cluster, each: Candidate, codec: Codec | str, dense: PipelineStep) -> AdviceRow:
     strategy = each.strategy_for(cluster.meeting)
     compressor = each.compressor
     told = (each.label, compressor.properties()["params"], strategy, default_memory(compressor))
@@ -225,10 +234,10 @@ def _row(profile: Profile, cluster: Cluster, each: Candidate, codec: Codec | str
     try:
         compressor.check_world(cluster.meeting)
     except ConfigError as error:
-        return Row(*told, None, 0.0, 0.0, *known, skipped=str(error))
+        return AdviceRow(*told, None, 0.0, 0.0, *known, skipped=str(error))
     reach = reachable(profile, cluster, each)
     if isinstance(codec, str):
-        return Row(*told, None, 0.0, 0.0, *known, reach, skipped=codec)
+        return AdviceRow(*told, None, 0.0, 0.0, *known, reach, skipped=codec)
 
     jobs = cluster.jobs(profile, compressor, codec, strategy)
     predicted = cluster.compressed(profile, jobs)
@@ -236,7 +245,7 @@ def _row(profile: Profile, cluster: Cluster, each: Candidate, codec: Codec | str
         lambda bits: cluster.at(bits).compressed(profile, jobs).total,
         lambda bits: cluster.at(bits).dense(profile).total,
     )
-    return Row(*told, predicted, dense.total / predicted.total, even, *known, reach, codec.timed)
+    return AdviceRow(*told, predicted, dense.total / predicted.total, even, *known, reach, codec.timed)
 
 
 def break_even(compressed: Callable[[float], float], dense: Callable[[float], float]) -> float:

@@ -16,11 +16,11 @@ from gradwire.bench.advise.advice import Candidate
 from gradwire.bench.advise.cluster import Cluster
 from gradwire.bench.advise.codec import Codec
 from gradwire.bench.advise.gauge import Wanted, gauge_codecs, gauge_replayed, gauge_wire
-from gradwire.bench.advise.pipeline import Step
+from gradwire.bench.advise.pipeline import PipelineStep
 from gradwire.bench.advise.profile import Profile
 from gradwire.bench.machine import cores, environment
 from gradwire.bench.netlab import Link, lab_for
-from gradwire.bench.replay import Contestant, Plan, replay
+from gradwire.bench.replay import Contestant, ReplayPlan, replay
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 
@@ -89,7 +89,7 @@ class Compared:
     workers: int
     link: str
     method: str
-    step: Step | None
+    step: PipelineStep | None
     measured: float | None
     phases: dict[str, float] | None
     error: str = ""
@@ -141,11 +141,11 @@ def compare(setting: Setting, told: Callable[[str], object] = lambda _: None) ->
 
 def _predicted(
     profile: Profile, workers: int, link: Link, candidates: Sequence[Candidate], codecs: Sequence[Codec | str]
-) -> dict[str, Step | str]:
+) -> dict[str, PipelineStep | str]:
     with lab_for(workers, link) as lab:
         alphas = gauge_wire(workers, lab)
     cluster = Cluster(workers, alphas.wire(workers, link), cores=cores() / workers)
-    steps: dict[str, Step | str] = {DENSE: cluster.dense(profile)}
+    steps: dict[str, PipelineStep | str] = {DENSE: cluster.dense(profile)}
     for each, codec in zip(candidates, codecs, strict=True):
         if isinstance(codec, str):
             steps[each.label] = codec
@@ -156,9 +156,9 @@ def _predicted(
 
 
 def _measured(
-    setting: Setting, model: str, workers: int, link: Link, steps: dict[str, Step | str]
+    setting: Setting, model: str, workers: int, link: Link, steps: dict[str, PipelineStep | str]
 ) -> Iterator[Compared]:
-    plan = Plan(model, setting.small, workers, link, setting.steps, setting.budget)
+    plan = ReplayPlan(model, setting.small, workers, link, setting.steps, setting.budget)
     contestants = [Contestant(DENSE), *(Contestant(label, each) for label, each in setting.methods.items())]
     for row in replay(plan, contestants):
         step = steps[row["method"]]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gradwire.bench.advise.codec import Codec
-from gradwire.bench.advise.pipeline import Job, Step, compressed_step, dense_step
+from gradwire.bench.advise.pipeline import PipelineJob, PipelineStep, compressed_step, dense_step
 from gradwire.bench.advise.profile import Profile
 from gradwire.bench.advise.traffic import ring, shared, traffic
 from gradwire.bench.advise.wire import Wire
@@ -65,23 +65,23 @@ class Cluster:
         """With another link between those who meet."""
         return replace(self, wire=self.wire.at(bits))
 
-    def dense(self, profile: Profile) -> Step:
+    def dense(self, profile: Profile) -> PipelineStep:
         """A step without compression."""
         return dense_step(profile, self.wire, self.inside)
 
     def jobs(
         self, profile: Profile, compressor: Compressor, codec: Codec, strategy: str, policy: Policy | None = None
-    ) -> list[Job]:
+    ) -> list[PipelineJob]:
         """What a method does for each bucket; it does not depend on the links between those who meet."""
         jobs = []
         columns = zip(profile.buckets, codec.encode, codec.decode, codec.message, strict=True)
         for bucket, encode, decode, used in columns:
             divided = shared(bucket.params, compressor, self.meeting, policy, strategy, used)
             sent = traffic(divided, self.meeting)
-            jobs.append(Job(encode / self.local, decode / self.local, sent, self._inside(bucket.numel)))
+            jobs.append(PipelineJob(encode / self.local, decode / self.local, sent, self._inside(bucket.numel)))
         return jobs
 
-    def compressed(self, profile: Profile, jobs: Sequence[Job]) -> Step:
+    def compressed(self, profile: Profile, jobs: Sequence[PipelineJob]) -> PipelineStep:
         """A step with a method."""
         return compressed_step(profile, jobs, self.wire, self.cores)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.bench.advise.profile import Bucket
+from gradwire.bench.advise.profile import BucketProfile
 from gradwire.bench.advise.wire import Round
 from gradwire.comm._channel import Channel
 from gradwire.compressors.base import Compressor
@@ -25,7 +25,7 @@ from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
 from gradwire.metrics import Metrics
 
-__all__ = ["SAMPLE", "Codec", "DryChannel", "Measured", "dry_exchange", "measure", "sample"]
+__all__ = ["SAMPLE", "Codec", "CodecTimes", "DryChannel", "dry_exchange", "measure", "sample"]
 
 WARM_UP, REPEATS = 2, 5
 _SPREAD = 1e-2
@@ -95,7 +95,7 @@ class DryChannel(Channel):
 
 
 @dataclass(frozen=True)
-class Measured:
+class CodecTimes:
     """One bucket on one worker, a number for each repeat; bytes are those of the last one.
 
     Args:
@@ -109,7 +109,7 @@ class Measured:
     rounds: tuple[Round, ...]
 
     @classmethod
-    def joined(cls, repeats: Sequence[Measured]) -> Measured:
+    def joined(cls, repeats: Sequence[CodecTimes]) -> CodecTimes:
         """Repeats of one bucket as one."""
         encode, decode = ([getattr(each, name)[0] for each in repeats] for name in ("encode", "decode"))
         return cls(encode, decode, repeats[-1].rounds)
@@ -138,7 +138,7 @@ class Codec:
 
     @classmethod
     def of_workers(
-        cls, found: Sequence[Sequence[Measured]], workers: int, typical: Callable[[Iterable[float]], float] = min
+        cls, found: Sequence[Sequence[CodecTimes]], workers: int, typical: Callable[[Iterable[float]], float] = min
     ) -> Codec:
         """From what workers measured at the same time.
 
@@ -153,7 +153,7 @@ class Codec:
         decode = tuple(slowest([each.decode for each in bucket], typical) for bucket in buckets)
         return cls(encode, decode, tuple(message_of(bucket[0].rounds, workers) for bucket in buckets))
 
-    def scaled(self, sampled: Bucket, buckets: Sequence[Bucket]) -> Codec:
+    def scaled(self, sampled: BucketProfile, buckets: Sequence[BucketProfile]) -> Codec:
         """Of other buckets, by their numbers of elements.
 
         Args:
@@ -165,7 +165,7 @@ class Codec:
         return Codec(encode, decode, (None,) * len(shares), sampled.numel)
 
     @classmethod
-    def at_rate(cls, buckets: Sequence[Bucket], encode: float, decode: float, workers: int) -> Codec:
+    def at_rate(cls, buckets: Sequence[BucketProfile], encode: float, decode: float, workers: int) -> Codec:
         """From numbers.
 
         Args:
@@ -204,7 +204,7 @@ def slowest(samples: Sequence[Sequence[float]], typical: Callable[[Iterable[floa
     return float(typical(max(each) for each in zip(*samples, strict=True)))
 
 
-def sample(buckets: Sequence[Bucket], numel: int = SAMPLE) -> Bucket:
+def sample(buckets: Sequence[BucketProfile], numel: int = SAMPLE) -> BucketProfile:
     """A bucket that stands for all of them: the smallest that is large enough, of whose tensors a part of the rows.
 
     Args:
@@ -220,7 +220,7 @@ def sample(buckets: Sequence[Bucket], numel: int = SAMPLE) -> Bucket:
     params = [
         (name, (max(1, round(share * shape[0])), *shape[1:]) if len(shape) else shape) for name, shape in chosen.params
     ]
-    return Bucket(tuple(params), chosen.ready)
+    return BucketProfile(tuple(params), chosen.ready)
 
 
 def dry_exchange(
@@ -242,10 +242,10 @@ def dry_exchange(
 
 
 def measure(
-    buckets: Sequence[Bucket], compressor: Compressor, workers: int, *, options: Mapping[str, Any] | None = None,
+    buckets: Sequence[BucketProfile], compressor: Compressor, workers: int, *, options: Mapping[str, Any] | None = None,
     meet: Callable[[float], float] = float, clock: Callable[[], float] = time.perf_counter, repeats: int = REPEATS,
     budget: float = math.inf,
-) -> list[Measured] | str:  # fmt: skip
+) -> list[CodecTimes] | str:  # fmt: skip
     """Time a method on one worker.
 
     Args:
@@ -274,11 +274,11 @@ def measure(
     noise = torch.Generator().manual_seed(0)
     given = [torch.randn(bucket.numel, generator=noise).mul_(_SPREAD) for bucket in buckets]
     flats = [torch.empty_like(each) for each in given]
-    steps: list[list[Measured]] = []
+    steps: list[list[CodecTimes]] = []
     begun = time.perf_counter()
     while len(steps) < WARM_UP + repeats:
         exchange.begin_step()
-        step: list[Measured] = []
+        step: list[CodecTimes] = []
         for bucket, flat, gradient in zip(buckets, flats, given, strict=True):
             flat.copy_(gradient)
             spent = meet(time.perf_counter() - begun)
@@ -289,10 +289,10 @@ def measure(
         if meet(time.perf_counter() - begun) > budget:
             break
     counted = steps[WARM_UP:] or steps[-1:]
-    return [Measured.joined(column) for column in zip(*counted, strict=True)]
+    return [CodecTimes.joined(column) for column in zip(*counted, strict=True)]
 
 
-def _timed(exchange: Exchange, flat: Tensor, bucket: Bucket) -> Measured:
+def _timed(exchange: Exchange, flat: Tensor, bucket: BucketProfile) -> CodecTimes:
     channel, metrics = exchange.channel, exchange.counters
     assert isinstance(channel, DryChannel)
     first, inside, encoded = len(channel.rounds), channel.inside, metrics.seconds["encode"]
@@ -300,4 +300,4 @@ def _timed(exchange: Exchange, flat: Tensor, bucket: Bucket) -> Measured:
     exchange.run(flat, bucket.params)
     total = metrics.clock() - start - (channel.inside - inside)
     encode = metrics.seconds["encode"] - encoded
-    return Measured([encode], [max(0.0, total - encode)], tuple(channel.rounds[first:]))
+    return CodecTimes([encode], [max(0.0, total - encode)], tuple(channel.rounds[first:]))

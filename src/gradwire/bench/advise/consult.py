@@ -15,7 +15,7 @@ from gradwire.bench.advise.advice import Advice, Candidate, advisable, advise, p
 from gradwire.bench.advise.cluster import Cluster, worlds
 from gradwire.bench.advise.codec import SAMPLE, Codec, sample
 from gradwire.bench.advise.gauge import Wanted, gauge_codecs, gauge_model, gauge_wire
-from gradwire.bench.advise.profile import Bucket, Profile, assigned
+from gradwire.bench.advise.profile import BucketProfile, Profile, assigned
 from gradwire.bench.advise.script import profile_script
 from gradwire.bench.advise.wire import MESSAGE, PAYLOAD_SHARE, Wire
 from gradwire.bench.launch import OutOfTimeError
@@ -230,7 +230,7 @@ def codecs_of(
 
 
 def _timed(
-    asked: Question, buckets: Sequence[Bucket], candidates: Sequence[Candidate], until: float
+    asked: Question, buckets: Sequence[BucketProfile], candidates: Sequence[Candidate], until: float
 ) -> list[Codec | str]:
     """The candidates' codecs for these buckets, in this order."""
     strategies = [each.strategy_for(asked.meeting) for each in candidates]

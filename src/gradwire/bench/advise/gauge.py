@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.bench import models
-from gradwire.bench.advise.codec import Codec, Measured, measure, slowest
+from gradwire.bench.advise.codec import Codec, CodecTimes, measure, slowest
 from gradwire.bench.advise.examples import example
-from gradwire.bench.advise.profile import Bucket, Profile, middle, shortest, watched
+from gradwire.bench.advise.profile import BucketProfile, Profile, middle, shortest, watched
 from gradwire.bench.advise.wire import PAYLOAD_SHARE, Wire
 from gradwire.bench.launch import launch
 from gradwire.bench.machine import busy_seconds, crowded
@@ -116,7 +116,7 @@ def gauge_replayed(name: str, workers: int, *, small: bool = False, compute: flo
 
 
 def gauge_codecs(
-    buckets: Sequence[Bucket], wanted: Sequence[Wanted], *, together: int = 1, threads: int = 1,
+    buckets: Sequence[BucketProfile], wanted: Sequence[Wanted], *, together: int = 1, threads: int = 1,
     budget: float = 10.0, told: Callable[[str], object] = lambda _: None, until: float = math.inf,
     typical: Callable[[Iterable[float]], float] = min,
 ) -> list[Codec | str]:  # fmt: skip
@@ -197,8 +197,8 @@ def _replayed(name: str, small: bool, compute: float) -> Profile:
 
 
 def _alone(
-    buckets: Sequence[Bucket], wanted: Sequence[Wanted], together: int, threads: int, budget: float, until: float
-) -> list[list[Measured] | str]:
+    buckets: Sequence[BucketProfile], wanted: Sequence[Wanted], together: int, threads: int, budget: float, until: float
+) -> list[list[CodecTimes] | str]:
     """In this process, whose threads are as many as before when it is done."""
     before = torch.get_num_threads()
     try:
@@ -208,12 +208,12 @@ def _alone(
 
 
 def _codecs(
-    buckets: Sequence[Bucket], wanted: Sequence[Wanted], together: int, threads: int, budget: float, until: float
-) -> list[list[Measured] | str]:
+    buckets: Sequence[BucketProfile], wanted: Sequence[Wanted], together: int, threads: int, budget: float, until: float
+) -> list[list[CodecTimes] | str]:
     torch.set_num_threads(threads)
     clock = crowded(together * threads)
     meet = float if together == 1 else _meet
-    found: list[list[Measured] | str] = []
+    found: list[list[CodecTimes] | str] = []
     for each in wanted:
         if meet(time.time()) > until:
             found.append(NO_TIME)

@@ -18,15 +18,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gradwire.bench.advise.profile import Bucket, Profile
-from gradwire.bench.advise.traffic import Traffic, dense_traffic
+from gradwire.bench.advise.profile import BucketProfile, Profile
+from gradwire.bench.advise.traffic import PredictedTraffic, dense_traffic
 from gradwire.bench.advise.wire import Wire
 
-__all__ = ["Job", "Step", "compressed_step", "dense_step", "slowdown", "stretch"]
+__all__ = ["PipelineJob", "PipelineStep", "compressed_step", "dense_step", "slowdown", "stretch"]
 
 
 @dataclass(frozen=True)
-class Job:
+class PipelineJob:
     """What the communication thread does for one bucket.
 
     Args:
@@ -38,12 +38,12 @@ class Job:
 
     encode: float
     decode: float
-    traffic: Traffic
+    traffic: PredictedTraffic
     inside: float = 0.0
 
 
 @dataclass(frozen=True)
-class Step:
+class PipelineStep:
     """A predicted step; the terms before the total overlap, so they do not add up to it.
 
     Args:
@@ -75,7 +75,7 @@ def slowdown(cores: float) -> float:
     return max(1.0, 2 / cores) / max(1.0, 1 / cores)
 
 
-def dense_step(profile: Profile, wire: Wire, inside: Wire | None = None) -> Step:
+def dense_step(profile: Profile, wire: Wire, inside: Wire | None = None) -> PipelineStep:
     """DDP alone.
 
     Args:
@@ -95,7 +95,7 @@ def dense_step(profile: Profile, wire: Wire, inside: Wire | None = None) -> Step
         arrived.append(there)
     back = max(node.gathered(bucket, there) for bucket, there in zip(profile.buckets, arrived, strict=True))
     late = max(0.0, back - profile.buckets[-1].ready)
-    return Step(profile.seconds, 0.0, busy + node.busy, 0.0, profile.seconds + late, sent)
+    return PipelineStep(profile.seconds, 0.0, busy + node.busy, 0.0, profile.seconds + late, sent)
 
 
 class _Node:
@@ -112,7 +112,7 @@ class _Node:
         self._link, self._taken, self._free = link, [(0.0, 0.0)], 0.0
         self.busy = 0.0
 
-    def scattered(self, bucket: Bucket) -> float:
+    def scattered(self, bucket: BucketProfile) -> float:
         """When a bucket is reduce-scattered; they are told in the order in which they come."""
         moving, latency = self._half(bucket)
         begin = max(self._taken[-1][1], bucket.ready)
@@ -120,7 +120,7 @@ class _Node:
         self.busy += 2 * (moving + latency)
         return begin + moving + latency
 
-    def gathered(self, bucket: Bucket, now: float) -> float:
+    def gathered(self, bucket: BucketProfile, now: float) -> float:
         """When a bucket is gathered that is back from the other nodes now; asked when all are reduce-scattered."""
         left, latency = self._half(bucket)
         now = max(self._free, now)
@@ -133,7 +133,7 @@ class _Node:
         self._free = now + left
         return self._free + latency
 
-    def _half(self, bucket: Bucket) -> tuple[float, float]:
+    def _half(self, bucket: BucketProfile) -> tuple[float, float]:
         """Seconds of the bytes of half a ring, and its latency."""
         if self._link is None:
             return 0.0, 0.0
@@ -159,7 +159,7 @@ def stretch(cores: float, transport: float, share: float) -> float:
     return max(1.0, 1 / left) / max(1.0, 1 / cores)
 
 
-def compressed_step(profile: Profile, jobs: Sequence[Job], wire: Wire, cores: float = math.inf) -> Step:
+def compressed_step(profile: Profile, jobs: Sequence[PipelineJob], wire: Wire, cores: float = math.inf) -> PipelineStep:
     """A method on one communication thread.
 
     Args:
@@ -174,14 +174,14 @@ def compressed_step(profile: Profile, jobs: Sequence[Job], wire: Wire, cores: fl
     longer = stretch(cores, wire.cores, share) if profile.busy else 1.0
     slower = [replace(job, encode=longer * job.encode, decode=longer * job.decode) for job in jobs]
     rounds = [each for job in jobs for each in (*job.traffic.dense, *job.traffic.rounds)]
-    return Step(
+    return PipelineStep(
         profile.seconds, sum(job.encode for job in slower),
         sum(wire.seconds(each) for each in rounds) + sum(2 * job.inside for job in jobs),
         sum(job.decode for job in slower), _sequence(profile, slower, wire, cores), sum(each.sent for each in rounds),
     )  # fmt: skip
 
 
-def _sequence(profile: Profile, jobs: Sequence[Job], wire: Wire, cores: float) -> float:
+def _sequence(profile: Profile, jobs: Sequence[PipelineJob], wire: Wire, cores: float) -> float:
     """Seconds of the step: buckets one after the other, beside the backward pass."""
     factor = slowdown(cores) if profile.busy else 1.0
     main = _Backward([bucket.ready for bucket in profile.buckets], factor)

@@ -20,7 +20,7 @@ from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Named
 from gradwire.integrations._setup import in_memory
 
-__all__ = ["Bucket", "Profile", "Typical", "Watch", "assigned", "middle", "shortest", "watched"]
+__all__ = ["BucketProfile", "Profile", "Typical", "Watch", "assigned", "middle", "shortest", "watched"]
 
 _BUCKET_BYTES = 25 << 20
 """DDP's default for all but the first, which is smaller so that communication begins early."""
@@ -30,7 +30,7 @@ _FEWEST = 2
 
 
 @dataclass(frozen=True)
-class Bucket:
+class BucketProfile:
     """Parameters that travel together.
 
     Args:
@@ -60,7 +60,7 @@ class Profile:
         ConfigError: no bucket, or times that do not increase.
     """
 
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[BucketProfile, ...]
     seconds: float
     busy: bool = True
 
@@ -82,7 +82,7 @@ class Profile:
     def from_dict(cls, told: Mapping[str, Any]) -> Self:
         """The inverse of ``as_dict``, also after JSON."""
         buckets = [
-            Bucket(tuple((name, tuple(shape)) for name, shape in each["params"]), each["ready"])
+            BucketProfile(tuple((name, tuple(shape)) for name, shape in each["params"]), each["ready"])
             for each in told["buckets"]
         ]
         return cls(tuple(buckets), told["seconds"], told["busy"])
@@ -90,7 +90,7 @@ class Profile:
     def lasting(self, seconds: float, *, busy: bool = False) -> Self:
         """The same buckets in a step of another length, on another processor: all times in proportion."""
         factor = seconds / self.seconds if self.seconds else 0.0
-        buckets = tuple(Bucket(each.params, min(each.ready * factor, seconds)) for each in self.buckets)
+        buckets = tuple(BucketProfile(each.params, min(each.ready * factor, seconds)) for each in self.buckets)
         return type(self)(buckets, seconds, busy)
 
 
@@ -113,7 +113,8 @@ def assigned(shapes: Sequence[Named], seconds: float) -> Profile:
     limits = [c10d._DEFAULT_FIRST_BUCKET_BYTES, _BUCKET_BYTES]
     indices, _ = c10d._compute_bucket_assignment_by_size(tensors, limits, [False] * len(tensors))
     buckets = [
-        Bucket(tuple(order[i] for i in each), min(seconds, seconds * (max(each) + 1) / len(order))) for each in indices
+        BucketProfile(tuple(order[i] for i in each), min(seconds, seconds * (max(each) + 1) / len(order)))
+        for each in indices
     ]
     return Profile(tuple(buckets), seconds, busy=False)
 
@@ -131,7 +132,7 @@ class Watch:
         named = model.module.named_parameters()
         self._names = {id(param): (name, tuple(in_memory(param).shape)) for name, param in named}
         self._begun = 0.0
-        self._seen: list[Bucket] = []
+        self._seen: list[BucketProfile] = []
         self.steps: list[Profile] = []
 
     @property
@@ -159,7 +160,7 @@ class Watch:
             # Kernels are only launched so far: it is ready when they have run.
             torch.cuda.current_stream(bucket.buffer().device).synchronize()
         params = tuple(self._names[id(param)] for param in bucket.parameters())
-        self._seen.append(Bucket(params, self._clock() - self._begun))
+        self._seen.append(BucketProfile(params, self._clock() - self._begun))
         future: Future[torch.Tensor] = Future()
         future.set_result(bucket.buffer())
         return future
@@ -193,7 +194,7 @@ def shortest(steps: Sequence[Profile], *, busy: bool) -> Profile:
 def middle(steps: Sequence[Profile], *, busy: bool) -> Profile:
     """Medians of all times; of numbers that increase in every step the medians increase too."""
     columns = zip(*(step.buckets for step in steps), strict=True)
-    buckets = tuple(Bucket(column[0].params, median(each.ready for each in column)) for column in columns)
+    buckets = tuple(BucketProfile(column[0].params, median(each.ready for each in column)) for column in columns)
     return Profile(buckets, median(step.seconds for step in steps), busy)
 
 

@@ -32,13 +32,13 @@ from gradwire.exchange.policy import Policy
 from gradwire.memory.base import Memory, default_memory
 from gradwire.types import align
 
-__all__ = ["Shared", "Traffic", "dense_traffic", "shared", "traffic"]
+__all__ = ["DividedBucket", "PredictedTraffic", "dense_traffic", "shared", "traffic"]
 
 _STATUS = align(4)
 
 
 @dataclass(frozen=True)
-class Shared:
+class DividedBucket:
     """A bucket as an exchange divides it.
 
     Args:
@@ -57,7 +57,7 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class PredictedTraffic:
     """The rounds of one bucket: those of the uncompressed part run beside the others."""
 
     dense: tuple[Round, ...]
@@ -72,7 +72,7 @@ class Traffic:
 def shared(
     params: Sequence[Named], compressor: Compressor, workers: int, policy: Policy | None = None,
     strategy: str | None = None, used: float | None = None,
-) -> Shared:  # fmt: skip
+) -> DividedBucket:  # fmt: skip
     """Divide a bucket as ``Exchange`` does.
 
     Args:
@@ -81,7 +81,7 @@ def shared(
         workers: that the default strategy depends on.
         policy: per-parameter choices.
         strategy: registered name; None: the default one.
-        used: see ``Shared``.
+        used: see ``DividedBucket``.
 
     Raises:
         ConfigError: the strategy cannot carry the compressor.
@@ -91,10 +91,10 @@ def shared(
     name = strategy or default_strategy(compressor, workers)
     registry.build("comm", name).check(compressor)
     wishes = sum(each.compressor.advice for each in units)
-    return Shared(units, sum(hi - lo for lo, hi in dense) + wishes, numel, name, used)
+    return DividedBucket(units, sum(hi - lo for lo, hi in dense) + wishes, numel, name, used)
 
 
-def traffic(bucket: Shared, workers: int) -> Traffic:
+def traffic(bucket: DividedBucket, workers: int) -> PredictedTraffic:
     """The rounds of a bucket.
 
     Args:
@@ -110,7 +110,7 @@ def traffic(bucket: Shared, workers: int) -> Traffic:
         if formula is None:
             raise ConfigError(f"no traffic is known of strategy {bucket.strategy!r}: {nearest('', FORMULAS)}")
         rounds = formula(bucket, workers)
-    return Traffic(dense_traffic(bucket.dense, workers), rounds)
+    return PredictedTraffic(dense_traffic(bucket.dense, workers), rounds)
 
 
 def dense_traffic(numel: int, workers: int) -> tuple[Round, ...]:
@@ -139,7 +139,7 @@ def message(units: Sequence[Unit]) -> int:
     return Part(pieces_of(units)).packing.nbytes
 
 
-def _allreduce(bucket: Shared, workers: int) -> tuple[Round, ...]:
+def _allreduce(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
     units, first = bucket.units, bucket.units[0].compressor
     if isinstance(first, MultiRound):
         count = first.rounds_needed
@@ -148,7 +148,7 @@ def _allreduce(bucket: Shared, workers: int) -> tuple[Round, ...]:
     return (ring(sum(field.nbytes for field in fields), workers),)
 
 
-def _allgather(bucket: Shared, workers: int) -> tuple[Round, ...]:
+def _allgather(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
     if all(unit.compressor.fixed_size for unit in bucket.units):
         return (to_all(message(bucket.units), workers),)
     used = bucket.used
@@ -157,21 +157,21 @@ def _allgather(bucket: Shared, workers: int) -> tuple[Round, ...]:
     return to_all(8, workers), to_all(used, workers)
 
 
-def _broadcast(bucket: Shared, workers: int) -> tuple[Round, ...]:
+def _broadcast(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
     if not all(unit.compressor.fixed_size for unit in bucket.units):
         return _allgather(bucket, workers)
     moved = (workers - 1) * message(bucket.units)
     return (Round("broadcast", moved, moved),)
 
 
-def _two_phase(bucket: Shared, workers: int) -> tuple[Round, ...]:
+def _two_phase(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
     shards = [Part(pieces).packing.nbytes for pieces in cut(pieces_of(bucket.units), workers)]
     smallest, largest = min(shards), (workers - 1) * max(shards)
     others = sum(shards) - smallest
     return Round("exchange", others, largest), Round("exchange", largest, others)
 
 
-def _oktopk(bucket: Shared, workers: int) -> tuple[Round, ...]:
+def _oktopk(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
     entries = sum(unit.compressor.layout(unit.shape).fields[0].count for unit in bucket.units)
     head = 4 * (1 + len(bucket.units))
     told = to_all(8 * workers, workers)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-__all__ = ["Block", "Decoder", "initialise"]
+__all__ = ["Decoder", "TransformerBlock", "initialise"]
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """x + attention(norm(x)), and then x + mlp(norm(x)): twelve tensors.
 
     Args:
@@ -58,7 +58,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, heads, causal=True) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, causal=True) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         initialise(self)
 

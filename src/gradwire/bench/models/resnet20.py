@@ -41,7 +41,7 @@ class Conv3x3(nn.Conv2d):
         return super().forward(padded)
 
 
-class Block(nn.Module):
+class BasicBlock(nn.Module):
     """x + conv(relu(bn(conv(relu(bn(x)))))); where the width grows, x is subsampled and padded with zero channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -76,7 +76,7 @@ class ResNetV2(nn.Module):
         layers, inputs = [], widths[0]
         for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
             for i in range(count):
-                layers.append(Block(inputs, width, stride=2 if stage > 0 and i == 0 else 1))
+                layers.append(BasicBlock(inputs, width, stride=2 if stage > 0 and i == 0 else 1))
                 inputs = width
         self.blocks = nn.Sequential(*layers)
         self.last = BatchNormBeta(inputs)

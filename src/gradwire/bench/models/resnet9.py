@@ -25,7 +25,7 @@ class Conv(nn.Sequential):
         super().__init__(*layers, *([nn.MaxPool2d(2)] if pool else []))
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """x + conv(conv(x)); nothing after the sum."""
 
     def __init__(self, channels: int) -> None:
@@ -51,9 +51,9 @@ class ResNet9(nn.Module):
         super().__init__()
         self.body = nn.Sequential(
             Conv(channels, width),
-            Conv(width, 2 * width, pool=True), Residual(2 * width),
+            Conv(width, 2 * width, pool=True), ResidualBlock(2 * width),
             Conv(2 * width, 4 * width, pool=True),
-            Conv(4 * width, 8 * width, pool=True), Residual(8 * width),
+            Conv(4 * width, 8 * width, pool=True), ResidualBlock(8 * width),
         )  # fmt: skip
         self.head = nn.Linear(8 * width, logits, bias=False)
 

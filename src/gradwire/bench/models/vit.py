@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gradwire.bench.models._attention import Block, initialise
+from gradwire.bench.models._attention import TransformerBlock, initialise
 from gradwire.bench.recipe import Recipe
 
 __all__ = ["ViT", "vit", "vit_small"]
@@ -38,7 +38,7 @@ class ViT(nn.Module):
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         self.places = nn.Parameter(torch.empty(1, (side // patch) ** 2 + 1, width))
         self.patches = nn.Conv2d(channels, width, patch, patch)
-        self.blocks = nn.Sequential(*(Block(width, heads, causal=False, epsilon=1e-6) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads, causal=False, epsilon=1e-6) for _ in range(depth)))
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, logits)
         initialise(self)

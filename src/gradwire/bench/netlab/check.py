@@ -22,7 +22,7 @@ from gradwire.bench.netlab.names import PORT
 from gradwire.bench.netlab.system import NetlabError, inside
 from gradwire.errors import require
 
-__all__ = ["PATTERNS", "Row", "check"]
+__all__ = ["PATTERNS", "LinkRow", "check"]
 
 PATTERNS = ("one way", "both ways", "ring", "all to one")
 
@@ -37,7 +37,7 @@ Rates = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class Row:
+class LinkRow:
     """One transfer.
 
     Args:
@@ -74,7 +74,7 @@ class Row:
         return asdict(self) | {"verdict": self.verdict}
 
 
-def check(workers: int, rates: Sequence[str], seconds: float, delay: str = "0ms") -> Iterator[Row]:
+def check(workers: int, rates: Sequence[str], seconds: float, delay: str = "0ms") -> Iterator[LinkRow]:
     """Transfers of every pattern at every rate; a row each.
 
     Args:
@@ -94,7 +94,7 @@ def check(workers: int, rates: Sequence[str], seconds: float, delay: str = "0ms"
             best = (link.rate or 0) * _SEGMENT / _FRAME
             lab.shape(rate, delay)
             for pattern in PATTERNS:
-                yield Row(str(link), workers, pattern, best, unshaped[pattern], *_measure(lab, pattern, seconds))
+                yield LinkRow(str(link), workers, pattern, best, unshaped[pattern], *_measure(lab, pattern, seconds))
 
 
 def flows(pattern: str, workers: int) -> list[tuple[int, int]]:

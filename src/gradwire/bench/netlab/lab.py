@@ -18,15 +18,15 @@ from typing import Any, Self
 
 from gradwire.bench.netlab import _warden
 from gradwire.bench.netlab.link import Link
-from gradwire.bench.netlab.names import INTERFACE, MOST_WORKERS, Names
+from gradwire.bench.netlab.names import INTERFACE, MOST_WORKERS, LabNames
 from gradwire.bench.netlab.system import NetlabError, counters, require_system, run, settle
 from gradwire.errors import is_int, require
 
-__all__ = ["Netlab", "Traffic", "lab_for", "remove_leftovers"]
+__all__ = ["LabTraffic", "Netlab", "lab_for", "remove_leftovers"]
 
 
 @dataclass(frozen=True)
-class Traffic:
+class LabTraffic:
     """Bytes of a worker's interface so far: whole frames, the headers of a segmented packet counted once."""
 
     sent: int
@@ -59,7 +59,7 @@ class Netlab:
         self.link = Link.parse(rate, delay).in_lab()
         require_system()
         remove_leftovers()
-        self.names = Names(secrets.token_hex(3), workers)
+        self.names = LabNames(secrets.token_hex(3), workers)
         self.congestion = congestion
         self._warden: subprocess.Popen[bytes] | None = None
         self._owner: int | None = os.getpid()
@@ -98,7 +98,7 @@ class Netlab:
         self._shape()
         self._record()
 
-    def traffic(self) -> list[Traffic]:
+    def traffic(self) -> list[LabTraffic]:
         """What each worker's interface has sent and received since the lab was made."""
         return traffic_of(self.names)
 
@@ -232,13 +232,13 @@ def lab_for(workers: int, link: Link) -> AbstractContextManager[Netlab | None]:
     return Netlab(workers, str(replace(link, delay=0.0)), f"{1e6 * link.delay:.0f}us")
 
 
-def traffic_of(names: Names) -> list[Traffic]:
+def traffic_of(names: LabNames) -> list[LabTraffic]:
     """What the interfaces of a lab's workers have counted; nothing of one that was not finished, or is going away."""
     found = []
     for rank in range(names.workers):
         with suppress(NetlabError, KeyError):
             received, sent = counters(names.worker(rank))[INTERFACE]
-            found.append(Traffic(sent, received))
+            found.append(LabTraffic(sent, received))
     return found
 
 

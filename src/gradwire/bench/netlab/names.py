@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gradwire.bench.netlab._warden import PREFIX
 
-__all__ = ["INTERFACE", "MOST_WORKERS", "PORT", "Names"]
+__all__ = ["INTERFACE", "MOST_WORKERS", "PORT", "LabNames"]
 
 INTERFACE = "eth0"
 """A worker's only interface but loopback; the same everywhere, so that one setting fits all workers."""
@@ -19,7 +19,7 @@ MOST_WORKERS = 250
 
 
 @dataclass(frozen=True)
-class Names:
+class LabNames:
     """The names of one lab; enough for another process to join it.
 
     Args:

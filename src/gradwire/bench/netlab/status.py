@@ -8,7 +8,7 @@ from typing import Any
 from gradwire.bench.netlab import _warden
 from gradwire.bench.netlab.lab import traffic_of
 from gradwire.bench.netlab.link import Link
-from gradwire.bench.netlab.names import Names
+from gradwire.bench.netlab.names import LabNames
 
 __all__ = ["lab_of", "labs"]
 
@@ -21,7 +21,7 @@ def labs() -> list[dict[str, Any]]:
 def lab_of(lab: str) -> dict[str, Any]:
     """One lab: its names, its link, who owns it (None: it was made to stay), whether that owner has ended."""
     facts = _warden.records()[lab]
-    names = Names(lab, facts["workers"])
+    names = LabNames(lab, facts["workers"])
     return {
         "id": lab, "workers": names.workers, "link": str(Link(facts["rate"], facts["delay"])),
         "congestion": facts["congestion"], "owner": facts["owner"], "dead": lab in _warden.leftovers(),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 
-class Worker:
+class MXNetWorker:
     """What ``bench/_store_worker.py`` is for ours: it takes the same requests."""
 
     def __init__(self) -> None:
@@ -64,4 +64,4 @@ class Worker:
 
 
 if __name__ == "__main__":
-    runpy.run_path(str(Path(__file__).with_name("_answers.py")))["serve"](Worker())
+    runpy.run_path(str(Path(__file__).with_name("_answers.py")))["serve"](MXNetWorker())

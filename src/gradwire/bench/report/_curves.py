@@ -9,7 +9,7 @@ from typing import Literal
 
 from gradwire.bench.report._families import BASELINE
 from gradwire.bench.report._look import COLOURS, Plot, Spec, axis, by_family, hover, layout
-from gradwire.bench.report._panels import Entry, Panel
+from gradwire.bench.report._panels import Panel, PanelEntry
 from gradwire.bench.report._results import Results
 
 __all__ = ["Curve", "curve", "curve_plots"]
@@ -28,12 +28,12 @@ _LEGEND = {"orientation": "h", "yanchor": "top", "y": -0.16, "x": 0, "font": {"s
 class Curve:
     """Means over seeds, epoch by epoch, as far as every seed came."""
 
-    entry: Entry
+    entry: PanelEntry
     x: Sequence[float]
     quality: Sequence[float]
 
 
-def curve(entry: Entry, over: Over) -> Curve:
+def curve(entry: PanelEntry, over: Over) -> Curve:
     """The means of a method's runs at the end of each epoch."""
     epochs = list(zip(*(run.history for run in entry.runs), strict=False))
     x = [sum(getattr(point, over) for point in points) / len(points) for points in epochs]

@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from gradwire.bench.codec import label
 from gradwire.bench.netlab import Link
-from gradwire.bench.records import Point, Record, Settings
+from gradwire.bench.records import Point, Record, RunSettings
 from gradwire.errors import ConfigError, require
 
 __all__ = ["checked_codec", "checked_replay", "checked_run"]
@@ -48,7 +48,7 @@ def checked_run(line: _Object) -> Record:
         _check("history, each point", _Object, point)
     run = Record.from_dict(line)
     _check_fields("", Record, run)
-    _check_fields("settings.", Settings, run.settings)
+    _check_fields("settings.", RunSettings, run.settings)
     for point in run.history:
         _check_fields("history.", Point, point)
     _check("environment.jobs", int, run.environment.get("jobs", 1))

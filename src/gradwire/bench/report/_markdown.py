@@ -11,7 +11,7 @@ from typing import Any
 
 from gradwire.bench.records import Record
 from gradwire.bench.report._links_table import tables
-from gradwire.bench.report._panels import NOISE, Entry, Panel
+from gradwire.bench.report._panels import NOISE, Panel, PanelEntry
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._where import facts, warnings
 from gradwire.bench.statistics import CONFIDENCE
@@ -113,14 +113,14 @@ def _table(group: Sequence[Panel]) -> Iterable[str]:
         yield f"| `{_escaped(name)}` | {' | '.join(column.get(name, ' | | ') for column in cells)} |"
 
 
-def _cells(panel: Panel, entry: Entry) -> str:
+def _cells(panel: Panel, entry: PanelEntry) -> str:
     quality, sent = entry.quality, entry.mean("bytes_per_step")
     spread = f" ± {panel.shown(quality.deviation)}" if quality.count > 1 and not entry.diverged else ""
     volume = "" if sent is None else f"{sent:,.0f}"
     return f"{panel.shown(quality.mean)}{spread}{_judged(panel, entry)} | {quality.count} | {volume}"
 
 
-def _judged(panel: Panel, entry: Entry) -> str:
+def _judged(panel: Panel, entry: PanelEntry) -> str:
     verdict, difference = panel.verdict(entry), panel.difference(entry)
     if verdict == NOISE:
         return " ≈"

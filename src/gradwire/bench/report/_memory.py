@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gradwire.bench.report._bars import Mark, rows_figure, rows_height
 from gradwire.bench.report._look import Plot, Spec, axis
-from gradwire.bench.report._panels import Entry, Panel
+from gradwire.bench.report._panels import Panel, PanelEntry
 from gradwire.bench.report._quality import data_size
 from gradwire.bench.report._results import Results
 
 __all__ = ["growth_note", "memory_marks", "memory_plots"]
 
-Size = Callable[[Entry], float | None]
+Size = Callable[[PanelEntry], float | None]
 
 
 def memory_plots(

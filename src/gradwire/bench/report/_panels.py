@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gradwire.bench.records import Record, Settings
+from gradwire.bench.records import Record, RunSettings
 from gradwire.bench.report._families import BASELINE, PLAIN, family_of, named
 from gradwire.bench.statistics import Spread, noise_floor, spread, welch_limit
 
-__all__ = ["DIVERGED", "NOISE", "Entry", "Panel", "no_floor", "panels"]
+__all__ = ["DIVERGED", "NOISE", "Panel", "PanelEntry", "no_floor", "panels"]
 
 NOISE = "within noise"
 DIVERGED = "diverged"
@@ -32,7 +32,7 @@ _DIGITS = 8
 
 
 @dataclass(frozen=True)
-class Entry:
+class PanelEntry:
     """A method in a panel.
 
     Args:
@@ -110,18 +110,18 @@ class Panel:
         baselines: uncompressed ones, one for each recipe that has any, the task's own recipe first.
     """
 
-    settings: Settings
+    settings: RunSettings
     measure: str
     higher_is_better: bool
-    entries: tuple[Entry, ...]
-    baselines: tuple[Entry, ...]
+    entries: tuple[PanelEntry, ...]
+    baselines: tuple[PanelEntry, ...]
 
     @property
-    def baseline(self) -> Entry | None:
+    def baseline(self) -> PanelEntry | None:
         """The uncompressed one of the task's own recipe, or else of another; None: there is none."""
         return self.baselines[0] if self.baselines else None
 
-    def compared_with(self, entry: Entry) -> Entry | None:
+    def compared_with(self, entry: PanelEntry) -> PanelEntry | None:
         """The uncompressed one of a method's recipe, or else of the task's own; None: there is neither."""
         found = {_same([each.tuned, each.recipe]): each for each in self.baselines}
         return found.get(_same([entry.tuned, entry.recipe]), found.get(_same([False, {}])))
@@ -165,20 +165,20 @@ class Panel:
         begin = "" if of.start is None else f" from {of.start[:_DIGITS]}"
         return f"{of.task}: {of.model}{begin} on {data}, {of.workers} workers{link}, {epochs}{where}"
 
-    def relative_speed(self, entry: Entry) -> float | None:
+    def relative_speed(self, entry: PanelEntry) -> float | None:
         """Examples a second over those without compression."""
         base = self.compared_with(entry)
         mine, plain = entry.speed, base and base.speed
         return mine.mean / plain.mean if mine and plain and plain.mean else None
 
-    def difference(self, entry: Entry) -> float | None:
+    def difference(self, entry: PanelEntry) -> float | None:
         """Of the mean quality from that without compression; None: there is none to compare with, or one diverged."""
         base = self.compared_with(entry)
         if base is None or base.diverged or entry.diverged:
             return None
         return entry.quality.mean - base.quality.mean
 
-    def floor(self, entry: Entry | None = None) -> float | None:
+    def floor(self, entry: PanelEntry | None = None) -> float | None:
         """The noise floor; None where it is not known.
 
         Args:
@@ -187,7 +187,7 @@ class Panel:
         base = self.baseline if entry is None else self.compared_with(entry)
         return None if base is None else noise_floor(base.quality, len((entry or base).runs))
 
-    def limit(self, entry: Entry) -> float | None:
+    def limit(self, entry: PanelEntry) -> float | None:
         """What a difference must be larger than: the floor, and Welch's limit where the method has a spread.
 
         None where the floor is not known.
@@ -197,7 +197,7 @@ class Panel:
             return None
         return max(floor, welch_limit(base.quality, entry.quality) or 0.0)
 
-    def verdict(self, entry: Entry) -> str:
+    def verdict(self, entry: PanelEntry) -> str:
         """One of "baseline", "within noise", "better", "worse" or "diverged"; "noise not known" where the uncompressed
         runs do not tell it, "nothing to compare with" where there are none of a recipe that fits.
         """
@@ -215,7 +215,7 @@ class Panel:
         return "better" if (difference > 0) == self.higher_is_better else "worse"
 
 
-def no_floor(base: Entry) -> str:
+def no_floor(base: PanelEntry) -> str:
     """Why uncompressed runs give no noise floor, in words; empty where they give one."""
     count = base.quality.count
     if base.diverged:
@@ -245,17 +245,17 @@ def _panel(runs: Sequence[Record]) -> Panel:
     return Panel(first.settings, first.measure, first.higher_is_better, tuple(ordered), plain)
 
 
-def _baselines(found: Iterable[Entry]) -> tuple[Entry, ...]:
+def _baselines(found: Iterable[PanelEntry]) -> tuple[PanelEntry, ...]:
     """Of each recipe the first uncompressed one, plain DDP before ours."""
     plain = [entry for entry in found if entry.family == BASELINE]
     plain.sort(key=lambda entry: (bool(entry.recipe), entry.tuned, PLAIN.index(entry.runs[0].settings.method)))
-    first: dict[str, Entry] = {}
+    first: dict[str, PanelEntry] = {}
     for entry in plain:
         first.setdefault(_same([entry.tuned, entry.recipe]), entry)
     return tuple(first.values())
 
 
-def _entries(runs: Sequence[Record]) -> list[Entry]:
+def _entries(runs: Sequence[Record]) -> list[PanelEntry]:
     """Runs with one label and different settings are different methods: a mean over them would be of nothing."""
     found: dict[str, dict[str, list[Record]]] = {}
     for run in runs:
@@ -306,10 +306,10 @@ def _growth(run: Record) -> float | None:
     return run.peak_rss_bytes - run.start_rss_bytes
 
 
-def _entry(method: str, runs: Sequence[Record]) -> Entry:
+def _entry(method: str, runs: Sequence[Record]) -> PanelEntry:
     if runs[0].settings.tuned:
         runs = _at_best_rate(runs)
         method = f"{method}, lr {runs[0].settings.recipe['lr']:g}"
     compressor = runs[0].settings.compressor
     name = None if compressor is None else str(compressor.get("name"))
-    return Entry(method, family_of(runs[0].settings.method, name), tuple(runs))
+    return PanelEntry(method, family_of(runs[0].settings.method, name), tuple(runs))

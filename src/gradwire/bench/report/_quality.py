@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from gradwire.bench.report._look import Plot, Spec, axis
-from gradwire.bench.report._panels import Entry, Panel
+from gradwire.bench.report._panels import Panel, PanelEntry
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._scatter import Dot, scatter
 
@@ -15,7 +15,7 @@ __all__ = ["data_size", "dot", "facts", "panel_plots", "stripe"]
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def dot(panel: Panel, entry: Entry, x: float, dx: float = 0.0, tail: float | None = None) -> Dot | None:
+def dot(panel: Panel, entry: PanelEntry, x: float, dx: float = 0.0, tail: float | None = None) -> Dot | None:
     """A method at its quality; None where that is not a number, or x is none."""
     quality = entry.quality
     if not (math.isfinite(quality.mean) and math.isfinite(x)):
@@ -44,7 +44,7 @@ def stripe(panel: Panel) -> tuple[float, float] | None:
     return panel.scale * (middle - floor), panel.scale * (middle + floor)
 
 
-def facts(panel: Panel, entry: Entry) -> list[str]:
+def facts(panel: Panel, entry: PanelEntry) -> list[str]:
     """What a dot says when it is pointed at."""
     quality, difference, relative = entry.quality, panel.difference(entry), panel.relative_speed(entry)
     seeds = f"{quality.count} seed{'s' * (quality.count != 1)}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gradwire.bench.records import Record
 from gradwire.bench.report._memory import growth_note
-from gradwire.bench.report._panels import DIVERGED, NOISE, Entry, Panel, no_floor
+from gradwire.bench.report._panels import DIVERGED, NOISE, Panel, PanelEntry, no_floor
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._table import UNKNOWN, Cell, Table, Tone, bytes_cell, number, words
 from gradwire.bench.statistics import CONFIDENCE
@@ -50,7 +50,7 @@ def floor_note(panel: Panel) -> list[str]:
     return [_floor_line(panel, base) for base in panel.baselines]
 
 
-def _floor_line(panel: Panel, base: Entry) -> str:
+def _floor_line(panel: Panel, base: PanelEntry) -> str:
     quality, floor = base.quality, panel.floor(base)
     name = "Noise floor" if len(panel.baselines) == 1 else f"Noise floor of {base.method} and what has its recipe"
     if floor is None:
@@ -64,13 +64,13 @@ def _floor_line(panel: Panel, base: Entry) -> str:
     )
 
 
-def verdict_cell(panel: Panel, entry: Entry) -> Cell:
+def verdict_cell(panel: Panel, entry: PanelEntry) -> Cell:
     """In words, with its tone."""
     verdict = panel.verdict(entry)
     return words(verdict, _TONES.get(verdict, ""))
 
 
-def _row(panel: Panel, entry: Entry) -> Sequence[Cell]:
+def _row(panel: Panel, entry: PanelEntry) -> Sequence[Cell]:
     quality, difference, dense = entry.quality, panel.difference(entry), entry.mean("dense_bytes_per_step")
     packed, step, peak = entry.mean("bytes_per_step"), entry.step, entry.growth
     own = entry is panel.compared_with(entry)
@@ -95,7 +95,7 @@ def _others(panel: Panel) -> list[str]:
     return [name for name in names if name != panel.measure]
 
 
-def _measured(panel: Panel, entry: Entry) -> Iterator[Cell]:
+def _measured(panel: Panel, entry: PanelEntry) -> Iterator[Cell]:
     for name in _others(panel):
         found = entry.over(_measure(name))
         yield number(None if found is None else found.mean, "{:.4g}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from gradwire.bench.report._look import Plot, axis
-from gradwire.bench.report._panels import Entry, Panel
+from gradwire.bench.report._panels import Panel, PanelEntry
 from gradwire.bench.report._quality import dot, panel_plots
 from gradwire.bench.report._results import Results
 from gradwire.bench.report._scatter import Dot
@@ -33,7 +33,7 @@ def dots(panel: Panel) -> list[Dot]:
     return [each for each in found if each is not None]
 
 
-def _place(panel: Panel, entry: Entry) -> tuple[float, float]:
+def _place(panel: Panel, entry: PanelEntry) -> tuple[float, float]:
     """Relative throughput, and the standard deviation of its numerator on the same scale."""
     relative, speed = panel.relative_speed(entry), entry.speed
     if relative is None or speed is None or not speed.mean:
