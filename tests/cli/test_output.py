@@ -127,7 +127,7 @@ def test_the_demonstration_is_shown_although_its_file_cannot_be_written(gradwire
     phases = dict.fromkeys(("step", "compute", "compress", "communicate", "decompress"), 0.001)
     row = {"method": "none", "shown": "97.2 %", "bytes_per_step": 76104.0, "ratio": 1.0, "seconds": phases,
            "parameters_identical": True}  # fmt: skip
-    report = demo.Report("digits", "top-1", 2, 1, 45, [row])
+    report = demo.DemoReport("digits", "top-1", 2, 1, 45, [row])
     monkeypatch.setattr(demo, "compare", lambda *_, **__: report)
 
     def full(path, text):

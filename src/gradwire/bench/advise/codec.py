@@ -211,7 +211,7 @@ def sample(buckets: Sequence[BucketProfile], numel: int = SAMPLE) -> BucketProfi
         buckets: of a model.
         numel: elements that the sample has about, where the model has as many.
 
-    >>> sample([Bucket((("a", (4096, 1024)), ("b", (64,))), 0.0)], 1 << 20).params
+    >>> sample([BucketProfile((("a", (4096, 1024)), ("b", (64,))), 0.0)], 1 << 20).params
     (('a', (1024, 1024)), ('b', (16,)))
     """
     large = [bucket for bucket in buckets if bucket.numel >= numel]

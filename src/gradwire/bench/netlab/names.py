@@ -27,7 +27,7 @@ class LabNames:
         workers: how many.
 
     Example:
-        >>> names = Names("3f09ab", 2)
+        >>> names = LabNames("3f09ab", 2)
         >>> names.all, names.address(1)
         (('gw-3f09ab-hub', 'gw-3f09ab-0', 'gw-3f09ab-1'), '10.77.0.2')
     """
