@@ -12,8 +12,8 @@
 #include "args/entries.h"
 #include "args/entropy.h"
 #include "args/lowrank.h"
+#include "args/momentum.h"
 #include "args/rounding.h"
-#include "args/signs.h"
 #include "args/sketch.h"
 #include "args/sparse.h"
 #include "args/thresholds.h"
@@ -61,9 +61,6 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(natural_encode, NaturalEncode)                   \
   X(natural_encode_feedback, NaturalEncodeFeedback)  \
   X(nonfinite, Nonfinite)                            \
-  X(onebit_add_decoded, OnebitAddDecoded)            \
-  X(onebit_encode, OnebitEncode)                     \
-  X(onebit_encode_feedback, OnebitEncodeFeedback)    \
   X(philox, Philox)                                  \
   X(qsgd_add_decoded, QsgdAddDecoded)                \
   X(qsgd_encode, QsgdEncode)                         \
@@ -71,14 +68,6 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(rans_decode, RansDecode)                         \
   X(round_encode, RoundEncode)                       \
   X(round_keep, RoundKeep)                           \
-  X(scaled_sign_add_decoded, BlockSignAddDecoded)    \
-  X(scaled_sign_encode, BlockSignEncode)             \
-  X(scaled_sign_encode_feedback, BlockSignEncodeFeedback)\
-  X(sign_add_decoded, SignAddDecoded)                \
-  X(sign_encode, SignEncode)                         \
-  X(sign_encode_feedback, SignEncodeFeedback)        \
-  X(sign_vote, SignVote)                             \
-  X(signum_encode, SignumEncode)                     \
   X(sketch_add, SketchAdd)                           \
   X(sketch_estimate, SketchEstimate)                 \
   X(sparse_add_decoded, SparseAddDecoded)            \
@@ -96,10 +85,7 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(topk_emit_found, TopkEmitFound)                  \
   X(topk_scan, TopkScan)                             \
   X(topk_scan_feedback, TopkScanFeedback)            \
-  X(triad, Triad)                                    \
-  X(two_means_add_decoded, BlockSignAddDecoded)      \
-  X(two_means_encode, BlockSignEncode)               \
-  X(two_means_encode_feedback, BlockSignEncodeFeedback)
+  X(triad, Triad)
 
 struct KernelTable {
   const char* target;

@@ -27,8 +27,8 @@ NB_MODULE(_kernels, m) {
   bind_entries(m);
   bind_entropy(m);
   bind_lowrank(m);
+  bind_momentum(m);
   bind_rounding(m);
-  bind_signs(m);
   bind_sketch(m);
   bind_sparse(m);
   bind_thresholds(m);

@@ -9,13 +9,13 @@ from gradwire.comm.allreduce import AllReduce
 from gradwire.comm.broadcast import Broadcast
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compat import Recipe, from_params
-from gradwire.compressors.efsignsgd import EFSignSGD
 from gradwire.compressors.fp16 import FP16
 from gradwire.compressors.none import Identity
-from gradwire.compressors.onebit_sgd import OneBitSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
-from gradwire.compressors.signsgd import SignSGD
+from gradwire.compressors.signs.efsignsgd import EFSignSGD
+from gradwire.compressors.signs.onebit_sgd import OneBitSGD
+from gradwire.compressors.signs.signsgd import SignSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.threshold import Threshold
 from gradwire.compressors.topk import TopK

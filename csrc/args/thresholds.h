@@ -1,4 +1,4 @@
-// Arguments of: 1 bit of a fixed threshold, and what exceeds a threshold.
+// Arguments of: what exceeds a threshold.
 #pragma once
 
 #include <cstdint>
@@ -6,24 +6,6 @@
 #include "args/common.h"
 
 namespace gradwire {
-
-struct OnebitEncode {
-  const float* x;
-  std::uint8_t* codes;
-  float threshold;
-};
-
-struct OnebitEncodeFeedback : Feedback {
-  std::uint8_t* codes;
-  float threshold, step;
-};
-
-// `steps` without data: every rank steps by one.
-struct OnebitAddDecoded {
-  Rows codes, steps;
-  float* out;
-  float scale;
-};
 
 // What exceeds a threshold in a range of whole segments.
 struct ThresholdScan : Feedback {  // without feedback grad and residual are null

@@ -1,4 +1,4 @@
-// 1 bit of a fixed threshold, and what exceeds a threshold.
+// What exceeds a threshold.
 #include "auto_threshold.h"
 #include "bindings/common.h"
 #include "threshold.h"
@@ -14,29 +14,6 @@ void auto_threshold_(Address x, Address threshold, Address level, Address advice
                   pointer<float>(threshold, 1), pointer<float>(level, 1), pointer<float>(advice, 2),
                   pointer<const float>(agreed, 2), pointer<std::int64_t>(turn, 1)},
                  n);
-}
-
-// The step of a sender, 1 where there is no address.
-float step_at(Address step) { return step == 0 ? 1.0f : *reinterpret_cast<const float*>(step); }
-
-void onebit_encode(Address x, Address codes, double threshold, Address step, Size n, int threads) {
-  run(&KernelTable::onebit_encode,
-      {pointer<const float>(x, n), pointer<std::uint8_t>(codes, n), float(threshold) * step_at(step)}, n, 32, threads);
-}
-
-void onebit_encode_feedback(Address grad, Address residual, Address codes, double threshold, Address status,
-                            Address step, Size n, int threads) {
-  run(&KernelTable::onebit_encode_feedback,
-      {feedback(grad, residual, status, n), pointer<std::uint8_t>(codes, n), float(threshold) * step_at(step),
-       step_at(step)},
-      n, 32, threads);
-}
-
-void onebit_add_decoded(Address codes, Size count, Size stride, Address steps, Size steps_stride, Address out,
-                        double scale, Size n, int threads) {
-  const Rows step_rows = {reinterpret_cast<const std::uint8_t*>(steps), count, steps_stride};
-  run(&KernelTable::onebit_add_decoded,
-      {rows(codes, count, stride, n), step_rows, pointer<float>(out, n), float(scale)}, n, 32, threads);
 }
 
 float level_at(Address level) { return level == 0 ? 0.0f : *reinterpret_cast<const float*>(level); }
@@ -71,11 +48,6 @@ void bind_thresholds(nb::module_& m) {
          "threshold"_a, "status"_a, "level"_a);
   kernel(m, "threshold_add_decoded", &threshold_add_decoded_, "streams"_a, "count"_a, "stride"_a, "length"_a, "out"_a,
          "scale"_a);
-  kernel(m, "onebit_encode", &onebit_encode, "x"_a, "codes"_a, "threshold"_a, "step"_a);
-  kernel(m, "onebit_encode_feedback", &onebit_encode_feedback, "grad"_a, "residual"_a, "codes"_a, "threshold"_a,
-         "status"_a, "step"_a);
-  kernel(m, "onebit_add_decoded", &onebit_add_decoded, "codes"_a, "count"_a, "stride"_a, "steps"_a, "steps_stride"_a,
-         "out"_a, "scale"_a);
 }
 
 }  // namespace gradwire::bindings

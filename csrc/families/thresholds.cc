@@ -2,9 +2,6 @@
 #include "targets/begin.h"
 
 #if defined(GRADWIRE_TARGET_HEADER)
-#include "kernels/onebit_add_decoded.h"
-#include "kernels/onebit_encode.h"
-#include "kernels/onebit_encode_feedback.h"
 #include "kernels/threshold_scan.h"
 #endif
 

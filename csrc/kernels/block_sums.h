@@ -8,6 +8,10 @@
 
 namespace gradwire::GRADWIRE_TARGET {
 
+// How many of `count` elements are in the first and in the second vector of a step of 32.
+GRADWIRE_INLINE int first_of(int count) { return count < kLanes ? count : kLanes; }
+GRADWIRE_INLINE int second_of(int count) { return count - first_of(count); }
+
 struct LaneSums {
   F32 first, second;
 };

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "kernels/block_sums.h"
-#include "kernels/onebit_codes.h"
 
 namespace gradwire::GRADWIRE_TARGET {
 

@@ -206,13 +206,7 @@ void check_lowrank(const std::string& target, std::int64_t columns, std::int64_t
 #define CHECK(name, ...) \
   check(target, #name, &KernelTable::name, [](Buffers& x, std::int64_t n) { return static_cast<void>(n), __VA_ARGS__; })
 
-BlockSigns block_signs(Buffers& x) { return {x.c.data(), x.bytes.data(), 64}; }
-
-BlockSignAddDecoded block_sign_sum(Buffers& x, std::int64_t n) {
-  return {x.rows(n), x.rows(n), x.a.data(), 64, 0.3f};
-}
-
-void check_signs(const std::string& target) {
+void check_momentum(const std::string& target) {
   CHECK(magnitude_sums, MagnitudeSums{x.a.data(), nullptr, x.c.data(), 64});
   CHECK(magnitude_sums, MagnitudeSums{x.a.data(), x.b.data(), x.c.data(), 64});
   CHECK(momentum_update, MomentumUpdate{x.a.data(), x.b.data(), x.status.data(), 0.9f, 0.1f});
@@ -222,19 +216,6 @@ void check_signs(const std::string& target) {
       return PreconditionUpdate{x.a.data(), x.b.data(), 0.9f, 0.1f, 2.0f, 0.5f, 0.01f, still};
     });
   }
-  CHECK(signum_encode, SignumEncode{{x.a.data(), x.b.data(), x.status.data(), 0.9f, 0.1f}, x.bytes.data()});
-  CHECK(sign_encode, SignEncode{x.a.data(), x.bytes.data()});
-  CHECK(sign_encode_feedback, SignEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data()});
-  CHECK(sign_add_decoded, SignAddDecoded{x.rows(n), x.a.data(), 0.3f});
-  CHECK(sign_vote, SignVote{x.a.data(), 1.0f});
-  CHECK(scaled_sign_encode, BlockSignEncode{block_signs(x), x.a.data()});
-  CHECK(two_means_encode, BlockSignEncode{block_signs(x), x.a.data()});
-  CHECK(scaled_sign_encode_feedback,
-        BlockSignEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, block_signs(x)});
-  CHECK(two_means_encode_feedback,
-        BlockSignEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, block_signs(x)});
-  CHECK(scaled_sign_add_decoded, block_sign_sum(x, n));
-  CHECK(two_means_add_decoded, block_sign_sum(x, n));
 }
 
 void check_all(const std::string& target) {
@@ -253,13 +234,7 @@ void check_all(const std::string& target) {
       return MomentsFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.c.data(), centred};
     });
   }
-  CHECK(onebit_encode, OnebitEncode{x.a.data(), x.bytes.data(), 0.5f});
-  CHECK(onebit_encode_feedback, OnebitEncodeFeedback{{x.a.data(), x.b.data(), nullptr}, x.bytes.data(), 0.5f, 1.0f});
-  CHECK(onebit_encode_feedback,
-        OnebitEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), 0.5f, 0.7f});
-  CHECK(onebit_add_decoded, OnebitAddDecoded{x.rows(n), {nullptr, kRanks, 0}, x.a.data(), 0.3f});
-  CHECK(onebit_add_decoded, OnebitAddDecoded{x.rows(n), x.rows(n), x.a.data(), 0.3f});
-  check_signs(target);
+  check_momentum(target);
   check(target, "philox", &KernelTable::philox, [](Buffers& x, std::int64_t) {
     return Philox{reinterpret_cast<std::uint32_t*>(x.bytes.data()), 0x123456789abcdef0, 7, 0xfffffff0};
   });

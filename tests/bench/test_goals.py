@@ -4,9 +4,9 @@ from gradwire import registry
 from gradwire.bench.goals import judged, least_ratio, misses, nanoseconds
 from gradwire.bench.steps import STEPS
 from gradwire.compressors.atomo import Atomo
-from gradwire.compressors.onebit import OneBit
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK

@@ -10,7 +10,7 @@ import torch
 from gradwire import ops
 from gradwire.compressors.compose import compose
 from gradwire.compressors.entropy import Entropy
-from gradwire.compressors.onebit import OneBit
+from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.threshold import Threshold

@@ -16,12 +16,12 @@ from gradwire.compressors.demo import DeMo
 from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.gradiveq import GradiVeQ
 from gradwire.compressors.none import Identity
-from gradwire.compressors.onebit import OneBit
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.sidco import SIDCo
-from gradwire.compressors.signsgd import SignSGD
+from gradwire.compressors.signs.onebit import OneBit
+from gradwire.compressors.signs.signsgd import SignSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError, WireError

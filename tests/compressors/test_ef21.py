@@ -11,7 +11,7 @@ from gradwire.compressors.ef21 import EF21
 from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
-from gradwire.compressors.signsgd import SignSGD
+from gradwire.compressors.signs.signsgd import SignSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError

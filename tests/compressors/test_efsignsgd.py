@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from gradwire.compressors.efsignsgd import EFSignSGD
+from gradwire.compressors.signs.efsignsgd import EFSignSGD
 from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
 from gradwire.testing.inputs import SPECIAL, gaussian

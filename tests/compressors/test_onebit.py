@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compressors.onebit import OneBit
+from gradwire.compressors.signs.onebit import OneBit
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key

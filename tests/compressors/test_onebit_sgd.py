@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 
-from gradwire.compressors.efsignsgd import EFSignSGD
-from gradwire.compressors.onebit_sgd import OneBitSGD
+from gradwire.compressors.signs.efsignsgd import EFSignSGD
+from gradwire.compressors.signs.onebit_sgd import OneBitSGD
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients

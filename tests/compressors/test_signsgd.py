@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.signsgd import SignSGD
+from gradwire.compressors.signs.signsgd import SignSGD
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.testing.inputs import gaussian

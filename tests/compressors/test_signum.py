@@ -3,8 +3,8 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.signsgd import SignSGD
-from gradwire.compressors.signum import Signum
+from gradwire.compressors.signs.signsgd import SignSGD
+from gradwire.compressors.signs.signum import Signum
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.memory.momentum import Momentum

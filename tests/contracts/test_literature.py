@@ -18,10 +18,10 @@ from gradwire.compressors.dynamic8 import Dynamic8
 from gradwire.compressors.fp16 import FP16
 from gradwire.compressors.inceptionn import Inceptionn
 from gradwire.compressors.natural import Natural
-from gradwire.compressors.onebit_sgd import OneBitSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
+from gradwire.compressors.signs.onebit_sgd import OneBitSGD
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.compressors.ternary.three_lc import ThreeLC

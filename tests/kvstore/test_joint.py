@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwire.compressors.onebit import OneBit
+from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.kvstore.bundles import ROOM
 from gradwire.kvstore.compression import Compression, parse

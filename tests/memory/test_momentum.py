@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gradwire.compressors.bf16 import BF16
-from gradwire.compressors.efsignsgd import EFSignSGD
-from gradwire.compressors.signum import Signum
+from gradwire.compressors.signs.efsignsgd import EFSignSGD
+from gradwire.compressors.signs.signum import Signum
 from gradwire.errors import ConfigError
 from gradwire.memory.momentum import Momentum
 from gradwire.types import Key

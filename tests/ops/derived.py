@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.ops.arguments import Flat, Names, Rows
+from gradwire.ops.arguments import Flat, Names, Rows, Where
 from gradwire.ops.base import Op
 from tests.ops.example_tensors import RANKS, N
 
-VALUES = {"block": 16, "length": 9, "n": N, "scale": 0.5, "sparsity": 1.0, "threshold": 0.5}
+VALUES = {"beta": 0.9, "length": 9, "n": N, "scale": 0.5, "sparsity": 1.0, "threshold": 0.5, "tie": 1.0}
 """Of numbers and of symbols, by name; a flag is False."""
+
+SIZES = {"block": (16, 32)}
+"""Of those that differ between operations: the first that one allows."""
 
 
 def example(op: Op) -> dict[str, Any]:
@@ -20,13 +23,23 @@ def example(op: Op) -> dict[str, Any]:
     return {name: argument(op, name) for name in op.declaration.types}
 
 
+def values(op: Op) -> dict[str, Any]:
+    """Numbers that fulfil what the operation says of them."""
+    found = dict(VALUES)
+    for name, allowed in SIZES.items():
+        mark, known = op.declaration.marks.get(name), {**op.reference.__globals__, **found}
+        condition = mark.condition if isinstance(mark, Where) else "True"
+        found[name] = next(size for size in allowed if eval(condition, {**known, name: size}))
+    return found
+
+
 def argument(op: Op, name: str) -> Any:
     mark = op.declaration.marks.get(name)
     if isinstance(mark, Names):
         return mark.known[0]
     if not isinstance(mark, Flat | Rows):
-        return False if op.declaration.types[name] is bool else VALUES[name]
-    size = eval(mark.size if isinstance(mark, Flat) else mark.length, {**op.reference.__globals__, **VALUES})
+        return False if op.declaration.types[name] is bool else values(op)[name]
+    size = eval(mark.size if isinstance(mark, Flat) else mark.length, {**op.reference.__globals__, **values(op)})
     dtype = mark.dtype[0] if isinstance(mark.dtype, tuple) else mark.dtype
     shape = (size,) if isinstance(mark, Flat) else (RANKS, size)
     if not dtype.is_floating_point:

@@ -90,7 +90,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
             "rank": 2,
             "status": _status(),
         },
-        "mean_magnitude": lambda: {"x": _float(), "mean": torch.empty(1), "residual": _float()},
         "momentum_update": lambda: {"grad": _float(), "momentum": _float(), "beta": 0.9, "status": _status()},
         "precondition": lambda: {"grad": _float(), "scale": torch.ones(N), "status": _status()},
         "precondition_update": lambda: {
@@ -242,38 +241,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
             "key": 1,
             "step": 2,
         },
-        "scaled_sign_add_decoded": lambda: {
-            "scales": torch.ones(RANKS, 1),
-            "codes": _codes(RANKS, 4),
-            "out": _float(),
-            "block": 32,
-            "scale": 0.5,
-        },
-        "scaled_sign_encode": lambda: {"x": _float(), "scales": torch.empty(1), "codes": _codes(4), "block": 32},
-        "scaled_sign_encode_feedback": lambda: {
-            "grad": _float(),
-            "residual": _float(),
-            "scales": torch.empty(1),
-            "codes": _codes(4),
-            "block": 32,
-            "status": _status(),
-        },
-        "sign_add_decoded": lambda: {"codes": _codes(RANKS, 4), "out": _float(), "scale": 0.5},
-        "sign_encode": lambda: {"x": _float(), "codes": _codes(4)},
-        "sign_encode_feedback": lambda: {
-            "grad": _float(),
-            "residual": _float(),
-            "codes": _codes(4),
-            "status": _status(),
-        },
-        "sign_vote": lambda: {"mean": _float(), "tie": 1.0},
-        "signum_encode": lambda: {
-            "grad": _float(),
-            "momentum": _float(),
-            "codes": _codes(4),
-            "beta": 0.9,
-            "status": _status(),
-        },
         "randomk_add_decoded": lambda: {
             "values": torch.ones(RANKS, 4),
             "header": torch.ones(RANKS, 5),
@@ -331,22 +298,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
         },
         "topk_encode": lambda: {"x": _float(), **_sparse()},
         "topk_encode_feedback": lambda: {"grad": _float(), "residual": _float(), **_sparse(), "status": _status()},
-        "two_means_add_decoded": lambda: {
-            "means": torch.ones(RANKS, 2),
-            "codes": _codes(RANKS, 4),
-            "out": _float(),
-            "block": 32,
-            "scale": 0.5,
-        },
-        "two_means_encode": lambda: {"x": _float(), "means": torch.empty(2), "codes": _codes(4), "block": 32},
-        "two_means_encode_feedback": lambda: {
-            "grad": _float(),
-            "residual": _float(),
-            "means": torch.empty(2),
-            "codes": _codes(4),
-            "block": 32,
-            "status": _status(),
-        },
     }
     | THRESHOLDS
     | mark_examples.EXAMPLES

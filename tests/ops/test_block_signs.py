@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from gradwire import ops
+from gradwire.compressors.signs import ops
+from gradwire.compressors.signs.ops import mean_magnitude, sign_bytes
 from gradwire.errors import ConfigError
-from gradwire.ops import mean_magnitude
-from gradwire.ops._signs import sign_bytes
 from tests.cases import together
 from tests.ops.harness import SIZES, Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
@@ -113,8 +112,8 @@ def test_a_wrong_block_is_named(code, block):
 @together
 @codes
 def test_ranks_of_levels_and_codes_must_agree(code):
-    name, each = CODES[code]
-    with pytest.raises(ConfigError, match=rf"^{code}_add_decoded.{name} must be 2 rows, as codes, got 3$"):
+    each, message = CODES[code][1], rf"^{code}_add_decoded.codes must be a torch.uint8 tensor of shape \(3, 4\) with .*"
+    with pytest.raises(ConfigError, match=message + r"got torch.uint8 \(2, 4\) "):
         getattr(ops, f"{code}_add_decoded")(
             torch.ones(3, each), torch.zeros(2, 4, dtype=torch.uint8), torch.zeros(32), 32, 1.0
         )

@@ -10,6 +10,8 @@ from torch import Tensor
 from gradwire.errors import ConfigError
 from gradwire.ops._declared import Declaration
 from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Written
+from tests.ops.derived import example
+from tests.ops.found import OPS
 
 
 def half(n: int) -> int:
@@ -127,3 +129,8 @@ def test_a_flat_tensor_that_is_written_is_marked() -> None:
     def moved(a: Written, b: Written) -> None: ...
 
     assert Declaration(moved).schema == "moved(Tensor(a!) a, Tensor(b!) b) -> ()"
+
+
+@pytest.mark.parametrize(("name", "block"), [("three_lc_encode", 16), ("scaled_sign_encode", 32)])
+def test_an_example_has_the_first_size_that_its_operation_allows(name: str, block: int) -> None:
+    assert example(OPS[name])["block"] == block

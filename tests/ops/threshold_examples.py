@@ -18,21 +18,6 @@ THRESHOLDS: dict[str, Callable[[], dict[str, Any]]] = {
         "target": 0.1,
         "residual": floats(),
     },
-    "onebit_add_decoded": lambda: {
-        "codes": codes(RANKS, 4),
-        "out": floats(),
-        "scale": 0.5,
-        "steps": torch.ones(RANKS, 1),
-    },
-    "onebit_encode": lambda: {"x": floats(), "codes": codes(4), "threshold": 0.5, "step": torch.ones(1)},
-    "onebit_encode_feedback": lambda: {
-        "grad": floats(),
-        "residual": floats(),
-        "codes": codes(4),
-        "threshold": 0.5,
-        "status": status(),
-        "step": torch.ones(1),
-    },
     "threshold_add_decoded": lambda: {"streams": codes(RANKS, 8 + 4 * N), "out": floats(), "scale": 0.5},
     "threshold_encode": lambda: {
         "x": floats(),

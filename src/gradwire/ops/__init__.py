@@ -31,7 +31,6 @@ from gradwire.ops.lowrank_right import lowrank_right
 from gradwire.ops.lowrank_right_feedback import lowrank_right_feedback
 from gradwire.ops.mark_beyond import mark_beyond
 from gradwire.ops.mark_drawn import mark_drawn
-from gradwire.ops.mean_magnitude import mean_magnitude
 from gradwire.ops.moments import moments
 from gradwire.ops.moments_feedback import moments_feedback
 from gradwire.ops.momentum_update import momentum_update
@@ -40,9 +39,6 @@ from gradwire.ops.natural_add_decoded import natural_add_decoded
 from gradwire.ops.natural_encode import natural_encode
 from gradwire.ops.natural_encode_feedback import natural_encode_feedback
 from gradwire.ops.nonfinite import nonfinite
-from gradwire.ops.onebit_add_decoded import onebit_add_decoded
-from gradwire.ops.onebit_encode import onebit_encode
-from gradwire.ops.onebit_encode_feedback import onebit_encode_feedback
 from gradwire.ops.parts_add_decoded import parts_add_decoded
 from gradwire.ops.philox import philox
 from gradwire.ops.precondition import precondition
@@ -60,14 +56,6 @@ from gradwire.ops.rice_decode import rice_decode
 from gradwire.ops.rice_encode import rice_encode
 from gradwire.ops.round_encode import round_encode
 from gradwire.ops.round_keep import round_keep
-from gradwire.ops.scaled_sign_add_decoded import scaled_sign_add_decoded
-from gradwire.ops.scaled_sign_encode import scaled_sign_encode
-from gradwire.ops.scaled_sign_encode_feedback import scaled_sign_encode_feedback
-from gradwire.ops.sign_add_decoded import sign_add_decoded
-from gradwire.ops.sign_encode import sign_encode
-from gradwire.ops.sign_encode_feedback import sign_encode_feedback
-from gradwire.ops.sign_vote import sign_vote
-from gradwire.ops.signum_encode import signum_encode
 from gradwire.ops.sketch_add import sketch_add
 from gradwire.ops.sketch_estimate import sketch_estimate
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
@@ -85,9 +73,6 @@ from gradwire.ops.threshold_encode_feedback import threshold_encode_feedback
 from gradwire.ops.tile_topk import tile_topk
 from gradwire.ops.topk_encode import topk_encode
 from gradwire.ops.topk_encode_feedback import topk_encode_feedback
-from gradwire.ops.two_means_add_decoded import two_means_add_decoded
-from gradwire.ops.two_means_encode import two_means_encode
-from gradwire.ops.two_means_encode_feedback import two_means_encode_feedback
 from gradwire.ops.waves_add_decoded import waves_add_decoded
 
 __all__ = [
@@ -120,7 +105,6 @@ __all__ = [
     "lowrank_right_feedback",
     "mark_beyond",
     "mark_drawn",
-    "mean_magnitude",
     "moments",
     "moments_feedback",
     "momentum_update",
@@ -128,9 +112,6 @@ __all__ = [
     "natural_encode",
     "natural_encode_feedback",
     "nonfinite",
-    "onebit_add_decoded",
-    "onebit_encode",
-    "onebit_encode_feedback",
     "parts_add_decoded",
     "philox",
     "precondition",
@@ -148,14 +129,6 @@ __all__ = [
     "rice_encode",
     "round_encode",
     "round_keep",
-    "scaled_sign_add_decoded",
-    "scaled_sign_encode",
-    "scaled_sign_encode_feedback",
-    "sign_add_decoded",
-    "sign_encode",
-    "sign_encode_feedback",
-    "sign_vote",
-    "signum_encode",
     "sketch_add",
     "sketch_estimate",
     "sparse_add_decoded",
@@ -173,8 +146,5 @@ __all__ = [
     "tile_topk",
     "topk_encode",
     "topk_encode_feedback",
-    "two_means_add_decoded",
-    "two_means_encode",
-    "two_means_encode_feedback",
     "waves_add_decoded",
 ]

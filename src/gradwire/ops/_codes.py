@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import float32
-
-__all__ = ["code_bytes", "pack", "threshold_of", "unpack"]
+__all__ = ["code_bytes", "pack", "unpack"]
 
 
 def code_bytes(n: int, bits: int) -> int:
@@ -33,8 +31,3 @@ def unpack(codes: Tensor, bits: int, n: int) -> Tensor:
     """The first ``n`` values, as uint8."""
     values = codes.unsqueeze(1) >> _shifts(bits, codes.device)
     return values.bitwise_and_(2**bits - 1).view(-1)[:n]
-
-
-def threshold_of(threshold: float, step: Tensor | None) -> Tensor | float:
-    """A threshold in units of the step, in the unit of the tensor."""
-    return float32(threshold) if step is None else step * float32(threshold)

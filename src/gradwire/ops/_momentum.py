@@ -3,17 +3,9 @@
 import torch
 from torch import Tensor
 
-from gradwire.errors import require
-from gradwire.ops._checks import check_status, check_vector, float32
+from gradwire.ops._checks import float32
 
-__all__ = ["advance", "check_momentum"]
-
-
-def check_momentum(op: str, grad: Tensor, momentum: Tensor, beta: float, status: Tensor | None) -> None:
-    require(0 <= beta < 1, f"{op}.beta", "in [0, 1)", beta)
-    check_vector(f"{op}.grad", grad, torch.float32, grad)
-    check_vector(f"{op}.momentum", momentum, torch.float32, grad, grad.numel())
-    check_status(f"{op}.status", status, grad)
+__all__ = ["advance"]
 
 
 def advance(grad: Tensor, momentum: Tensor, beta: float, status: Tensor | None) -> None:

@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from gradwire.ops._momentum import advance, check_momentum
+from gradwire.errors import require
+from gradwire.ops._checks import check_status, check_vector
+from gradwire.ops._momentum import advance
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 
@@ -11,7 +13,10 @@ __all__ = ["momentum_update"]
 
 
 def _check(grad: Tensor, momentum: Tensor, beta: float, status: Tensor | None = None) -> None:
-    check_momentum("momentum_update", grad, momentum, beta, status)
+    require(0 <= beta < 1, "momentum_update.beta", "in [0, 1)", beta)
+    check_vector("momentum_update.grad", grad, torch.float32, grad)
+    check_vector("momentum_update.momentum", momentum, torch.float32, grad, grad.numel())
+    check_status("momentum_update.status", status, grad)
 
 
 @operation("momentum_update(Tensor(a!) grad, Tensor(b!) momentum, float beta, Tensor(c!)? status=None) -> ()", _check)

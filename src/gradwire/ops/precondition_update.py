@@ -6,7 +6,7 @@ from torch import Tensor
 from gradwire.errors import require
 from gradwire.ops._checks import check_vector, float32
 from gradwire.ops._precondition import LARGEST, LEAST, divisor
-from gradwire.ops._signs import SUM_BLOCK, block_sums, mean_of_sums
+from gradwire.ops._sums import SUM_BLOCK, block_sums, mean_of_sums
 from gradwire.ops.base import operation
 from gradwire.ops.native import kernels
 

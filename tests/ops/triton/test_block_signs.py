@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from gradwire import ops
-from gradwire.ops._signs import sign_bytes
+from gradwire.compressors.signs import ops
+from gradwire.compressors.signs.ops import sign_bytes
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import SIZES, check

@@ -1,8 +1,15 @@
 import pytest
 import torch
 
-from gradwire.ops import momentum_update, sign_add_decoded, sign_encode, sign_encode_feedback, sign_vote, signum_encode
-from gradwire.ops._signs import sign_bytes
+from gradwire.compressors.signs.ops import (
+    sign_add_decoded,
+    sign_bytes,
+    sign_encode,
+    sign_encode_feedback,
+    sign_vote,
+    signum_encode,
+)
+from gradwire.ops import momentum_update
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check, sizes
 

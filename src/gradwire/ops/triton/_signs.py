@@ -1,28 +1,11 @@
-"""Signs in bits, the first element in the lowest bit, and blocks of 32 lanes, as ``gradwire.ops._signs`` has them.
-
-A tile is (blocks, 32 lanes). Sums run along a block tile by tile, so every lane adds in the order of the reference.
-"""
+"""Bits in bytes, the first in the lowest bit, and sums of blocks in lanes, as ``gradwire.ops._sums`` adds them."""
 
 import triton
 import triton.language as tl
 
-__all__ = [
-    "LANES",
-    "ROWS",
-    "blocks",
-    "count_of",
-    "elements",
-    "pack_signs",
-    "store_signs",
-    "total",
-    "total_of_16",
-    "unpack_signs",
-]
+__all__ = ["ROWS", "blocks", "pack_signs", "total_of_16", "total_of_32", "unpack_signs"]
 
-LANES = 32
 ROWS = 16  # blocks for one program
-
-_LANES = tl.constexpr(LANES)
 
 
 @triton.jit
@@ -44,19 +27,7 @@ def blocks(ROWS: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def elements(block: tl.tensor, start: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """The indices of the 32 elements from ``start`` on in each block: (ROWS, 32)."""
-    return (block * SIZE + start)[:, None] + tl.arange(0, _LANES)[None, :]
-
-
-@triton.jit
-def count_of(block: tl.tensor, n: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """How many elements each block has; 1 beyond the last one, so that it can be divided by."""
-    return tl.maximum(tl.minimum(n - block * SIZE, SIZE), 1)
-
-
-@triton.jit
-def total(lanes: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
+def total_of_32(lanes: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
     """The sum of each row of 32, as a tree."""
     return total_of_16(_fold(lanes, ROWS, 16), ROWS)
 
@@ -66,17 +37,6 @@ def total_of_16(lanes: tl.tensor, ROWS: tl.constexpr) -> tl.tensor:
     """The sum of each row of 16, as a tree."""
     four = _fold(_fold(lanes, ROWS, 8), ROWS, 4)
     return tl.reshape(_fold(_fold(four, ROWS, 2), ROWS, 1), (ROWS,))
-
-
-@triton.jit
-def store_signs(
-    positive: tl.tensor, block: tl.tensor, start: tl.tensor, codes: tl.tensor, size: tl.tensor,
-    ROWS: tl.constexpr, SIZE: tl.constexpr,
-) -> None:  # fmt: skip
-    """Write the four bytes of each row of 32 truth values."""
-    bits = tl.reshape(positive.to(tl.int32), (ROWS, 4, 8)) << tl.arange(0, 8)[None, None, :]
-    byte = ((block * SIZE + start) // 8)[:, None] + tl.arange(0, 4)[None, :]
-    tl.store(codes + byte, tl.sum(bits, axis=2).to(tl.uint8), mask=byte < size)
 
 
 @triton.jit

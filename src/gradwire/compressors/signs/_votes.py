@@ -1,0 +1,77 @@
+"""The code that signsgd and signum send: a sign for each element, and a vote in place of the mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.signs import ops
+from gradwire.compressors.ternary.ops import twobit_add_decoded, twobit_encode
+from gradwire.errors import require
+from gradwire.types import Field, Key, Layout, Payload, State
+
+__all__ = ["SignCode"]
+
+_LEAST = 2.0**-149
+"""The smallest float32 above zero: a 2-bit code with this threshold tells zero from everything else."""
+
+
+@dataclass(frozen=True)
+class SignCode(Compressor):
+    """One bit an element, or two where zero has a code of its own; the mean of all ranks is replaced by its sign."""
+
+    ties: Literal["positive", "zero"] = "positive"
+
+    elementwise = True
+    votes = True
+
+    def __post_init__(self) -> None:
+        require(self.ties in ("positive", "zero"), f"{type(self).__name__}.ties", "'positive' or 'zero'", self.ties)
+
+    @property
+    def feedback(self) -> Feedback:
+        return "unsafe"
+
+    @property
+    def bounded(self) -> str:
+        return "EFSignSGD()"
+
+    @property
+    def alignment(self) -> int:
+        return 16 if self.ties == "zero" else 8
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        n = math.prod(shape)
+        return Layout((Field("codes", torch.uint8, 4 * -(-n // 16) if self.ties == "zero" else -(-n // 8)),))
+
+    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        if self.ties == "zero":
+            twobit_encode(x.view(-1), payload[0], _LEAST)
+        else:
+            ops.sign_encode(x.view(-1), payload[0])
+
+    def encode_feedback(
+        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
+    ) -> None:
+        if self.ties == "zero":
+            super().encode_feedback(grad, residual, payload, state, key, status)
+        else:
+            ops.sign_encode_feedback(grad.view(-1), residual.view(-1), payload[0], status)
+
+    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self.add_decoded_many((payload[0].unsqueeze(0),), out, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        if self.ties == "zero":
+            twobit_add_decoded(payloads[0], out.view(-1), 1.0, scale)
+        else:
+            ops.sign_add_decoded(payloads[0], out.view(-1), scale)
+
+    def settle(self, mean: Tensor) -> None:
+        ops.sign_vote(mean.view(-1), 0.0 if self.ties == "zero" else 1.0)

@@ -1,0 +1,438 @@
+"""Signs, signs with the means of their block, and 1-bit codes on a GPU.
+
+A tile of blocks is (blocks, 32 lanes). Sums run along a block tile by tile, so every lane adds in the order of the
+reference.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.ops._checks import float32
+from gradwire.ops._sums import SUM_BLOCK, mean_of_sums
+from gradwire.ops.triton._codes import pack, places, unpack
+from gradwire.ops.triton._launch import BLOCK, launch
+from gradwire.ops.triton._momentum import advance
+from gradwire.ops.triton._signs import ROWS, blocks, pack_signs, total_of_32, unpack_signs
+from gradwire.ops.triton._status import compensate, flag_nonfinite
+from gradwire.ops.triton._tile import elements
+
+__all__ = [
+    "mean_magnitude", "onebit_add_decoded", "onebit_encode", "onebit_encode_feedback", "scaled_sign_add_decoded",
+    "scaled_sign_encode", "scaled_sign_encode_feedback", "sign_add_decoded", "sign_encode", "sign_encode_feedback",
+    "sign_vote", "signum_encode", "two_means_add_decoded", "two_means_encode", "two_means_encode_feedback",
+]  # fmt: skip
+
+BYTES = BLOCK // 8
+LANES = 32
+
+_LANES = tl.constexpr(LANES)
+_TIE = tl.constexpr(2.0**-12)
+
+
+def _grid(size: int) -> tuple[int]:
+    """A program for every ``BYTES`` bytes of codes."""
+    return (triton.cdiv(size, BYTES),)
+
+
+def _grid_of_blocks(count: int) -> tuple[int]:
+    """A program for every ``ROWS`` blocks."""
+    return (triton.cdiv(count, ROWS),)
+
+
+@triton.jit
+def _sign(x: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, BYTES: tl.constexpr) -> None:
+    byte, i = places(BYTES, 1)
+    inside = i < n
+    positive = tl.load(x + i, mask=inside, other=0.0) >= 0.0
+    tl.store(codes + byte, pack_signs(positive & inside), mask=byte < size)
+
+
+def sign_encode(x: Tensor, codes: Tensor) -> None:
+    """As the operation."""
+    launch(_sign, _grid(codes.numel()), x, codes, x.numel(), codes.numel(), BYTES=BYTES)
+
+
+@triton.jit
+def _sign_feedback(
+    grad: tl.tensor, residual: tl.tensor, codes: tl.tensor, status: tl.tensor, n: tl.tensor, size: tl.tensor,
+    BYTES: tl.constexpr,
+) -> None:  # fmt: skip
+    byte, i = places(BYTES, 1)
+    x = compensate(grad, residual, status, i, n)
+    positive = x >= 0.0
+    tl.store(codes + byte, pack_signs(positive & (i < n)), mask=byte < size)
+    tl.store(residual + i, tl.where(positive, x - 1.0, x + 1.0), mask=i < n)
+
+
+def sign_encode_feedback(grad: Tensor, residual: Tensor, codes: Tensor, status: Tensor | None = None) -> None:
+    """As the operation."""
+    n, size = grad.numel(), codes.numel()
+    launch(_sign_feedback, _grid(size), grad, residual, codes, status, n, size, BYTES=BYTES)
+
+
+@triton.jit
+def _add_signs(
+    codes: tl.tensor, stride: tl.tensor, ranks: tl.tensor, out: tl.tensor, n: tl.tensor, size: tl.tensor,
+    scale: tl.float32, BYTES: tl.constexpr,
+) -> None:  # fmt: skip
+    byte, i = places(BYTES, 1)
+    inside = i < n
+    total = tl.load(out + i, mask=inside)
+    for _ in range(ranks):
+        positive = unpack_signs(tl.load(codes + byte, mask=byte < size))
+        # Not plus a negated scale: Triton negates by subtracting from 0, which loses the sign of a zero.
+        total = tl.where(positive, total + scale, total - scale)
+        codes += stride
+    tl.store(out + i, total, mask=inside)
+
+
+def sign_add_decoded(codes: Tensor, out: Tensor, scale: float) -> None:
+    """As the operation."""
+    ranks, size = codes.shape
+    rows = codes, codes.stride(0), ranks
+    launch(_add_signs, _grid(size), *rows, out, out.numel(), size, float32(scale), BYTES=BYTES)
+
+
+@triton.jit
+def _vote(mean: tl.tensor, n: tl.tensor, tie: tl.float32, BLOCK: tl.constexpr) -> None:
+    i = elements(BLOCK)
+    inside = i < n
+    x = tl.load(mean + i, mask=inside)
+    decided = tl.where(x > _TIE, 1.0, tl.where(x < -_TIE, -1.0, tie))
+    tl.store(mean + i, tl.where(x == x, decided, x), mask=inside)
+
+
+def sign_vote(mean: Tensor, tie: float) -> None:
+    """As the operation."""
+    n = mean.numel()
+    launch(_vote, (triton.cdiv(n, BLOCK),), mean, n, float(tie), BLOCK=BLOCK)
+
+
+@triton.jit
+def _signum(
+    grad: tl.tensor, momentum: tl.tensor, codes: tl.tensor, status: tl.tensor, n: tl.tensor, size: tl.tensor,
+    beta: tl.float32, rest: tl.float32, BYTES: tl.constexpr,
+) -> None:  # fmt: skip
+    byte, i = places(BYTES, 1)
+    positive = advance(grad, momentum, status, i, n, beta, rest) >= 0.0
+    tl.store(codes + byte, pack_signs(positive & (i < n)), mask=byte < size)
+
+
+def signum_encode(grad: Tensor, momentum: Tensor, codes: Tensor, beta: float, status: Tensor | None = None) -> None:
+    """As the operation."""
+    n, size, factors = grad.numel(), codes.numel(), (float32(beta), float32(1 - beta))
+    launch(_signum, _grid(size), grad, momentum, codes, status, n, size, *factors, BYTES=BYTES)
+
+
+@triton.jit
+def _lanes(block: tl.tensor, start: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+    """The indices of the 32 elements from ``start`` on in each block: (ROWS, 32)."""
+    return (block * SIZE + start)[:, None] + tl.arange(0, _LANES)[None, :]
+
+
+@triton.jit
+def _count_of(block: tl.tensor, n: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+    """How many elements each block has; 1 beyond the last one, so that it can be divided by."""
+    return tl.maximum(tl.minimum(n - block * SIZE, SIZE), 1)
+
+
+@triton.jit
+def _store_signs(
+    positive: tl.tensor, block: tl.tensor, start: tl.tensor, codes: tl.tensor, size: tl.tensor, ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write the four bytes of each row of 32 truth values."""
+    bits = tl.reshape(positive.to(tl.int32), (ROWS, 4, 8)) << tl.arange(0, 8)[None, None, :]
+    byte = ((block * SIZE + start) // 8)[:, None] + tl.arange(0, 4)[None, :]
+    tl.store(codes + byte, tl.sum(bits, axis=2).to(tl.uint8), mask=byte < size)
+
+
+@triton.jit
+def _scaled(
+    x: tl.tensor, scales: tl.tensor, codes: tl.tensor, n: tl.tensor, count: tl.tensor, size: tl.tensor,
+    SIZE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    lanes = tl.zeros((ROWS, LANES), tl.float32)
+    for start in range(0, SIZE, LANES):
+        i = _lanes(block, start, SIZE)
+        value = tl.load(x + i, mask=i < n, other=0.0)
+        _store_signs((value >= 0.0) & (i < n), block, start, codes, size, ROWS, SIZE)
+        lanes += tl.abs(value)
+    scale = tl.div_rn(total_of_32(lanes, ROWS), _count_of(block, n, SIZE).to(tl.float32))
+    tl.store(scales + block, scale, mask=block < count)
+
+
+def scaled_sign_encode(x: Tensor, scales: Tensor, codes: Tensor, block: int) -> None:
+    """As the operation."""
+    sizes = x.numel(), scales.numel(), codes.numel()
+    launch(_scaled, _grid_of_blocks(sizes[1]), x, scales, codes, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
+
+
+@triton.jit
+def _scaled_feedback(
+    grad: tl.tensor, residual: tl.tensor, scales: tl.tensor, codes: tl.tensor, status: tl.tensor, n: tl.tensor,
+    count: tl.tensor, size: tl.tensor, SIZE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    lanes = tl.zeros((ROWS, LANES), tl.float32)
+    for start in range(0, SIZE, LANES):
+        i = _lanes(block, start, SIZE)
+        x = tl.load(residual + i, mask=i < n, other=0.0) + tl.load(grad + i, mask=i < n, other=0.0)
+        lanes += tl.abs(x)
+    scale = tl.div_rn(total_of_32(lanes, ROWS), _count_of(block, n, SIZE).to(tl.float32))
+    tl.store(scales + block, scale, mask=block < count)
+    if status is not None:
+        flag_nonfinite(scale, status)
+    for start in range(0, SIZE, LANES):
+        i = _lanes(block, start, SIZE)
+        old = tl.load(residual + i, mask=i < n, other=0.0)
+        x = old + tl.load(grad + i, mask=i < n, other=0.0)
+        _store_signs((x >= 0.0) & (i < n), block, start, codes, size, ROWS, SIZE)
+        tl.store(residual + i, x - tl.where(x >= 0.0, scale[:, None], -scale[:, None]), mask=i < n)
+        if status is not None:
+            tl.store(grad + i, old, mask=i < n)
+
+
+def scaled_sign_encode_feedback(
+    grad: Tensor, residual: Tensor, scales: Tensor, codes: Tensor, block: int, status: Tensor | None = None
+) -> None:
+    """As the operation."""
+    count, tensors = scales.numel(), (grad, residual, scales, codes, status)
+    sizes = grad.numel(), count, codes.numel()
+    launch(_scaled_feedback, _grid_of_blocks(count), *tensors, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
+
+
+@triton.jit
+def _add_scaled(
+    scales: tl.tensor, scales_stride: tl.tensor, codes: tl.tensor, codes_stride: tl.tensor, ranks: tl.tensor,
+    out: tl.tensor, n: tl.tensor, size: tl.tensor, scale: tl.float32, SIZE: tl.constexpr, BYTES: tl.constexpr,
+) -> None:  # fmt: skip
+    byte, i = places(BYTES, 1)
+    block = byte // (SIZE // 8)
+    total = tl.load(out + i, mask=i < n)
+    for _ in range(ranks):
+        level = tl.load(scales + block, mask=byte < size, other=0.0) * scale
+        positive = unpack_signs(tl.load(codes + byte, mask=byte < size, other=0))
+        # Not plus a negated level: Triton negates by subtracting from 0, which loses the sign of a zero.
+        total = tl.where(positive, total + level[:, None], total - level[:, None])
+        scales += scales_stride
+        codes += codes_stride
+    tl.store(out + i, total, mask=i < n)
+
+
+def scaled_sign_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
+    """As the operation."""
+    ranks, size = codes.shape
+    rows = scales, scales.stride(0), codes, codes.stride(0), ranks
+    launch(_add_scaled, _grid(size), *rows, out, out.numel(), size, float32(scale), SIZE=block, BYTES=BYTES)
+
+
+@triton.jit
+def _add_sides(
+    x: tl.tensor, inside: tl.tensor, low: tl.tensor, high: tl.tensor, above: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The sums below zero and of the rest, and how many the rest are, with a tile more."""
+    positive = x >= 0.0
+    count = tl.sum((positive & inside).to(tl.int32), axis=1)
+    return low + tl.where(positive, 0.0, x), high + tl.where(positive, x, 0.0), above + count
+
+
+@triton.jit
+def _means_of(
+    low: tl.tensor, high: tl.tensor, above: tl.tensor, count: tl.tensor, ROWS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """The mean of each side, 0 of nothing."""
+    below = count - above
+    mu0 = tl.div_rn(total_of_32(low, ROWS), tl.maximum(below, 1).to(tl.float32))
+    mu1 = tl.div_rn(total_of_32(high, ROWS), tl.maximum(above, 1).to(tl.float32))
+    return tl.where(below > 0, mu0, 0.0), tl.where(above > 0, mu1, 0.0)
+
+
+@triton.jit
+def _two_means(
+    x: tl.tensor, means: tl.tensor, codes: tl.tensor, n: tl.tensor, count: tl.tensor, size: tl.tensor,
+    SIZE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    low, high = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
+    above = tl.zeros((ROWS,), tl.int32)
+    for start in range(0, SIZE, LANES):
+        i = _lanes(block, start, SIZE)
+        value = tl.load(x + i, mask=i < n, other=0.0)
+        _store_signs((value >= 0.0) & (i < n), block, start, codes, size, ROWS, SIZE)
+        low, high, above = _add_sides(value, i < n, low, high, above)
+    mu0, mu1 = _means_of(low, high, above, _count_of(block, n, SIZE), ROWS)
+    tl.store(means + 2 * block, mu0, mask=block < count)
+    tl.store(means + 2 * block + 1, mu1, mask=block < count)
+
+
+def two_means_encode(x: Tensor, means: Tensor, codes: Tensor, block: int) -> None:
+    """As the operation."""
+    count = means.numel() // 2
+    sizes = x.numel(), count, codes.numel()
+    launch(_two_means, _grid_of_blocks(count), x, means, codes, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
+
+
+@triton.jit
+def _two_means_feedback(
+    grad: tl.tensor, residual: tl.tensor, means: tl.tensor, codes: tl.tensor, status: tl.tensor, n: tl.tensor,
+    count: tl.tensor, size: tl.tensor, SIZE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    low, high = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
+    above = tl.zeros((ROWS,), tl.int32)
+    for start in range(0, SIZE, LANES):
+        i = _lanes(block, start, SIZE)
+        x = tl.load(residual + i, mask=i < n, other=0.0) + tl.load(grad + i, mask=i < n, other=0.0)
+        low, high, above = _add_sides(x, i < n, low, high, above)
+    mu0, mu1 = _means_of(low, high, above, _count_of(block, n, SIZE), ROWS)
+    tl.store(means + 2 * block, mu0, mask=block < count)
+    tl.store(means + 2 * block + 1, mu1, mask=block < count)
+    if status is not None:
+        flag_nonfinite(mu0, status)
+        flag_nonfinite(mu1, status)
+    for start in range(0, SIZE, LANES):
+        i = _lanes(block, start, SIZE)
+        old = tl.load(residual + i, mask=i < n, other=0.0)
+        x = old + tl.load(grad + i, mask=i < n, other=0.0)
+        _store_signs((x >= 0.0) & (i < n), block, start, codes, size, ROWS, SIZE)
+        tl.store(residual + i, x - tl.where(x >= 0.0, mu1[:, None], mu0[:, None]), mask=i < n)
+        if status is not None:
+            tl.store(grad + i, old, mask=i < n)
+
+
+def two_means_encode_feedback(
+    grad: Tensor, residual: Tensor, means: Tensor, codes: Tensor, block: int, status: Tensor | None = None
+) -> None:
+    """As the operation."""
+    count, tensors = means.numel() // 2, (grad, residual, means, codes, status)
+    sizes = grad.numel(), count, codes.numel()
+    launch(_two_means_feedback, _grid_of_blocks(count), *tensors, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
+
+
+@triton.jit
+def _add_two_means(
+    means: tl.tensor, means_stride: tl.tensor, codes: tl.tensor, codes_stride: tl.tensor, ranks: tl.tensor,
+    out: tl.tensor, n: tl.tensor, size: tl.tensor, scale: tl.float32, SIZE: tl.constexpr, BYTES: tl.constexpr,
+) -> None:  # fmt: skip
+    byte, i = places(BYTES, 1)
+    block = byte // (SIZE // 8)
+    total = tl.load(out + i, mask=i < n)
+    for _ in range(ranks):
+        mu0 = tl.load(means + 2 * block, mask=byte < size, other=0.0) * scale
+        mu1 = tl.load(means + 2 * block + 1, mask=byte < size, other=0.0) * scale
+        positive = unpack_signs(tl.load(codes + byte, mask=byte < size, other=0))
+        total += tl.where(positive, mu1[:, None], mu0[:, None])
+        means += means_stride
+        codes += codes_stride
+    tl.store(out + i, total, mask=i < n)
+
+
+def two_means_add_decoded(means: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
+    """As the operation."""
+    ranks, size = codes.shape
+    rows = means, means.stride(0), codes, codes.stride(0), ranks
+    launch(_add_two_means, _grid(size), *rows, out, out.numel(), size, float32(scale), SIZE=block, BYTES=BYTES)
+
+
+@triton.jit
+def _onebit(
+    x: tl.tensor, codes: tl.tensor, step: tl.tensor, n: tl.tensor, size: tl.tensor, threshold: tl.float32,
+    BYTES: tl.constexpr,
+) -> None:  # fmt: skip
+    byte, i = places(BYTES, 1)
+    inside = i < n
+    if step is not None:
+        threshold = tl.load(step) * threshold
+    above = tl.load(x + i, mask=inside, other=0.0) > threshold
+    tl.store(codes + byte, pack((above & inside).to(tl.int32), 1), mask=byte < size)
+
+
+def onebit_encode(x: Tensor, codes: Tensor, threshold: float, step: Tensor | None = None) -> None:
+    """As the operation."""
+    size = codes.numel()
+    launch(_onebit, _grid(size), x, codes, step, x.numel(), size, float32(threshold), BYTES=BYTES)
+
+
+@triton.jit
+def _onebit_feedback(
+    grad: tl.tensor, residual: tl.tensor, codes: tl.tensor, status: tl.tensor, step: tl.tensor, n: tl.tensor,
+    size: tl.tensor, threshold: tl.float32, BYTES: tl.constexpr,
+) -> None:  # fmt: skip
+    byte, i = places(BYTES, 1)
+    inside = i < n
+    old = tl.load(residual + i, mask=inside, other=0.0)
+    x = old + tl.load(grad + i, mask=inside, other=0.0)
+    distance = 1.0
+    if step is not None:
+        distance = tl.load(step)
+    above = x > distance * threshold
+    rest = tl.where(above, x - distance, x + distance)
+    if status is not None:
+        tl.store(grad + i, old, mask=inside)
+        flag_nonfinite(tl.where(inside, rest, 0.0), status)
+    tl.store(codes + byte, pack((above & inside).to(tl.int32), 1), mask=byte < size)
+    tl.store(residual + i, rest, mask=inside)
+
+
+def onebit_encode_feedback(
+    grad: Tensor, residual: Tensor, codes: Tensor, threshold: float, status: Tensor | None = None,
+    step: Tensor | None = None,
+) -> None:  # fmt: skip
+    """As the operation."""
+    n, size, tensors = grad.numel(), codes.numel(), (grad, residual, codes, status, step)
+    launch(_onebit_feedback, _grid(size), *tensors, n, size, float32(threshold), BYTES=BYTES)
+
+
+@triton.jit
+def _add_onebit(
+    codes: tl.tensor, stride: tl.tensor, steps: tl.tensor, steps_stride: tl.tensor, ranks: tl.tensor, out: tl.tensor,
+    n: tl.tensor, size: tl.tensor, scale: tl.float32, BYTES: tl.constexpr,
+) -> None:  # fmt: skip
+    byte, i = places(BYTES, 1)
+    inside = i < n
+    total = tl.load(out + i, mask=inside)
+    for _ in range(ranks):
+        bit = unpack(tl.load(codes + byte, mask=byte < size), 1)
+        distance = scale
+        if steps is not None:
+            distance = tl.load(steps) * scale
+            steps += steps_stride
+        # Not plus a negated distance: Triton negates by subtracting from 0, which loses the sign of a zero.
+        total = tl.where(bit != 0, total + distance, total - distance)
+        codes += stride
+    tl.store(out + i, total, mask=inside)
+
+
+def onebit_add_decoded(codes: Tensor, out: Tensor, scale: float, steps: Tensor | None = None) -> None:
+    """As the operation."""
+    ranks, size = codes.shape
+    rows = codes, codes.stride(0), steps, 0 if steps is None else steps.stride(0), ranks
+    launch(_add_onebit, _grid(size), *rows, out, out.numel(), size, float32(scale), BYTES=BYTES)
+
+
+@triton.jit
+def _magnitudes(
+    x: tl.tensor, residual: tl.tensor, sums: tl.tensor, n: tl.tensor, count: tl.tensor, SIZE: tl.constexpr,
+    LANES: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    lanes = tl.zeros((ROWS, LANES), tl.float32)
+    for start in range(0, SIZE, LANES):
+        i = _lanes(block, start, SIZE)
+        value = tl.load(x + i, mask=i < n, other=0.0)
+        if residual is not None:
+            value += tl.load(residual + i, mask=i < n, other=0.0)
+        lanes += tl.abs(value)
+    tl.store(sums + block, total_of_32(lanes, ROWS), mask=block < count)
+
+
+def mean_magnitude(x: Tensor, mean: Tensor, residual: Tensor | None = None) -> None:
+    """As the operation."""
+    n, count = x.numel(), triton.cdiv(x.numel(), SUM_BLOCK)
+    sums = torch.empty(count, device=x.device)
+    launch(_magnitudes, _grid_of_blocks(count), x, residual, sums, n, count, SIZE=SUM_BLOCK, LANES=LANES, ROWS=ROWS)
+    mean.copy_(mean_of_sums(sums, n))

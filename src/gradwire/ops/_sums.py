@@ -1,0 +1,35 @@
+"""Sums over blocks of elements, in one order everywhere: in 32 lanes, element by element, then the lanes as a tree."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["SUM_BLOCK", "block_sums", "mean_of_sums"]
+
+SUM_BLOCK = 4096
+"""Elements of one partial sum, where the whole tensor is summed."""
+
+_LANES = 32
+
+
+def block_sums(x: Tensor, block: int) -> Tensor:
+    """The sum of each block of ``x``; the last one may be short."""
+    blocks = torch.nn.functional.pad(x, (0, -x.numel() % block)).view(-1, block // _LANES, _LANES)
+    lanes = x.new_zeros(blocks.size(0), _LANES)
+    for part in blocks.unbind(1):
+        lanes += part
+    return _tree(lanes)
+
+
+def mean_of_sums(sums: Tensor, n: int) -> Tensor:
+    """The sum of ``sums`` as a tree, divided by ``n``."""
+    size = 1 << max(0, sums.numel() - 1).bit_length()
+    padded = torch.nn.functional.pad(sums, (0, size - sums.numel()))
+    return _tree(padded.unsqueeze(0)).div(torch.full((1,), float(max(n, 1)), device=sums.device))
+
+
+def _tree(values: Tensor) -> Tensor:
+    """The sum of each row, a power of two long: neighbours at half the distance, then at half of that."""
+    while values.size(1) > 1:
+        half = values.size(1) // 2
+        values = values[:, :half] + values[:, half:]
+    return values.squeeze(1)
