@@ -46,16 +46,26 @@ void run(const Kernel<Args>& kernel, const Args& args, std::int64_t n, std::int6
 
 // The same, the last elements of each range first: what a pass over all of them left in the caches is read from there.
 template <class Args>
-void run_backwards(void (*KernelTable::*kernel)(const Args&, std::int64_t, std::int64_t), const Args& args,
-                   std::int64_t n, std::int64_t align, int threads) {
+void run_backwards(void (*function)(const Args&, std::int64_t, std::int64_t), const Args& args, std::int64_t n,
+                   std::int64_t align, int threads) {
   constexpr std::int64_t kPart = 65536;
-  const auto function = active().*kernel;
   count_call();
   parallel_for(n, align, threads, [&](std::int64_t begin, std::int64_t end, int) {
     const std::int64_t part = std::max(kPart / align, std::int64_t{1}) * align;
     for (std::int64_t parts = (end - begin + part - 1) / part; parts > 0; --parts)
       function(args, begin + (parts - 1) * part, std::min(begin + parts * part, end));
   });
+}
+
+template <class Args>
+void run_backwards(void (*KernelTable::*kernel)(const Args&, std::int64_t, std::int64_t), const Args& args,
+                   std::int64_t n, std::int64_t align, int threads) {
+  run_backwards(active().*kernel, args, n, align, threads);
+}
+
+template <class Args>
+void run_backwards(const Kernel<Args>& kernel, const Args& args, std::int64_t n, std::int64_t align, int threads) {
+  run_backwards(kernel.of[active_place()], args, n, align, threads);
 }
 
 }  // namespace gradwire

@@ -33,8 +33,6 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(cast_encode, CastEncode)                         \
   X(cast_encode_feedback, CastEncodeFeedback)        \
   X(count_ones, CountOnes)                           \
-  X(moments, Moments)                                \
-  X(moments_feedback, MomentsFeedback)               \
   X(magnitude_sums, MagnitudeSums)                   \
   X(mark_beyond, MarkBeyond)                         \
   X(mark_drawn, MarkDrawn)                           \
@@ -57,22 +55,13 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(lowrank_add_decoded, LowrankAddDecoded)            \
   X(lowrank_left, LowrankLeft)                       \
   X(lowrank_right, LowrankRight)                     \
-  X(natural_add_decoded, NaturalAddDecoded)          \
-  X(natural_encode, NaturalEncode)                   \
-  X(natural_encode_feedback, NaturalEncodeFeedback)  \
   X(nonfinite, Nonfinite)                            \
   X(philox, Philox)                                  \
-  X(qsgd_add_decoded, QsgdAddDecoded)                \
-  X(qsgd_encode, QsgdEncode)                         \
-  X(qsgd_encode_feedback, QsgdEncodeFeedback)        \
   X(rans_decode, RansDecode)                         \
-  X(round_encode, RoundEncode)                       \
-  X(round_keep, RoundKeep)                           \
   X(sketch_add, SketchAdd)                           \
   X(sketch_estimate, SketchEstimate)                 \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(spread_marked, SpreadMarked)                     \
-  X(sums_add_decoded, SumsAddDecoded)                \
   X(swap, Swap)                                      \
   X(tail_moments, TailMoments)                       \
   X(take_beyond, TakeBeyond)                         \

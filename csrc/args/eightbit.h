@@ -1,4 +1,4 @@
-// Arguments of: codes of eight bits, powers of two, and tagged floats.
+// Arguments of: codes of eight bits, and tagged floats.
 #pragma once
 
 #include <cstdint>
@@ -53,28 +53,6 @@ struct AddBuckets {
   Rows codes;
   const float* addends;
   float* out;
-};
-
-struct Natural {
-  std::uint8_t* bases;
-  std::uint8_t* codes;
-  bool random;
-  std::int64_t block;
-  std::uint64_t key, step;
-};
-
-struct NaturalEncode : Natural {
-  const float* x;
-};
-
-struct NaturalEncodeFeedback : Feedback, Natural {};
-
-struct NaturalAddDecoded {
-  Rows bases;
-  Rows codes;
-  float* out;
-  std::int64_t block;
-  float scale;
 };
 
 // One range of a tagged stream; see gradwire/ops/_inceptionn.py. `bytes` receives how many its codes take.

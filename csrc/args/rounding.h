@@ -1,4 +1,4 @@
-// Arguments of: random rounding, ternary runs, and rotations.
+// Arguments of: norms of blocks, random numbers, and rotations.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,6 @@
 
 namespace gradwire {
 
-// Bytes of a block lie in `stream` from block * ceil(block / 5) on, `lengths` of them.
 struct BlockNorms {
   const float* x;
   float* norms;
@@ -62,67 +61,6 @@ struct EdenAddDecoded : Eden {
 struct Philox {
   std::uint32_t* out;
   std::uint64_t key, step, offset;
-};
-
-struct Qsgd {
-  float* norms;
-  std::uint8_t* codes;
-  int bits;
-  std::int64_t block;
-  bool l2;
-  std::uint64_t key, step;
-  float top;     // the highest level
-  bool powers;   // levels stand for powers of two
-  float shrink;  // what is decoded is multiplied by this, and so is what is subtracted from the residual
-};
-
-struct QsgdEncode : Qsgd {
-  const float* x;
-};
-
-struct QsgdEncodeFeedback : Feedback, Qsgd {};
-
-struct QsgdAddDecoded {
-  Rows norms;
-  Rows codes;
-  float* out;
-  int bits;
-  std::int64_t block;
-  float scale;
-  float top;
-  bool powers;
-};
-
-// Levels of whole ranks, added up in bytes: `bias` stands for zero.
-struct SumsAddDecoded {
-  const std::uint8_t* sums;
-  float* out;
-  std::int32_t bias;
-  float step;
-};
-
-// One norm for the whole tensor, known before: norms[0].
-struct RoundEncode : Qsgd {
-  const float* x;
-};
-
-struct RoundKeep : Qsgd {
-  float* residual;
-};
-
-// For each segment of kMomentSegment elements four numbers: the largest magnitude, the origin (the first element if
-// `centred`, else 0), the sum of the distances from it, and the sum of their squares.
-constexpr std::int64_t kMomentSegment = 4096;
-
-struct Moments {
-  const float* x;
-  float* table;
-  bool centred;
-};
-
-struct MomentsFeedback : Feedback {
-  float* table;
-  bool centred;
 };
 
 }  // namespace gradwire

@@ -1,4 +1,4 @@
-// Codes of eight bits, powers of two, and tagged floats.
+// Codes of eight bits, and tagged floats.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -58,37 +58,6 @@ void eightbit_add_decoded(Address scales, Size scales_stride, Address codes, Siz
       n, block ? block : 16, threads);
 }
 
-void check_natural(Size block) {
-  if (block < 16 || block % 16 != 0) throw std::invalid_argument("block must be a multiple of 16");
-}
-
-Natural natural(Address bases, Address codes, bool random, Size block, Size key, Size step, Size n) {
-  check_natural(block);
-  return {pointer<std::uint8_t>(bases, n), pointer<std::uint8_t>(codes, n), random, block, std::uint64_t(key),
-          std::uint64_t(step)};
-}
-
-void natural_encode(Address x, Address bases, Address codes, bool random, Size block, Size key, Size step, Size n,
-                    int threads) {
-  run(&KernelTable::natural_encode,
-      {natural(bases, codes, random, block, key, step, n), pointer<const float>(x, n)}, n, block, threads);
-}
-
-void natural_encode_feedback(Address grad, Address residual, Address bases, Address codes, bool random, Size block,
-                             Size key, Size step, Address status, Size n, int threads) {
-  run(&KernelTable::natural_encode_feedback,
-      {feedback(grad, residual, status, n), natural(bases, codes, random, block, key, step, n)}, n, block, threads);
-}
-
-void natural_add_decoded(Address bases, Size bases_stride, Address codes, Size codes_stride, Size count, Address out,
-                         Size block, double scale, Size n, int threads) {
-  check_natural(block);
-  run(&KernelTable::natural_add_decoded,
-      {rows(bases, count, bases_stride, n), rows(codes, count, codes_stride, n), pointer<float>(out, n), block,
-       float(scale)},
-      n, block, threads);
-}
-
 void check_bound(int bound) {
   if (bound < 1 || bound > 15) throw std::invalid_argument("bound must be from 1 to 15");
 }
@@ -127,11 +96,6 @@ void bind_eightbit(nb::module_& m) {
   kernel(m, "inceptionn_encode_feedback", &inceptionn_encode_feedback_, "grad"_a, "residual"_a, "used"_a, "stream"_a,
          "bound"_a, "status"_a);
   kernel(m, "inceptionn_add_decoded", &inceptionn_add_decoded_, "streams"_a, "count"_a, "stride"_a, "bytes"_a, "out"_a, "bound"_a, "scale"_a);
-  kernel(m, "natural_encode", &natural_encode, "x"_a, "bases"_a, "codes"_a, "random"_a, "block"_a, "key"_a, "step"_a);
-  kernel(m, "natural_encode_feedback", &natural_encode_feedback, "grad"_a, "residual"_a, "bases"_a, "codes"_a, "random"_a,
-         "block"_a, "key"_a, "step"_a, "status"_a);
-  kernel(m, "natural_add_decoded", &natural_add_decoded, "bases"_a, "bases_stride"_a, "codes"_a, "codes_stride"_a,
-         "count"_a, "out"_a, "block"_a, "scale"_a);
 }
 
 }  // namespace gradwire::bindings

@@ -1,4 +1,4 @@
-// Random rounding, ternary runs, and rotations.
+// Norms of blocks, random numbers, and rotations.
 #include <cstring>
 
 #include "bindings/common.h"
@@ -11,81 +11,6 @@ void philox(Address out, Size key, Size step, Size offset, Size n, int threads) 
   run(&KernelTable::philox,
       {pointer<std::uint32_t>(out, n), std::uint64_t(key), std::uint64_t(step), std::uint64_t(offset)}, n, 128,
       threads);
-}
-
-// Where blocks are large, a decoder's ranges and those of a known norm end inside of them.
-constexpr Size kRoundRange = 2048;
-
-void check_qsgd(int bits, Size block) {
-  if (bits < 2 || bits > 8) throw std::invalid_argument("bits must be from 2 to 8");
-  if (block < 16 || block % 16 != 0) throw std::invalid_argument("block must be a multiple of 16");
-}
-
-Qsgd qsgd(Address norms, Address codes, int bits, Size block, bool l2, Size key, Size step, double shrink, int levels,
-          bool powers, Size n) {
-  check_qsgd(bits, block);
-  return {pointer<float>(norms, n), pointer<std::uint8_t>(codes, n), bits, block, l2, std::uint64_t(key),
-          std::uint64_t(step), float(levels), powers, float(shrink)};
-}
-
-void qsgd_encode(Address x, Address norms, Address codes, int bits, Size block, bool l2, Size key, Size step,
-                 int levels, bool powers, Size n, int threads) {
-  run(&KernelTable::qsgd_encode,
-      {qsgd(norms, codes, bits, block, l2, key, step, 1.0, levels, powers, n), pointer<const float>(x, n)}, n, block,
-      threads);
-}
-
-void qsgd_encode_feedback(Address grad, Address residual, Address norms, Address codes, int bits, Size block, bool l2,
-                          Size key, Size step, Address status, double shrink, int levels, bool powers, Size n,
-                          int threads) {
-  run(&KernelTable::qsgd_encode_feedback,
-      {feedback(grad, residual, status, n), qsgd(norms, codes, bits, block, l2, key, step, shrink, levels, powers, n)},
-      n, block, threads);
-}
-
-void qsgd_add_decoded(Address norms, Size norms_stride, Address codes, Size codes_stride, Size count, Address out,
-                      int bits, Size block, double scale, int levels, bool powers, Size n, int threads) {
-  check_qsgd(bits, block);
-  run(&KernelTable::qsgd_add_decoded,
-      {rows(norms, count, norms_stride, n), rows(codes, count, codes_stride, n), pointer<float>(out, n), bits, block,
-       float(scale), float(levels), powers},
-      n, block < kRoundRange ? block : kRoundRange, threads);
-}
-
-void round_encode(Address x, Address norm, Address codes, int bits, int levels, Size key, Size step, Size n,
-                  int threads) {
-  const RoundEncode args = {qsgd(norm, codes, bits, 16, false, key, step, 1.0, levels, false, n),
-                            pointer<const float>(x, n)};
-  run_backwards(&KernelTable::round_encode, args, n, kRoundRange, threads);
-}
-
-void round_keep(Address residual, Address norm, Address codes, int bits, int levels, double shrink, Size key, Size step,
-                Size n, int threads) {
-  const RoundKeep args = {qsgd(norm, codes, bits, 16, false, key, step, shrink, levels, false, n),
-                          pointer<float>(residual, n)};
-  run_backwards(&KernelTable::round_keep, args, n, kRoundRange, threads);
-}
-
-void sums_add_decoded(Address norm, Address sums, Address ranks, Address out, int levels, double scale, Size n,
-                      int threads) {
-  if (levels < 1) throw std::invalid_argument("levels must be at least 1");
-  const std::int32_t world = n > 0 ? *pointer<const std::int32_t>(ranks, n) : 1;
-  const bool fits = world > 0 && world <= 255 / (2 * levels);
-  const std::int32_t bias = fits ? levels * world : 0;
-  const float unit = fits ? (n > 0 ? *pointer<const float>(norm, n) : 0.0f) / float(bias) : __builtin_nanf("");
-  run(&KernelTable::sums_add_decoded,
-      {pointer<const std::uint8_t>(sums, n), pointer<float>(out, n), bias, float(scale) * unit}, n, 16, threads);
-}
-
-void moments(Address x, Address table, bool centred, Size n, int threads) {
-  run(&KernelTable::moments, {pointer<const float>(x, n), pointer<float>(table, n), centred}, n, kMomentSegment,
-      threads);
-}
-
-void moments_feedback(Address grad, Address residual, Address table, bool centred, Address status, Size n,
-                      int threads) {
-  run(&KernelTable::moments_feedback, {feedback(grad, residual, status, n), pointer<float>(table, n), centred}, n,
-      kMomentSegment, threads);
 }
 
 // A block is at most as long as the kernels have room for; see kernels/hadamard.h.
@@ -160,18 +85,6 @@ void eden_add_decoded(Address seed, Address scales, Address codes, Address out, 
 
 void bind_rounding(nb::module_& m) {
   kernel(m, "philox", &philox, "out"_a, "key"_a, "step"_a, "offset"_a);
-  kernel(m, "qsgd_encode", &qsgd_encode, "x"_a, "norms"_a, "codes"_a, "bits"_a, "block"_a, "l2"_a, "key"_a, "step"_a,
-         "levels"_a, "powers"_a);
-  kernel(m, "qsgd_encode_feedback", &qsgd_encode_feedback, "grad"_a, "residual"_a, "norms"_a, "codes"_a, "bits"_a,
-         "block"_a, "l2"_a, "key"_a, "step"_a, "status"_a, "shrink"_a, "levels"_a, "powers"_a);
-  kernel(m, "qsgd_add_decoded", &qsgd_add_decoded, "norms"_a, "norms_stride"_a, "codes"_a, "codes_stride"_a, "count"_a,
-         "out"_a, "bits"_a, "block"_a, "scale"_a, "levels"_a, "powers"_a);
-  kernel(m, "round_encode", &round_encode, "x"_a, "norm"_a, "codes"_a, "bits"_a, "levels"_a, "key"_a, "step"_a);
-  kernel(m, "round_keep", &round_keep, "residual"_a, "norm"_a, "codes"_a, "bits"_a, "levels"_a, "shrink"_a, "key"_a,
-         "step"_a);
-  kernel(m, "sums_add_decoded", &sums_add_decoded, "norm"_a, "sums"_a, "ranks"_a, "out"_a, "levels"_a, "scale"_a);
-  kernel(m, "moments", &moments, "x"_a, "table"_a, "centred"_a);
-  kernel(m, "moments_feedback", &moments_feedback, "grad"_a, "residual"_a, "table"_a, "centred"_a, "status"_a);
   kernel(m, "block_norms", &block_norms, "x"_a, "norms"_a, "block"_a);
   kernel(m, "thc_encode", &thc_encode, "x"_a, "norms"_a, "seed"_a, "codes"_a, "block"_a, "levels"_a, "clip"_a, "key"_a,
          "step"_a);

@@ -12,9 +12,6 @@
 #include "kernels/inceptionn_tags.h"
 #include "kernels/largest.h"
 #include "kernels/largest_sum.h"
-#include "kernels/natural_add_decoded.h"
-#include "kernels/natural_encode.h"
-#include "kernels/natural_encode_feedback.h"
 #endif
 
 #include "targets/end.h"

@@ -1,7 +1,7 @@
 // The length of each block.
 #pragma once
 
-#include "kernels/qsgd_encode.h"
+#include "kernels/norms.h"
 
 namespace gradwire::GRADWIRE_TARGET {
 
@@ -10,7 +10,7 @@ void block_norms(const BlockNorms& args, std::int64_t begin, std::int64_t end) {
   for (std::int64_t i = begin; i < end; i += k.block) {
     Magnitude m = {set_u32(0), set(0.0f)};
     const std::int64_t count = end - i < k.block ? end - i : k.block;
-    qsgd_measure(k.x + i, count, true, m);
+    measure(k.x + i, count, true, m);
     k.norms[i / k.block] = norm_of(m, true, k.x + i, count);
   }
 }

@@ -1,7 +1,8 @@
 // EDEN: which blocks a tensor has, and their two rotations.
 #pragma once
 
-#include "kernels/qsgd_block.h"
+#include "kernels/norms.h"
+#include "kernels/qsgd_codes.h"
 #include "kernels/thc_rotation.h"
 
 namespace gradwire::GRADWIRE_TARGET {

@@ -1,7 +1,7 @@
 // The moments of magnitudes between two thresholds, for each segment.
 #pragma once
 
-#include "kernels/moments.h"
+#include "kernels/lane_sums.h"
 
 namespace gradwire::GRADWIRE_TARGET {
 
@@ -24,7 +24,7 @@ GRADWIRE_INLINE void add_to(Tail& t, const TailMoments& k, std::int64_t i, int c
 GRADWIRE_INLINE void write_tail(float* row, const Tail& t) {
   const std::uint32_t largest = reduce_max(t.largest);
   std::memcpy(row, &largest, sizeof largest);
-  row[1] = sum_of(t.count), row[2] = sum_of(t.sum), row[3] = sum_of(t.squares);
+  row[1] = sum_of_lanes(t.count), row[2] = sum_of_lanes(t.sum), row[3] = sum_of_lanes(t.squares);
 }
 
 void tail_moments(const TailMoments& args, std::int64_t begin, std::int64_t end) {

@@ -1,7 +1,7 @@
 // THC codes: each block is rotated and rounded to the levels of the common norm while it is in the cache.
 #pragma once
 
-#include "kernels/qsgd_block.h"
+#include "kernels/norms.h"
 #include "kernels/thc_rotation.h"
 
 namespace gradwire::GRADWIRE_TARGET {

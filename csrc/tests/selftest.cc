@@ -31,21 +31,6 @@ void check_topk(const std::string& target, std::int64_t divisor) {
   });
 }
 
-void check_qsgd(const std::string& target, int bits, bool l2, bool powers) {
-  const auto qsgd = [=](Buffers& x) {
-    return Qsgd{x.c.data(), x.bytes.data(), bits, 48, l2, 0x9876543210, 3, float((1 << (bits - 1)) - 1), powers, 0.7f};
-  };
-  check(target, "qsgd_encode", &KernelTable::qsgd_encode, [&](Buffers& x, std::int64_t) {
-    return QsgdEncode{qsgd(x), x.a.data()};
-  });
-  check(target, "qsgd_encode_feedback", &KernelTable::qsgd_encode_feedback, [&](Buffers& x, std::int64_t) {
-    return QsgdEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, qsgd(x)};
-  });
-  check(target, "qsgd_add_decoded", &KernelTable::qsgd_add_decoded, [&](Buffers& x, std::int64_t n) {
-    return QsgdAddDecoded{x.rows(n), x.rows(n), x.a.data(), bits, 48, 0.3f, float((1 << (bits - 1)) - 1), powers};
-  });
-}
-
 void check_eightbit(const std::string& target, Codebook kind, std::int64_t block) {
   std::vector<float> values(272);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = float(i) / 200 - 0.5f;
@@ -58,21 +43,6 @@ void check_eightbit(const std::string& target, Codebook kind, std::int64_t block
   });
   check(target, "eightbit_add_decoded", &KernelTable::eightbit_add_decoded, [&](Buffers& x, std::int64_t n) {
     return EightbitAddDecoded{x.rows(n), x.rows(n), x.a.data(), values.data(), kind, block, 0.3f};
-  });
-}
-
-void check_natural(const std::string& target, bool random) {
-  const auto natural = [=](Buffers& x, std::int64_t n) {
-    return Natural{x.bytes.data() + Buffers::row_bytes(n), x.bytes.data(), random, 48, 0x9876543210, 3};
-  };
-  check(target, "natural_encode", &KernelTable::natural_encode, [&](Buffers& x, std::int64_t n) {
-    return NaturalEncode{natural(x, n), x.a.data()};
-  });
-  check(target, "natural_encode_feedback", &KernelTable::natural_encode_feedback, [&](Buffers& x, std::int64_t n) {
-    return NaturalEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, natural(x, n)};
-  });
-  check(target, "natural_add_decoded", &KernelTable::natural_add_decoded, [&](Buffers& x, std::int64_t n) {
-    return NaturalAddDecoded{x.rows(n), x.rows(n), x.a.data(), 48, 0.3f};
   });
 }
 
@@ -110,23 +80,6 @@ void check_cast(const std::string& target, CastTo to) {
 }
 
 constexpr std::int64_t kSeed[] = {0x123456789, 7};
-
-void check_rounding(const std::string& target, int bits) {
-  const auto round = [=](Buffers& x) {
-    return Qsgd{x.c.data(), x.bytes.data(), bits, 16, false, 0x9876543210, 3, float((1 << (bits - 1)) - 1), false, 0.7f};
-  };
-  // A tensor that has a norm has no NaN.
-  const auto usable = [](Buffers& x) {
-    x.c[0] = 3.0f;
-    for (float& value : x.a) value = value - value == 0.0f ? value : 1.0f;
-  };
-  check(target, "round_encode", &KernelTable::round_encode, [&](Buffers& x, std::int64_t) {
-    return usable(x), RoundEncode{round(x), x.a.data()};
-  });
-  check(target, "round_keep", &KernelTable::round_keep, [&](Buffers& x, std::int64_t) {
-    return usable(x), RoundKeep{round(x), x.a.data()};
-  });
-}
 
 void check_thc(const std::string& target, std::int64_t block) {
   check(target, "block_norms", &KernelTable::block_norms, [&](Buffers& x, std::int64_t) {
@@ -226,14 +179,6 @@ void check_all(const std::string& target) {
   CHECK(accumulate, Feedback{x.a.data(), x.b.data(), x.status.data()});
   CHECK(largest, Largest{x.a.data(), reinterpret_cast<std::uint32_t*>(x.status.data())});
   CHECK(largest_sum, LargestSum{x.a.data(), x.b.data(), reinterpret_cast<std::uint32_t*>(x.status.data())});
-  for (const bool centred : {false, true}) {
-    check(target, "moments", &KernelTable::moments, [&](Buffers& x, std::int64_t) {
-      return Moments{x.a.data(), x.c.data(), centred};
-    });
-    check(target, "moments_feedback", &KernelTable::moments_feedback, [&](Buffers& x, std::int64_t) {
-      return MomentsFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.c.data(), centred};
-    });
-  }
   check_momentum(target);
   check(target, "philox", &KernelTable::philox, [](Buffers& x, std::int64_t) {
     return Philox{reinterpret_cast<std::uint32_t*>(x.bytes.data()), 0x123456789abcdef0, 7, 0xfffffff0};
@@ -244,7 +189,6 @@ void check_all(const std::string& target) {
   check(target, "add_buckets", &KernelTable::add_buckets, [&](Buffers& x, std::int64_t n) {
     return AddBuckets{x.rows(n), addends.data(), x.a.data()};
   });
-  CHECK(sums_add_decoded, SumsAddDecoded{x.bytes.data(), x.a.data(), 100, 0.3f});
   for (const std::int64_t columns : {1, 31, 1100})
     for (const std::int64_t rank : {1, 2, 3, 4, 6}) check_lowrank(target, columns, rank);
   for (const std::int64_t block : {16, 64, 1024}) check_thc(target, block);
@@ -252,13 +196,9 @@ void check_all(const std::string& target) {
   for (const int group : {16, 32, 64}) check_eden(target, 8, group);
   for (const int rows : {1, 3}) check_sketch(target, rows);
   for (const float level : {0.0f, 0.9f}) check_threshold(target, level);
-  for (int bits = 2; bits <= 8; ++bits) check_rounding(target, bits);
-  for (int bits = 2; bits <= 8; ++bits)
-    for (const bool powers : {false, true}) check_qsgd(target, bits, bits % 2 != 0, powers);
   for (const std::int64_t block : {0, 48})
     for (const Codebook kind : {Codebook::linear, Codebook::dynamic, Codebook::e4m3, Codebook::e5m2})
       check_eightbit(target, kind, block);
-  for (const bool random : {false, true}) check_natural(target, random);
   for (const int bound : {1, 10, 15}) check_inceptionn(target, bound);
 #undef CHECK
 }

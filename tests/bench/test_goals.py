@@ -4,8 +4,8 @@ from gradwire import registry
 from gradwire.bench.goals import judged, least_ratio, misses, nanoseconds
 from gradwire.bench.steps import STEPS
 from gradwire.compressors.atomo import Atomo
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit

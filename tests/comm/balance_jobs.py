@@ -14,10 +14,10 @@ from torch import Tensor
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.bf16 import BF16
 from gradwire.compressors.fp8 import FP8
-from gradwire.compressors.natural import Natural
+from gradwire.compressors.levels.natural import Natural
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.oktopk import OkTopk
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.topk import TopK
 from gradwire.exchange.exchange import Exchange, Named

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.fp8 import FP8
-from gradwire.compressors.natural import Natural
+from gradwire.compressors.levels.natural import Natural
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.oktopk import OkTopk
-from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange

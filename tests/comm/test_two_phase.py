@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire import registry
 from gradwire.comm._part import Piece, Unit
 from gradwire.comm.two_phase import cut
-from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.memory.none import NoMemory
 from gradwire.testing.processes import run_ranks

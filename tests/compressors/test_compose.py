@@ -15,9 +15,9 @@ from gradwire.compressors.bf16 import BF16
 from gradwire.compressors.demo import DeMo
 from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.gradiveq import GradiVeQ
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.none import Identity
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.sidco import SIDCo
 from gradwire.compressors.signs.onebit import OneBit

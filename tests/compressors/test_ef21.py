@@ -9,8 +9,8 @@ from gradwire import registry
 from gradwire.compressors.demo import DeMo
 from gradwire.compressors.ef21 import EF21
 from gradwire.compressors.entropy import Entropy
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.signs.signsgd import SignSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK

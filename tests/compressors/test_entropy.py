@@ -9,7 +9,7 @@ from gradwire.compressors import _together
 from gradwire.compressors._coders import CODERS
 from gradwire.compressors.base import MultiRound
 from gradwire.compressors.entropy import Entropy
-from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError, WireError

@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.global_qsgd import GlobalQSGD
+from gradwire.compressors.levels.global_qsgd import GlobalQSGD
 from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.errors import ConfigError
 from gradwire.testing._expect import decode

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from gradwire.compressors.natural import Natural
+from gradwire.compressors.levels.natural import Natural
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients

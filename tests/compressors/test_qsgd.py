@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire import registry
-from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients

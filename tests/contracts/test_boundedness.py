@@ -18,9 +18,9 @@ from gradwire.compressors.base import Compressor
 from gradwire.compressors.compose import Compose
 from gradwire.compressors.eden import EDEN
 from gradwire.compressors.entropy import Entropy
-from gradwire.compressors.lpc_svrg import LpcSvrg
-from gradwire.compressors.nuqsgd import NUQSGD
-from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.levels.lpc_svrg import LpcSvrg
+from gradwire.compressors.levels.nuqsgd import NUQSGD
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.compressors.topk import TopK

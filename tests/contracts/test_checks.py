@@ -9,8 +9,8 @@ import torch
 
 from gradwire.compressors.base import MultiRound
 from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK

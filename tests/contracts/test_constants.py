@@ -21,12 +21,12 @@ from gradwire.compressors.compose import Compose
 from gradwire.compressors.demo import DeMo, _cosines
 from gradwire.compressors.dynamic8 import Dynamic8
 from gradwire.compressors.fp8 import FP8
-from gradwire.compressors.lpc_svrg import LpcSvrg
-from gradwire.compressors.natural import Natural
+from gradwire.compressors.levels.lpc_svrg import LpcSvrg
+from gradwire.compressors.levels.natural import Natural
+from gradwire.compressors.levels.nuqsgd import NUQSGD
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.none import Identity
-from gradwire.compressors.nuqsgd import NUQSGD
 from gradwire.compressors.oktopk import OkTopk
-from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
 from gradwire.compressors.signs.onebit_sgd import OneBitSGD

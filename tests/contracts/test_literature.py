@@ -17,9 +17,9 @@ from gradwire.compressors.dgc import DGC
 from gradwire.compressors.dynamic8 import Dynamic8
 from gradwire.compressors.fp16 import FP16
 from gradwire.compressors.inceptionn import Inceptionn
-from gradwire.compressors.natural import Natural
+from gradwire.compressors.levels.natural import Natural
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.signs.onebit_sgd import OneBitSGD
 from gradwire.compressors.ternary.strom import Strom

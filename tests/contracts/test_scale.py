@@ -10,9 +10,9 @@ import torch
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.nuqsgd import NUQSGD
+from gradwire.compressors.levels.nuqsgd import NUQSGD
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.compressors.thc import THC
 from gradwire.testing import golden

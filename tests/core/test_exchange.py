@@ -8,9 +8,9 @@ import torch
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.gradiveq import GradiVeQ
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.none import Identity
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.ternary.twobit import TwoBit

@@ -8,7 +8,7 @@ import pytest
 import gradwire.compressors
 from gradwire import registry
 from gradwire.compressors.eden import EDEN
-from gradwire.compressors.qsgd import QSGD
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.exchange.settings import Settings

@@ -11,15 +11,31 @@ from gradwire.ops.arguments import Flat, Names, Rows, Where
 from gradwire.ops.base import Op
 from tests.ops.example_tensors import RANKS, N
 
-VALUES = {"beta": 0.9, "length": 9, "n": N, "scale": 0.5, "sparsity": 1.0, "threshold": 0.5, "tie": 1.0}
+VALUES = {
+    "beta": 0.9,
+    "bits": 4,
+    "key": 1,
+    "length": 9,
+    "levels": 7,
+    "n": N,
+    "scale": 0.5,
+    "shrink": 1.0,
+    "sparsity": 1.0,
+    "step": 2,
+    "threshold": 0.5,
+    "tie": 1.0,
+}
 """Of numbers and of symbols, by name; a flag is False."""
 
 SIZES = {"block": (16, 32)}
 """Of those that differ between operations: the first that one allows."""
 
+FILLED = {"ranks": 1}
+"""What integers in a tensor of this name are, where 0 would have no meaning."""
+
 
 def example(op: Op) -> dict[str, Any]:
-    """Floats that differ, and zeros of every other kind."""
+    """Floats that differ, and zeros of every other kind where they have a meaning."""
     return {name: argument(op, name) for name in op.declaration.types}
 
 
@@ -43,7 +59,7 @@ def argument(op: Op, name: str) -> Any:
     dtype = mark.dtype[0] if isinstance(mark.dtype, tuple) else mark.dtype
     shape = (size,) if isinstance(mark, Flat) else (RANKS, size)
     if not dtype.is_floating_point:
-        return torch.zeros(shape, dtype=dtype)
+        return torch.full(shape, FILLED.get(name, 0), dtype=dtype)
     return torch.linspace(-1, 1, size, dtype=dtype).expand(shape).contiguous() if size > 1 else torch.ones(shape)
 
 

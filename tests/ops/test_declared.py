@@ -87,6 +87,30 @@ def test_a_wrong_argument_is_named_with_what_is_allowed(changed: dict[str, objec
     assert called == [{}]
 
 
+def test_what_is_allowed_may_depend_on_the_call() -> None:
+    def rounded(
+        x: Floats, bits: int, level: Annotated[int, Where("level < 2 ** bits", "less than {2 ** bits}")]
+    ) -> None: ...
+
+    checked = Declaration(rounded).checked(lambda *_args: None)
+    checked(torch.ones(6), 3, 7)
+    with pytest.raises(ConfigError, match=r"^rounded\.level must be less than 8, got 8$"):
+        checked(torch.ones(6), 3, 8)
+
+
+def test_a_flat_tensor_says_how_long_a_field_of_its_size_is() -> None:
+    def added(codes: Annotated[Tensor, Rows(torch.uint8, "n")], out: Written) -> None: ...
+
+    given: list[tuple[object, ...]] = []
+    call = Declaration(added).kernel(SimpleNamespace(added=lambda *told: given.append(told)), False)
+    codes, out = torch.zeros(2, 6, dtype=torch.uint8), torch.zeros(6)
+    call(codes, out)
+    assert given == [(codes.data_ptr(), 6, out.data_ptr(), 2, 6)]
+    for wrong in (codes.view(-1), codes[:, 1:], codes.int()):
+        with pytest.raises(ConfigError, match=r"added\.codes must be a torch.uint8 tensor of shape \(\d, 6\)"):
+            call(wrong, out)
+
+
 def test_what_annotations_cannot_say_is_checked_by_a_function_of_what_it_names() -> None:
     def check(op: str, block: int, strict: bool) -> None:
         if strict and block > 2:

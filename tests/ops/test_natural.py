@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from gradwire.compressors.levels.ops import natural_add_decoded, natural_encode, natural_encode_feedback
 from gradwire.errors import ConfigError
-from gradwire.ops import natural_add_decoded, natural_encode, natural_encode_feedback
 from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
@@ -94,5 +94,6 @@ def test_a_wrong_parameter_is_named(changed, message):
 
 def test_ranks_of_bases_and_codes_must_agree():
     bases, codes = torch.zeros(3, 1, dtype=torch.uint8), torch.zeros(2, 16, dtype=torch.uint8)
-    with pytest.raises(ConfigError, match=r"^natural_add_decoded.bases must be 2 rows, as codes, got 3$"):
+    refused = r"^natural_add_decoded.codes must be a .* tensor of shape \(3, 16\) .*, got torch.uint8 \(2, 16\)"
+    with pytest.raises(ConfigError, match=refused):
         natural_add_decoded(bases, codes, torch.zeros(16), 16, 1.0)

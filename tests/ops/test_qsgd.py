@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from gradwire.compressors.levels.ops import qsgd_add_decoded, qsgd_encode, qsgd_encode_feedback
 from gradwire.errors import ConfigError
-from gradwire.ops import qsgd_add_decoded, qsgd_encode, qsgd_encode_feedback
 from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
@@ -158,7 +158,8 @@ def test_a_wrong_parameter_is_named(changed, message):
 
 
 def test_ranks_of_norms_and_codes_must_agree():
-    with pytest.raises(ConfigError, match=r"^qsgd_add_decoded.norms must be 2 rows, as codes, got 3$"):
+    refused = r"^qsgd_add_decoded.codes must be a torch.uint8 tensor of shape \(3, 16\) .*, got torch.uint8 \(2, 16\)"
+    with pytest.raises(ConfigError, match=refused):
         qsgd_add_decoded(torch.ones(3, 1), torch.zeros(2, 16, dtype=torch.uint8), torch.zeros(16), 8, 16, 1.0)
 
 

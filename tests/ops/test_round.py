@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from gradwire.errors import ConfigError
-from gradwire.ops import (
-    block_norms,
+from gradwire.compressors.levels.ops import (
     moments,
     moments_feedback,
     qsgd_add_decoded,
@@ -15,6 +13,8 @@ from gradwire.ops import (
     round_keep,
     sums_add_decoded,
 )
+from gradwire.errors import ConfigError
+from gradwire.ops import block_norms
 from tests.cases import pairwise, together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep
 

@@ -16,8 +16,8 @@ from gradwire import registry
 from gradwire.compressors.bf16 import BF16
 from gradwire.compressors.compose import compose
 from gradwire.compressors.entropy import Entropy
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit

@@ -43,7 +43,7 @@ class Compose(Compressor):
             own or turns the mean into signs.
 
     Example:
-        >>> from gradwire.compressors.qsgd import QSGD
+        >>> from gradwire.compressors.levels.qsgd import QSGD
         >>> from gradwire.compressors.topk import TopK
         >>> code = compose(TopK(0.4), QSGD(bits=4))
         >>> code.decompress(code.compress(torch.tensor([1.0, -7.0, 3.0, -2.0, 7.0])), (5,)).tolist()

@@ -31,13 +31,8 @@ from gradwire.ops.lowrank_right import lowrank_right
 from gradwire.ops.lowrank_right_feedback import lowrank_right_feedback
 from gradwire.ops.mark_beyond import mark_beyond
 from gradwire.ops.mark_drawn import mark_drawn
-from gradwire.ops.moments import moments
-from gradwire.ops.moments_feedback import moments_feedback
 from gradwire.ops.momentum_update import momentum_update
 from gradwire.ops.native import kernel_info
-from gradwire.ops.natural_add_decoded import natural_add_decoded
-from gradwire.ops.natural_encode import natural_encode
-from gradwire.ops.natural_encode_feedback import natural_encode_feedback
 from gradwire.ops.nonfinite import nonfinite
 from gradwire.ops.parts_add_decoded import parts_add_decoded
 from gradwire.ops.philox import philox
@@ -45,21 +40,15 @@ from gradwire.ops.precondition import precondition
 from gradwire.ops.precondition_update import precondition_update
 from gradwire.ops.prefix_decode import prefix_decode
 from gradwire.ops.prefix_encode import prefix_encode
-from gradwire.ops.qsgd_add_decoded import qsgd_add_decoded
-from gradwire.ops.qsgd_encode import qsgd_encode
-from gradwire.ops.qsgd_encode_feedback import qsgd_encode_feedback
 from gradwire.ops.randomk_add_decoded import randomk_add_decoded
 from gradwire.ops.randomk_encode import randomk_encode
 from gradwire.ops.rans_decode import rans_decode
 from gradwire.ops.rans_encode import rans_encode
 from gradwire.ops.rice_decode import rice_decode
 from gradwire.ops.rice_encode import rice_encode
-from gradwire.ops.round_encode import round_encode
-from gradwire.ops.round_keep import round_keep
 from gradwire.ops.sketch_add import sketch_add
 from gradwire.ops.sketch_estimate import sketch_estimate
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
-from gradwire.ops.sums_add_decoded import sums_add_decoded
 from gradwire.ops.swap import swap
 from gradwire.ops.tail_moments import tail_moments
 from gradwire.ops.take_beyond import take_beyond
@@ -105,12 +94,7 @@ __all__ = [
     "lowrank_right_feedback",
     "mark_beyond",
     "mark_drawn",
-    "moments",
-    "moments_feedback",
     "momentum_update",
-    "natural_add_decoded",
-    "natural_encode",
-    "natural_encode_feedback",
     "nonfinite",
     "parts_add_decoded",
     "philox",
@@ -118,21 +102,15 @@ __all__ = [
     "precondition_update",
     "prefix_decode",
     "prefix_encode",
-    "qsgd_add_decoded",
-    "qsgd_encode",
-    "qsgd_encode_feedback",
     "randomk_add_decoded",
     "randomk_encode",
     "rans_decode",
     "rans_encode",
     "rice_decode",
     "rice_encode",
-    "round_encode",
-    "round_keep",
     "sketch_add",
     "sketch_estimate",
     "sparse_add_decoded",
-    "sums_add_decoded",
     "swap",
     "tail_moments",
     "take_beyond",

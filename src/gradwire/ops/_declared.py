@@ -85,6 +85,7 @@ class Declaration:
     def _find_symbols(self) -> Iterator[tuple[str, str]]:
         """(symbol, expression): sizes that only a tensor can tell."""
         found: set[str] = set()
+        flat = {mark.size for name, mark in self._tensors() if isinstance(mark, Flat) and name not in self.optional}
         for name, mark in self._tensors():
             size = mark.size if isinstance(mark, Flat) else mark.length
             if name in self.optional:
@@ -92,9 +93,11 @@ class Declaration:
             if isinstance(mark, Rows) and "ranks" not in found:
                 found.add("ranks")
                 yield "ranks", f"{name}.size(0) if {name}.dim() == 2 else 0"
+            rows = isinstance(mark, Rows)
+            if rows and size in flat:
+                continue
             if size and size.isidentifier() and size not in {*found, *self._known, *self._parameters}:
                 found.add(size)
-                rows = isinstance(mark, Rows)
                 yield size, f"{name}.size(1) if {name}.dim() == 2 else 0" if rows else f"{name}.numel()"
 
     @property
@@ -147,7 +150,7 @@ class Declaration:
         yield from (f"{symbol} = {expression}" for symbol, expression in self._symbols.items())
         for name, mark in self.marks.items():
             if isinstance(mark, Where):
-                yield f"if not ({mark.condition}): refuse({self._told(name)}, {mark.allowed!r}, {name})"
+                yield f"if not ({mark.condition}): refuse({self._told(name)}, f{mark.allowed!r}, {name})"
             elif isinstance(mark, Names):
                 allowed = " or ".join(map(repr, mark.known))
                 yield f"if {name} not in {mark.known!r}: refuse({self._told(name)}, {allowed!r}, {name})"

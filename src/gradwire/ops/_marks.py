@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradwire.ops._bits import pack_bits
 from gradwire.ops._checks import check_vector, float32
-from gradwire.ops._moments import lane_sums
+from gradwire.ops._lanes import lane_sums
 from gradwire.ops._philox import philox_words
 from gradwire.ops._topk import SEGMENT, segments, write_places
 

@@ -1,88 +1,21 @@
-"""QSGD by blocks: the norm of each block, the random rounding to its levels, and their packed codes.
-
-With s levels above zero and N the norm of a block: q = sign(x) * min(floor(|x| * (s / N) + r), s), and x is decoded
-as q * (N / s). r is uniform in (0, 1), so q * (N / s) is x on average. A norm below ``TINY`` counts as zero, since
-s / N must not overflow; one that is not finite makes the whole block decode to NaN.
-
-On the grid "powers" level t is 2**(t - s) of the norm instead of t / s, and the random choice is between the two powers
-beside |x|, or between the smallest of them and zero.
-"""
+"""What others share with random rounding to levels: norms of blocks, packed codes, and uniform numbers."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from gradwire.errors import is_int, require
-from gradwire.ops._checks import check_vector
-from gradwire.ops._moments import lane_sums
+from gradwire.ops._lanes import lane_sums
 from gradwire.ops._philox import philox_words
 from gradwire.ops._units import exponent_of, power_of_two
 
-__all__ = [
-    "TINY",
-    "check_codes",
-    "check_levels",
-    "check_parameters",
-    "check_whole",
-    "levels",
-    "norms_of",
-    "pack_levels",
-    "quantise",
-    "spread",
-    "steps_of",
-    "top_of",
-    "uniform",
-    "unpack_levels",
-    "values_of",
-    "whole",
-]
+__all__ = ["TINY", "norms_of", "pack_levels", "spread", "uniform", "unpack_levels"]
 
 TINY = 2.0**-120
+"""A smaller norm counts as zero, since what it divides must not overflow."""
+
 _LEAST_SQUARES = 2.0**-100
 """A smaller sum of squares may lack some that float32 could not hold."""
-
-_LANES = 16
-
-
-def levels(bits: int) -> int:
-    """How many levels there are above zero."""
-    return (1 << bits - 1) - 1
-
-
-def top_of(bits: int, given: int) -> int:
-    """The highest level: all that the bits allow where none is given."""
-    return given or levels(bits)
-
-
-def check_levels(op: str, bits: int, given: int, grid: str) -> None:
-    require(is_int(given, 0, levels(bits)), f"{op}.levels", f"an integer from 0 to {levels(bits)}", given)
-    require(grid in ("uniform", "powers"), f"{op}.grid", "'uniform' or 'powers'", grid)
-
-
-def check_parameters(op: str, bits: int, block: int, norm: str = "linf", most: int = 65536) -> None:
-    require(is_int(bits, 2, 8), f"{op}.bits", "an integer from 2 to 8", bits)
-    multiple = is_int(block, _LANES, most) and block % _LANES == 0
-    require(multiple, f"{op}.block", f"a multiple of 16 from 16 to {most}", block)
-    require(norm in ("linf", "l2"), f"{op}.norm", "'linf' or 'l2'", norm)
-
-
-def check_codes(op: str, x: Tensor, norms: Tensor, codes: Tensor, bits: int, block: int) -> None:
-    n = x.numel()
-    check_vector(f"{op}.norms", norms, torch.float32, x, -(-n // block))
-    check_vector(f"{op}.codes", codes, torch.uint8, x, -(-n * bits // 8))
-
-
-def whole(n: int) -> int:
-    """The block that holds ``n`` elements."""
-    return max(_LANES, -(-n // _LANES) * _LANES)
-
-
-def check_whole(op: str, x: Tensor, norm: Tensor, codes: Tensor, bits: int, given: int) -> None:
-    check_parameters(op, bits, _LANES)
-    require(is_int(given, 1, levels(bits)), f"{op}.levels", f"an integer from 1 to {levels(bits)}", given)
-    check_vector(f"{op}.norm", norm, torch.float32, x, 1)
-    check_vector(f"{op}.codes", codes, torch.uint8, x, -(-x.numel() * bits // 8))
 
 
 def norms_of(x: Tensor, block: int, norm: str) -> Tensor:
@@ -90,41 +23,6 @@ def norms_of(x: Tensor, block: int, norm: str) -> Tensor:
     blocks = _blocks(x, block)
     norms = _largest(blocks) if norm == "linf" else _length(blocks)
     return norms.masked_fill_(norms < TINY, 0.0)
-
-
-def steps_of(norms: Tensor, top: int, grid: str = "uniform") -> Tensor:
-    """What the values of the levels are multiples of in each block."""
-    return norms.div(torch.full_like(norms, top)) if grid == "uniform" else norms.clone()
-
-
-def values_of(q: Tensor, top: int, grid: str = "uniform") -> Tensor:
-    """What a level stands for, in units of ``steps_of``, as float32."""
-    if grid == "uniform":
-        return q.float()
-    magnitude = q.to(torch.int32).abs()
-    value = (magnitude + (127 - top) << 23).view(torch.float32).masked_fill_(magnitude == 0, 0.0)
-    return torch.where(q < 0, -value, value)
-
-
-def quantise(x: Tensor, norms: Tensor, top: int, block: int, key: int, step: int, grid: str = "uniform") -> Tensor:
-    """The level of every element, int8."""
-    usable = norms.isfinite() & (norms > 0)
-    inverse = torch.full_like(norms, top if grid == "uniform" else 1).div_(norms.masked_fill(~usable, math.inf))
-    scaled = (_blocks(x.abs(), block) * inverse.unsqueeze(1)).view(-1)[: x.numel()]
-    shifts = uniform(x.numel(), key, step, x.device)
-    level = scaled.add_(shifts).floor_() if grid == "uniform" else _power(scaled, shifts, top)
-    level = level.clamp_(max=top).masked_fill_(~spread(usable, x.numel(), block), 0.0).to(torch.int8)
-    return torch.where(x < 0, -level, level)
-
-
-def _power(share: Tensor, shifts: Tensor, top: int) -> Tensor:
-    """The level of a share of the norm, rounded at random between its neighbours."""
-    scaled = share * 2.0 ** (top - 1)
-    word = scaled.view(torch.int32)
-    large = word >= 0x3F800000
-    fraction = torch.where(large, (word & 0x7FFFFF | 0x3F800000).view(torch.float32) - 1.0, scaled)
-    below = torch.where(large, (word >> 23) - 126, 0)
-    return below + (fraction + shifts >= 1.0)
 
 
 def pack_levels(q: Tensor, bits: int, codes: Tensor) -> None:

@@ -5,6 +5,7 @@
 
 A size is an expression over what is known of the call: parameters, functions of the operation's module, and symbols. A
 name that nothing else explains is a symbol, and the first tensor whose size it is defines it: here ``n`` is that of x.
+A field of payloads does so only where no flat tensor has that size.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Where:
 
     Args:
         condition: expression over parameters and symbols.
-        allowed: the same for the reader of an error.
+        allowed: the same for the reader of an error; what is in braces is an expression, too.
     """
 
     condition: str

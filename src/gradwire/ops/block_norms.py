@@ -1,24 +1,23 @@
 """The length of each block of a tensor."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import check_vector
-from gradwire.ops._qsgd import check_parameters, norms_of
-from gradwire.ops.base import operation
-from gradwire.ops.native import kernels
+from gradwire.ops._qsgd import norms_of
+from gradwire.ops.arguments import Flat, Floats, Where
+from gradwire.ops.base import declared
 
 __all__ = ["block_norms"]
 
 
-def _check(x: Tensor, norms: Tensor, block: int) -> None:
-    check_parameters("block_norms", 8, block)
-    check_vector("block_norms.x", x, torch.float32, x)
-    check_vector("block_norms.norms", norms, torch.float32, x, -(-x.numel() // block))
-
-
-@operation("block_norms(Tensor x, Tensor(a!) norms, int block) -> ()", _check)
-def block_norms(x: Tensor, norms: Tensor, block: int) -> None:
+@declared
+def block_norms(
+    x: Floats,
+    norms: Annotated[Tensor, Flat(torch.float32, "-(-n // block)", written=True)],
+    block: Annotated[int, Where("16 <= block <= 65536 and block % 16 == 0", "a multiple of 16 from 16 to 65536")],
+) -> None:
     """The root of the sum of squares of each block, as ``qsgd_encode`` takes it with the norm "l2".
 
     Args:
@@ -35,8 +34,3 @@ def block_norms(x: Tensor, norms: Tensor, block: int) -> None:
     5.0
     """
     norms.copy_(norms_of(x, block, "l2"))
-
-
-@block_norms.kernel("CPU")
-def _cpu(x: Tensor, norms: Tensor, block: int) -> None:
-    kernels.block_norms(x.data_ptr(), norms.data_ptr(), block, x.numel(), torch.get_num_threads())

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.ops._checks import check_vector
 from gradwire.ops._eden import check_form, flip, kept, limits, parts, quantiser, sign_words, words
-from gradwire.ops._moments import lane_sums
+from gradwire.ops._lanes import lane_sums
 from gradwire.ops._qsgd import TINY, pack_levels
 from gradwire.ops._thc import hadamard
 from gradwire.ops._units import exponent_of, power_of_two

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.ops import qsgd_add_decoded, qsgd_encode, qsgd_encode_feedback
+from gradwire.compressors.levels.ops import qsgd_add_decoded, qsgd_encode, qsgd_encode_feedback
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import SIZES, check

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.ops import round_encode, round_keep
+from gradwire.compressors.levels.ops import round_encode, round_keep
 from tests.ops.harness import Case, gradient
 from tests.ops.triton.checks import check, sizes
 

@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire.compressors._rounding import Grid, Moments, clipped
-from gradwire.compressors._trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
 from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.levels._rounding import Grid, Moments, clipped
+from gradwire.compressors.levels._trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
 from gradwire.errors import is_float32, require
 from gradwire.types import Field, Key, Layout, Payload, State
 

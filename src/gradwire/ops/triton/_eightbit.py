@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from gradwire.ops.triton._qsgd import elements, largest, norm_of
+from gradwire.ops.triton._qsgd import largest, norm_of
 
-__all__ = ["DYNAMIC", "LINEAR", "code_of", "load", "scale_of", "step_of", "store"]
+__all__ = ["DYNAMIC", "LINEAR", "code_of", "scale_of", "step_of"]
 
 LINEAR = tl.constexpr(0)
 DYNAMIC = tl.constexpr(1)
@@ -14,19 +14,6 @@ _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _BYTE = tl.constexpr(0xFF)
 _MIDDLE = tl.constexpr(12582912.0)
 _AHEAD = tl.constexpr(0.8888888955116272)  # 8 / 9 in float32
-
-
-@triton.jit
-def load(x: tl.tensor, group: tl.tensor, n: tl.tensor) -> tl.tensor:
-    """The elements of a tile, 0 beyond the end."""
-    i = elements(group)
-    return tl.load(x + i, mask=i < n, other=0.0)
-
-
-@triton.jit
-def store(x: tl.tensor, values: tl.tensor, group: tl.tensor, n: tl.tensor) -> None:
-    i = elements(group)
-    tl.store(x + i, values, mask=i < n)
 
 
 @triton.jit

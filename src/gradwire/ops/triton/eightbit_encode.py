@@ -6,9 +6,9 @@ from torch import Tensor
 
 from gradwire.ops import eightbit_encode as operation
 from gradwire.ops._eightbit import KINDS, codebook
-from gradwire.ops.triton._eightbit import code_of, load, scale_of, store
+from gradwire.ops.triton._eightbit import code_of, scale_of
 from gradwire.ops.triton._launch import launch
-from gradwire.ops.triton._qsgd import blocks, groups, tile
+from gradwire.ops.triton._qsgd import blocks, groups, load, store, tile
 
 __all__ = ["eightbit_encode"]
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from gradwire.ops import eightbit_encode_feedback as operation
 from gradwire.ops._eightbit import KINDS, codebook
-from gradwire.ops.triton._eightbit import code_of, load, step_of, store
+from gradwire.ops.triton._eightbit import code_of, step_of
 from gradwire.ops.triton._launch import launch
-from gradwire.ops.triton._qsgd import blocks, groups, largest, norm_of, tile
+from gradwire.ops.triton._qsgd import blocks, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton._status import flag_nonfinite
 
 __all__ = ["eightbit_encode_feedback"]

@@ -10,11 +10,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire import ops
-from gradwire.compressors._rounding import Grid, Moments, linf_omega, uniform_omega
-from gradwire.compressors._trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
 from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.levels import ops
+from gradwire.compressors.levels._rounding import Grid, Moments, linf_omega, uniform_omega
+from gradwire.compressors.levels._trits import check_trits, pack_trits, room_for, trit_bytes, unpack_trits
 from gradwire.errors import is_int, require
+from gradwire.ops import nonfinite
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["QSGD"]
@@ -172,7 +173,7 @@ class QSGD(Compressor):
             )  # fmt: skip
             if status is not None:
                 # The l2 norm of a finite block can overflow, and such a block leaves NaN in the residual.
-                ops.nonfinite(norms, status)
+                nonfinite(norms, status)
         self._pack(codes, packed)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:

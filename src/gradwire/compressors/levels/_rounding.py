@@ -14,16 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire import ops
-from gradwire.ops._moments import units_of
+from gradwire.compressors.levels import ops
+from gradwire.ops import nonfinite
+from gradwire.ops._qsgd import TINY
 from gradwire.types import Field, Key, Layout, Payload
 
-__all__ = ["TINY", "Grid", "Moments", "clipped", "linf_omega", "uniform_omega"]
-
-TINY = 2.0**-120
-"""A smaller norm counts as zero, since levels / norm must not overflow."""
-
-_SEGMENT = 4096
+__all__ = ["Grid", "Moments", "clipped", "linf_omega", "uniform_omega"]
 
 
 class Moments(NamedTuple):
@@ -45,8 +41,8 @@ class Moments(NamedTuple):
         """The standard deviation, of a centred table: exactly zero if all elements are equal."""
         origins, sums, squares = self.table[:, 1:].double().unbind(1)
         sums, squares = sums * self._units(), squares * self._units().square()
-        counts = torch.full_like(sums, _SEGMENT)
-        counts[-1:].fill_(self.n - _SEGMENT * (len(counts) - 1))
+        counts = torch.full_like(sums, ops.SEGMENT)
+        counts[-1:].fill_(self.n - ops.SEGMENT * (len(counts) - 1))
         means = origins + sums / counts
         within = (squares - sums * sums / counts).clamp_min_(0.0)
         away = means - (counts * means).sum() / self.n
@@ -54,7 +50,7 @@ class Moments(NamedTuple):
 
     def _units(self) -> Tensor:
         """What the sums of each segment count in."""
-        return units_of(self.table[:, 0]).double()
+        return ops.units_of(self.table[:, 0]).double()
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ class Grid:
         ops.round_keep(residual, norm, codes, self.bits, self.levels, self.shrink, key.stream(), key.step)
         if status is not None:
             # The length of a finite tensor can overflow, and that leaves NaN in the residual.
-            ops.nonfinite(norm, status)
+            nonfinite(norm, status)
 
     def add_decoded(self, payloads: Payload, out: Tensor, scale: float) -> None:
         norms, codes = payloads
@@ -136,4 +132,4 @@ def linf_omega(size: int, levels: int) -> float:
 
 
 def _table(x: Tensor) -> Tensor:
-    return torch.empty(4 * -(-x.numel() // _SEGMENT), dtype=torch.float32, device=x.device)
+    return torch.empty(4 * -(-x.numel() // ops.SEGMENT), dtype=torch.float32, device=x.device)

@@ -10,9 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
+from gradwire.ops import nonfinite
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["NUQSGD"]
@@ -111,7 +112,7 @@ class NUQSGD(Compressor):
         )  # fmt: skip
         if status is not None:
             # The l2 norm of a finite block can overflow, and such a block leaves NaN in the residual.
-            ops.nonfinite(norms, status)
+            nonfinite(norms, status)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors._room import check_room
-from gradwire.compressors._rounding import Grid, Moments, clipped, linf_omega
 from gradwire.compressors.base import Feedback, MultiRound
+from gradwire.compressors.levels import ops
+from gradwire.compressors.levels._rounding import Grid, Moments, clipped, linf_omega
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 

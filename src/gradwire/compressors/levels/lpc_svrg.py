@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.compressors._rounding import Grid, Moments, linf_omega
 from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.levels._rounding import Grid, Moments, linf_omega
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Key, Layout, Payload, State
 

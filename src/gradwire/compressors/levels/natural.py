@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors.base import Compressor
+from gradwire.compressors.levels import ops
 from gradwire.errors import is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 

@@ -1,0 +1,403 @@
+"""Levels and powers of two on a GPU; norms of the whole tensor are left to torch: their sums have an order.
+
+A group of 8 elements has one Philox counter, or two where an element takes a whole word.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.compressors.levels import ops
+from gradwire.compressors.levels.ops import top_of
+from gradwire.ops._checks import float32
+from gradwire.ops.triton._launch import BLOCK, launch
+from gradwire.ops.triton._philox import philox_words
+from gradwire.ops.triton._qsgd import blocks, elements, groups, largest, load, norm_of, store, tile
+from gradwire.ops.triton._status import flag_nonfinite
+
+__all__ = [
+    "natural_add_decoded", "natural_encode", "natural_encode_feedback", "qsgd_add_decoded", "qsgd_encode",
+    "qsgd_encode_feedback", "round_encode", "round_keep",
+]  # fmt: skip
+
+_UNIT = tl.constexpr(2.0**-16)
+_SIGN = tl.constexpr(-0x80000000)
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+_FRACTION = tl.constexpr(0x7FFFFF)
+ROUND_GROUPS = BLOCK // 8
+"""What a program rounds with one norm."""
+
+
+@triton.jit
+def _top(norm: tl.tensor, TOP: tl.constexpr) -> tl.tensor:
+    """The highest level, once for each block."""
+    return tl.full(norm.shape, TOP, tl.float32)
+
+
+@triton.jit
+def _step_of(norm: tl.tensor, TOP: tl.constexpr) -> tl.tensor:
+    """The distance of two neighbouring levels in each block."""
+    return tl.div_rn(norm, _top(norm, TOP))
+
+
+@triton.jit
+def _bytes(group: tl.tensor, size: tl.tensor, BITS: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The indices of the bytes of each group, their places in its word, and which of them there are."""
+    slot = tl.arange(0, 2 if BITS == 2 else 4 if BITS <= 4 else 8)[None, None, :]
+    byte = group[:, :, None] * BITS + slot
+    return byte, slot * 8, (slot < BITS) & (byte < size)
+
+
+@triton.jit
+def _uniform(group: tl.tensor, key: tl.tensor, step: tl.tensor) -> tl.tensor:
+    """16 bits of Philox for each element, as the middles of 2**16 parts of (0, 1)."""
+    lane = tl.arange(0, 8)[None, None, :]
+    word0, word1, word2, word3 = philox_words(group, key, step)
+    low = tl.where(lane < 2, word0[:, :, None], word1[:, :, None])
+    high = tl.where(lane < 6, word2[:, :, None], word3[:, :, None])
+    half = tl.where(lane < 4, low, high) >> (lane % 2 * 16).to(tl.uint32)
+    return ((half & 0xFFFF).to(tl.float32) + 0.5) * _UNIT
+
+
+@triton.jit
+def _write_levels(
+    x: tl.tensor, group: tl.tensor, norm: tl.tensor, codes: tl.tensor, size: tl.tensor, key: tl.tensor, step: tl.tensor,
+    BITS: tl.constexpr, TOP: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Round a tile to its levels and write their codes; the levels are returned, as int32."""
+    usable = (norm > 0.0) & (norm < float("inf"))
+    inverse = tl.where(usable, tl.div_rn(_top(norm, TOP), norm), 0.0)
+    shifted = tl.abs(x) * inverse[:, None, None] + _uniform(group, key, step)
+    # Nothing is negative here, so the conversion to an integer is the floor.
+    level = tl.minimum(shifted, TOP * 1.0).to(tl.int32)
+    q = tl.where(usable[:, None, None], tl.where(x < 0.0, -level, level), 0)
+    raw = (q & ((1 << BITS) - 1)).to(tl.int64)
+    word = tl.sum(raw << (tl.arange(0, 8)[None, None, :] * BITS), axis=2)
+    byte, shift, inside = _bytes(group, size, BITS)
+    tl.store(codes + byte, (word[:, :, None] >> shift).to(tl.uint8), mask=inside)
+    return q
+
+
+@triton.jit
+def _read_levels(codes: tl.tensor, group: tl.tensor, size: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+    """The levels of a tile, as float32."""
+    byte, shift, inside = _bytes(group, size, BITS)
+    parts = tl.load(codes + byte, mask=inside, other=0).to(tl.int64)
+    word = tl.sum(parts << shift, axis=2)
+    raw = (word[:, :, None] >> (tl.arange(0, 8)[None, None, :] * BITS)).to(tl.int32) & ((1 << BITS) - 1)
+    sign = 1 << (BITS - 1)
+    return ((raw ^ sign) - sign).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["key", "step"])
+def _qsgd(
+    x: tl.tensor, norms: tl.tensor, codes: tl.tensor, n: tl.tensor, count: tl.tensor, size: tl.tensor, key: tl.int64,
+    step: tl.int64, BITS: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    group = groups(block, 0, GROUPS, SPAN)
+    values = load(x, group, n)
+    magnitude = largest(values)
+    for start in range(SPAN, GROUPS, SPAN):
+        magnitude = tl.maximum(magnitude, largest(load(x, groups(block, start, GROUPS, SPAN), n)))
+    norm = norm_of(magnitude)
+    tl.store(norms + block, norm, mask=block < count)
+    # The first part, all of it where blocks are short, is still in registers.
+    _write_levels(values, group, norm, codes, size, key, step, BITS, TOP)
+    for start in range(SPAN, GROUPS, SPAN):
+        group = groups(block, start, GROUPS, SPAN)
+        _write_levels(load(x, group, n), group, norm, codes, size, key, step, BITS, TOP)
+
+
+def qsgd_encode(
+    x: Tensor, norms: Tensor, codes: Tensor, bits: int, block: int, norm: str, key: int, step: int,
+    levels: int = 0, grid: str = "uniform",
+) -> None:  # fmt: skip
+    """As the operation; norm "l2" and the grid "powers" run its reference, on the GPU."""
+    if norm == "l2" or grid == "powers":
+        ops.qsgd_encode.reference(x, norms, codes, bits, block, norm, key, step, levels, grid)
+        return
+    n, count, size, part = x.numel(), norms.numel(), codes.numel(), tile(block)
+    form = {"BITS": bits, "TOP": top_of(bits, levels), **part}
+    launch(_qsgd, _programs(count, part), x, norms, codes, n, count, size, key, step, **form)
+
+
+@triton.jit
+def _sum(grad: tl.tensor, residual: tl.tensor, group: tl.tensor, n: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The old residual, and the sum to be encoded."""
+    old = load(residual, group, n)
+    return old, old + load(grad, group, n)
+
+
+@triton.jit
+def _keep(
+    grad: tl.tensor, residual: tl.tensor, group: tl.tensor, n: tl.tensor, old: tl.tensor, kept: tl.tensor,
+    UNDO: tl.constexpr,
+) -> None:  # fmt: skip
+    store(residual, kept, group, n)
+    if UNDO:
+        store(grad, old, group, n)
+
+
+@triton.jit(do_not_specialize=["key", "step"])
+def _qsgd_feedback(
+    grad: tl.tensor, residual: tl.tensor, norms: tl.tensor, codes: tl.tensor, status: tl.tensor, n: tl.tensor,
+    count: tl.tensor, size: tl.tensor, key: tl.int64, step: tl.int64, shrink: tl.float32, BITS: tl.constexpr,
+    TOP: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    group = groups(block, 0, GROUPS, SPAN)
+    old, x = _sum(grad, residual, group, n)
+    magnitude = largest(x)
+    for start in range(SPAN, GROUPS, SPAN):
+        _, more = _sum(grad, residual, groups(block, start, GROUPS, SPAN), n)
+        magnitude = tl.maximum(magnitude, largest(more))
+    norm = norm_of(magnitude)
+    tl.store(norms + block, norm, mask=block < count)
+    if status is not None:
+        flag_nonfinite(norm, status)
+    distance = (_step_of(norm, TOP) * shrink)[:, None, None]
+    # The first part, all of it where blocks are short, is still in registers.
+    q = _write_levels(x, group, norm, codes, size, key, step, BITS, TOP)
+    _keep(grad, residual, group, n, old, x - distance * q.to(tl.float32), status is not None)
+    for start in range(SPAN, GROUPS, SPAN):
+        group = groups(block, start, GROUPS, SPAN)
+        old, x = _sum(grad, residual, group, n)
+        q = _write_levels(x, group, norm, codes, size, key, step, BITS, TOP)
+        _keep(grad, residual, group, n, old, x - distance * q.to(tl.float32), status is not None)
+
+
+def qsgd_encode_feedback(
+    grad: Tensor, residual: Tensor, norms: Tensor, codes: Tensor, bits: int, block: int, norm: str, key: int,
+    step: int, status: Tensor | None = None, shrink: float = 1.0, levels: int = 0, grid: str = "uniform",
+) -> None:  # fmt: skip
+    """As the operation; norm "l2" and the grid "powers" run its reference, on the GPU."""
+    tensors = grad, residual, norms, codes
+    if norm == "l2" or grid == "powers":
+        ops.qsgd_encode_feedback.reference(*tensors, bits, block, norm, key, step, status, shrink, levels, grid)
+        return
+    n, count, size, part = grad.numel(), norms.numel(), codes.numel(), tile(block)
+    form = {"BITS": bits, "TOP": top_of(bits, levels), **part}
+    numbers = n, count, size, key, step, float32(shrink)
+    launch(_qsgd_feedback, _programs(count, part), *tensors, status, *numbers, **form)
+
+
+@triton.jit
+def _add(
+    norms: tl.tensor, norm_stride: tl.tensor, codes: tl.tensor, code_stride: tl.tensor, ranks: tl.tensor,
+    out: tl.tensor, n: tl.tensor, count: tl.tensor, size: tl.tensor, scale: tl.float32, BITS: tl.constexpr,
+    TOP: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    group = groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN)
+    i = elements(group)
+    total = tl.load(out + i, mask=i < n)
+    for _ in range(ranks):
+        step = _step_of(tl.load(norms + block, mask=block < count, other=0.0), TOP) * scale
+        total += step[:, None, None] * _read_levels(codes, group, size, BITS)
+        norms += norm_stride
+        codes += code_stride
+    tl.store(out + i, total, mask=i < n)
+
+
+def qsgd_add_decoded(
+    norms: Tensor, codes: Tensor, out: Tensor, bits: int, block: int, scale: float, levels: int = 0,
+    grid: str = "uniform",
+) -> None:  # fmt: skip
+    """As the operation; the grid "powers" runs its reference, on the GPU."""
+    if grid == "powers":
+        ops.qsgd_add_decoded.reference(norms, codes, out, bits, block, scale, levels, grid)
+        return
+    (ranks, size), count, part = codes.shape, norms.size(1), tile(block)
+    rows = norms, norms.stride(0), codes, codes.stride(0), ranks
+    form = {"BITS": bits, "TOP": top_of(bits, levels), **part}
+    launch(_add, _parts(count, part), *rows, out, out.numel(), count, size, float32(scale), **form)
+
+
+@triton.jit
+def _round_tile(
+    x: tl.tensor, norm: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, key: tl.tensor, step: tl.tensor,
+    BITS: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Write the codes of this program's tile; its elements' indices, values, levels, and the norm, (1,)."""
+    group = (tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS))[None, :]
+    i = elements(group)
+    values = tl.load(x + i, mask=i < n, other=0.0)
+    given = tl.load(norm + tl.arange(0, 1))
+    q = _write_levels(values, group, given, codes, size, key, step, BITS, TOP)
+    return i, values, q, given
+
+
+@triton.jit(do_not_specialize=["key", "step"])
+def _round(
+    x: tl.tensor, norm: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, key: tl.int64, step: tl.int64,
+    BITS: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr,
+) -> None:  # fmt: skip
+    _round_tile(x, norm, codes, n, size, key, step, BITS, TOP, GROUPS)
+
+
+def round_encode(x: Tensor, norm: Tensor, codes: Tensor, bits: int, levels: int, key: int, step: int) -> None:
+    """As the operation."""
+    n, programs, form = x.numel(), _rounding(x), {"BITS": bits, "TOP": levels, "GROUPS": ROUND_GROUPS}
+    launch(_round, programs, x, norm, codes, n, codes.numel(), key, step, **form)
+
+
+@triton.jit(do_not_specialize=["key", "step"])
+def _round_kept(
+    residual: tl.tensor, norm: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, key: tl.int64,
+    step: tl.int64, shrink: tl.float32, BITS: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr,
+) -> None:  # fmt: skip
+    i, x, q, given = _round_tile(residual, norm, codes, n, size, key, step, BITS, TOP, GROUPS)
+    distance = (_step_of(given, TOP) * shrink)[:, None, None]
+    tl.store(residual + i, x - distance * q.to(tl.float32), mask=i < n)
+
+
+def round_keep(
+    residual: Tensor, norm: Tensor, codes: Tensor, bits: int, levels: int, shrink: float, key: int, step: int
+) -> None:
+    """As the operation."""
+    n, programs, form = residual.numel(), _rounding(residual), {"BITS": bits, "TOP": levels, "GROUPS": ROUND_GROUPS}
+    launch(_round_kept, programs, residual, norm, codes, n, codes.numel(), key, step, float32(shrink), **form)
+
+
+@triton.jit
+def _base_of(magnitude: tl.tensor) -> tl.tensor:
+    """The biased exponent below the window of each block, from its largest magnitude; 255 where that is no number."""
+    exponent = magnitude >> 23
+    return tl.where(exponent == 255, 255, tl.maximum(exponent - 126, 0))
+
+
+@triton.jit
+def _words(counter: tl.tensor, key: tl.tensor, step: tl.tensor, lane: tl.tensor) -> tl.tensor:
+    word0, word1, word2, word3 = philox_words(counter, key, step)
+    low = tl.where(lane % 2 == 0, word0[:, :, None], word1[:, :, None])
+    high = tl.where(lane % 2 == 0, word2[:, :, None], word3[:, :, None])
+    return tl.where(lane % 4 < 2, low, high)
+
+
+@triton.jit
+def _carries(group: tl.tensor, key: tl.tensor, step: tl.tensor, RANDOM: tl.constexpr) -> tl.tensor:
+    """What is added to the bits of each element of a tile."""
+    lane = tl.arange(0, 8)[None, None, :]
+    if RANDOM:
+        first, second = _words(group * 2, key, step, lane), _words(group * 2 + 1, key, step, lane)
+        return (tl.where(lane < 4, first, second) & _FRACTION).to(tl.int32)
+    return tl.zeros_like(group)[:, :, None].to(tl.int32) + lane * 0 + (1 << 22)
+
+
+@triton.jit
+def _code_of(x: tl.tensor, base: tl.tensor, carry: tl.tensor) -> tl.tensor:
+    """The code of each element of a tile, as int32."""
+    bits = x.to(tl.int32, bitcast=True)
+    # Beyond 2**31 the sum of a NaN's bits would be negative; its block has no codes.
+    exponent = tl.minimum((((bits & _MAGNITUDE).to(tl.uint32) + carry.to(tl.uint32)) >> 23).to(tl.int32), 254)
+    window = base[:, None, None]
+    code = tl.maximum(exponent - window, 0) | ((bits >> 24) & 0x80)
+    return tl.where(window == 255, 0, code)
+
+
+@triton.jit
+def _value_of(code: tl.tensor, base: tl.tensor) -> tl.tensor:
+    """What codes of 0 to 255 stand for in blocks of a base below 255."""
+    place = code & 0x7F
+    power = tl.minimum(place + base[:, None, None], 255) << 23
+    return (tl.where(place == 0, 0, power) | ((code << 24) & _SIGN)).to(tl.float32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["key", "step"])
+def _natural(
+    x: tl.tensor, bases: tl.tensor, codes: tl.tensor, n: tl.tensor, count: tl.tensor, key: tl.int64, step: tl.int64,
+    RANDOM: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    magnitude = largest(load(x, groups(block, 0, GROUPS, SPAN), n))
+    for start in range(SPAN, GROUPS, SPAN):
+        magnitude = tl.maximum(magnitude, largest(load(x, groups(block, start, GROUPS, SPAN), n)))
+    base = _base_of(magnitude)
+    tl.store(bases + block, base.to(tl.uint8), mask=block < count)
+    for start in range(0, GROUPS, SPAN):
+        group = groups(block, start, GROUPS, SPAN)
+        code = _code_of(load(x, group, n), base, _carries(group, key, step, RANDOM))
+        store(codes, code.to(tl.uint8), group, n)
+
+
+def natural_encode(x: Tensor, bases: Tensor, codes: Tensor, rounding: str, block: int, key: int, step: int) -> None:
+    """As the operation."""
+    n, count, part = x.numel(), bases.numel(), tile(block)
+    form = {"RANDOM": int(rounding == "random"), **part}
+    launch(_natural, _programs(count, part), x, bases, codes, n, count, key, step, **form)
+
+
+@triton.jit(do_not_specialize=["key", "step"])
+def _natural_feedback(
+    grad: tl.tensor, residual: tl.tensor, bases: tl.tensor, codes: tl.tensor, status: tl.tensor, n: tl.tensor,
+    count: tl.tensor, key: tl.int64, step: tl.int64, RANDOM: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    _, x = _sum(grad, residual, groups(block, 0, GROUPS, SPAN), n)
+    magnitude = largest(x)
+    for start in range(SPAN, GROUPS, SPAN):
+        _, x = _sum(grad, residual, groups(block, start, GROUPS, SPAN), n)
+        magnitude = tl.maximum(magnitude, largest(x))
+    base = _base_of(magnitude)
+    tl.store(bases + block, base.to(tl.uint8), mask=block < count)
+    if status is not None:
+        flag_nonfinite(magnitude.to(tl.float32, bitcast=True), status)
+    for start in range(0, GROUPS, SPAN):
+        group = groups(block, start, GROUPS, SPAN)
+        old, x = _sum(grad, residual, group, n)
+        code = _code_of(x, base, _carries(group, key, step, RANDOM))
+        store(codes, code.to(tl.uint8), group, n)
+        kept = tl.where(base[:, None, None] == 255, float("nan"), x - _value_of(code, base))
+        _keep(grad, residual, group, n, old, kept, status is not None)
+
+
+def natural_encode_feedback(
+    grad: Tensor, residual: Tensor, bases: Tensor, codes: Tensor, rounding: str, block: int, key: int, step: int,
+    status: Tensor | None = None,
+) -> None:  # fmt: skip
+    """As the operation."""
+    n, count, part = grad.numel(), bases.numel(), tile(block)
+    tensors, form = (grad, residual, bases, codes, status), {"RANDOM": int(rounding == "random"), **part}
+    launch(_natural_feedback, _programs(count, part), *tensors, n, count, key, step, **form)
+
+
+@triton.jit
+def _add_powers(
+    bases: tl.tensor, base_stride: tl.tensor, codes: tl.tensor, code_stride: tl.tensor, ranks: tl.tensor,
+    out: tl.tensor, n: tl.tensor, count: tl.tensor, scale: tl.float32, GROUPS: tl.constexpr, SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    i = elements(groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN))
+    total = tl.load(out + i, mask=i < n)
+    for _ in range(ranks):
+        base = tl.load(bases + block, mask=block < count, other=0).to(tl.int32)
+        code = tl.load(codes + i, mask=i < n, other=0).to(tl.int32)
+        factor = tl.where(base == 255, float("nan"), scale)
+        total += factor[:, None, None] * _value_of(code, base)
+        bases += base_stride
+        codes += code_stride
+    tl.store(out + i, total, mask=i < n)
+
+
+def natural_add_decoded(bases: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
+    """As the operation."""
+    (ranks, n), count, part = codes.shape, bases.size(1), tile(block)
+    rows = bases, bases.stride(0), codes, codes.stride(0), ranks
+    launch(_add_powers, _parts(count, part), *rows, out, n, count, float32(scale), **part)
+
+
+def _programs(count: int, part: dict[str, int]) -> tuple[int]:
+    """A program for every few blocks of ``count``, of which it takes one part after the other."""
+    return (triton.cdiv(count, part["ROWS"]),)
+
+
+def _parts(count: int, part: dict[str, int]) -> tuple[int, int]:
+    """A program for every part of every few blocks."""
+    return (triton.cdiv(count, part["ROWS"]), triton.cdiv(part["GROUPS"], part["SPAN"]))
+
+
+def _rounding(x: Tensor) -> tuple[int]:
+    return (triton.cdiv(x.numel(), 8 * ROUND_GROUPS),)
