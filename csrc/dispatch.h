@@ -17,9 +17,6 @@ std::vector<std::string> targets();
 // The kernels in use: those of the best target until set_target().
 const KernelTable& active();
 
-// The place of the target in use in Kernel::of.
-int active_place();
-
 // Throws std::invalid_argument for a name that is not in targets(). Not meant to be called while kernels run.
 void set_target(const std::string& name);
 

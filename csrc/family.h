@@ -31,11 +31,17 @@
 
 namespace gradwire {
 
+// The place of the target in use in Kernel::of.
+int active_place();
+
 // A serial function over the elements [begin, end) of its arguments, for each target: in the order of dispatch.cc.
 template <class Args>
 struct Kernel {
   using Function = void(const Args& args, std::int64_t begin, std::int64_t end);
   Function* of[4];
+
+  // In this thread, with the target in use.
+  void operator()(const Args& args, std::int64_t begin, std::int64_t end) const { of[active_place()](args, begin, end); }
 };
 
 }  // namespace gradwire

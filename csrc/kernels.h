@@ -12,7 +12,6 @@
 #include "args/entries.h"
 #include "args/entropy.h"
 #include "args/lowrank.h"
-#include "args/momentum.h"
 #include "args/rounding.h"
 #include "args/sketch.h"
 #include "args/sparse.h"
@@ -25,7 +24,6 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
 // One line per kernel: the name of the function in csrc/kernels/<name>.h, which a file of csrc/families includes, and
 // the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
-  X(accumulate, Feedback)                            \
   X(add_buckets, AddBuckets)                         \
   X(add_waves, AddWaves)                             \
   X(block_norms, BlockNorms)                         \
@@ -33,12 +31,8 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(cast_encode, CastEncode)                         \
   X(cast_encode_feedback, CastEncodeFeedback)        \
   X(count_ones, CountOnes)                           \
-  X(magnitude_sums, MagnitudeSums)                   \
   X(mark_beyond, MarkBeyond)                         \
   X(mark_drawn, MarkDrawn)                           \
-  X(momentum_update, MomentumUpdate)                 \
-  X(precondition, Precondition)                      \
-  X(precondition_update, PreconditionUpdate)         \
   X(eden_add_decoded, EdenAddDecoded)                \
   X(eden_encode, EdenEncode)                         \
   X(eightbit_add_decoded, EightbitAddDecoded)        \
@@ -55,14 +49,11 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(lowrank_add_decoded, LowrankAddDecoded)            \
   X(lowrank_left, LowrankLeft)                       \
   X(lowrank_right, LowrankRight)                     \
-  X(nonfinite, Nonfinite)                            \
-  X(philox, Philox)                                  \
   X(rans_decode, RansDecode)                         \
   X(sketch_add, SketchAdd)                           \
   X(sketch_estimate, SketchEstimate)                 \
   X(sparse_add_decoded, SparseAddDecoded)            \
   X(spread_marked, SpreadMarked)                     \
-  X(swap, Swap)                                      \
   X(tail_moments, TailMoments)                       \
   X(take_beyond, TakeBeyond)                         \
   X(take_drawn, TakeDrawn)                           \
@@ -73,8 +64,7 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(topk_emit, TopkEmit)                             \
   X(topk_emit_found, TopkEmitFound)                  \
   X(topk_scan, TopkScan)                             \
-  X(topk_scan_feedback, TopkScanFeedback)            \
-  X(triad, Triad)
+  X(topk_scan_feedback, TopkScanFeedback)
 
 struct KernelTable {
   const char* target;

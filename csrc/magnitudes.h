@@ -4,10 +4,24 @@
 #include <cstdint>
 #include <vector>
 
+#if defined(GRADWIRE_TARGET)
+#include "family.h"
+#else
 #include "dispatch.h"
+#endif
 
 namespace gradwire {
 
+// Of |x|, or of |x + residual| where there is one: a sum for each block.
+struct MagnitudeSums {
+  const float* x;
+  const float* residual;
+  float* sums;
+  std::int64_t block;
+};
+GRADWIRE_KERNEL(magnitude_sums, MagnitudeSums)
+
+#if !defined(GRADWIRE_TARGET)
 // Elements of one partial sum: a part of the L1 cache, and few enough for float32.
 constexpr std::int64_t kSumBlock = 4096;
 
@@ -24,8 +38,9 @@ inline float sum_as_tree(std::vector<float>& sums) {
 // Of |x|, or of |x + added| where that is not null; 0 of no elements.
 inline float mean_of_magnitudes(const float* x, const float* added, std::int64_t n, int threads) {
   std::vector<float> sums(std::size_t((n + kSumBlock - 1) / kSumBlock));
-  run(&KernelTable::magnitude_sums, {x, added, sums.data(), kSumBlock}, n, kSumBlock, threads);
+  run(kernels::magnitude_sums, {x, added, sums.data(), kSumBlock}, n, kSumBlock, threads);
   return n == 0 ? 0.0f : sum_as_tree(sums) / float(n);
 }
+#endif
 
 }  // namespace gradwire

@@ -27,7 +27,6 @@ NB_MODULE(_kernels, m) {
   bind_entries(m);
   bind_entropy(m);
   bind_lowrank(m);
-  bind_momentum(m);
   bind_rounding(m);
   bind_sketch(m);
   bind_sparse(m);

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "dispatch.h"
+#include "philox.h"
 #include "places.h"
 
 namespace gradwire {
@@ -19,7 +20,7 @@ struct Unit {
 void draw(const Choice& c, std::int64_t first, std::int64_t last, Unit* chosen) {
   const std::int64_t units = (c.n + c.run - 1) / c.run;
   std::uint32_t words[kBatch];
-  active().philox({words, c.seed, 0, std::uint64_t(first / 4)}, 0, kBatch);
+  kernels::philox({words, c.seed, 0, std::uint64_t(first / 4)}, 0, kBatch);
   std::int64_t edge = first * units / c.k, rest = first * units % c.k;
   for (std::int64_t j = 0; j < last - first; ++j) {
     // Edge j is floor(j * units / k); what the division leaves is carried along.

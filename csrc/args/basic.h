@@ -1,4 +1,4 @@
-// Arguments of the kernels that every method shares.
+// Arguments of: casts.
 #pragma once
 
 #include <cstdint>
@@ -6,24 +6,6 @@
 #include "args/common.h"
 
 namespace gradwire {
-
-struct Triad {
-  float* a;
-  const float* b;
-  const float* c;
-  float s;
-  bool past_cache;  // a is larger than a cache and aligned to a vector: write it without reading it first
-};
-
-struct Nonfinite {
-  const float* x;
-  std::int32_t* status;
-};
-
-struct Swap {
-  float* a;
-  float* b;
-};
 
 enum class CastTo : int { float16, bfloat16, float32 };
 

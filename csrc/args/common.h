@@ -27,4 +27,12 @@ struct Feedback {
   std::int32_t* status;
 };
 
+// `status` may be null; otherwise the old momentum goes to `grad` and a new one that is not finite sets the status.
+struct MomentumUpdate {
+  float* grad;
+  float* momentum;
+  std::int32_t* status;
+  float beta, rest;
+};
+
 }  // namespace gradwire

@@ -58,9 +58,4 @@ struct EdenAddDecoded : Eden {
 };
 
 // The words of the counters from `offset` on; see kernels/philox_words.h.
-struct Philox {
-  std::uint32_t* out;
-  std::uint64_t key, step, offset;
-};
-
 }  // namespace gradwire

@@ -50,7 +50,6 @@ void bind_eightbit(nb::module_& m);
 void bind_entries(nb::module_& m);
 void bind_entropy(nb::module_& m);
 void bind_lowrank(nb::module_& m);
-void bind_momentum(nb::module_& m);
 void bind_rounding(nb::module_& m);
 void bind_sketch(nb::module_& m);
 void bind_sparse(nb::module_& m);

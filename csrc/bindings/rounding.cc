@@ -7,12 +7,6 @@ namespace gradwire::bindings {
 
 namespace {
 
-void philox(Address out, Size key, Size step, Size offset, Size n, int threads) {
-  run(&KernelTable::philox,
-      {pointer<std::uint32_t>(out, n), std::uint64_t(key), std::uint64_t(step), std::uint64_t(offset)}, n, 128,
-      threads);
-}
-
 // A block is at most as long as the kernels have room for; see kernels/hadamard.h.
 void check_rotation(Size block) {
   if (block < 16 || block > 16384 || (block & (block - 1)) != 0)
@@ -84,7 +78,6 @@ void eden_add_decoded(Address seed, Address scales, Address codes, Address out, 
 }  // namespace
 
 void bind_rounding(nb::module_& m) {
-  kernel(m, "philox", &philox, "out"_a, "key"_a, "step"_a, "offset"_a);
   kernel(m, "block_norms", &block_norms, "x"_a, "norms"_a, "block"_a);
   kernel(m, "thc_encode", &thc_encode, "x"_a, "norms"_a, "seed"_a, "codes"_a, "block"_a, "levels"_a, "clip"_a, "key"_a,
          "step"_a);

@@ -1,11 +1,10 @@
-// Kernels of csrc/args/rounding.h: norms, moments, rotations and random numbers.
+// Kernels of csrc/args/rounding.h: norms, moments and rotations.
 #include "targets/begin.h"
 
 #if defined(GRADWIRE_TARGET_HEADER)
 #include "kernels/block_norms.h"
 #include "kernels/eden_add_decoded.h"
 #include "kernels/eden_encode.h"
-#include "kernels/philox.h"
 #include "kernels/tail_moments.h"
 #include "kernels/thc_add_decoded.h"
 #include "kernels/thc_encode.h"

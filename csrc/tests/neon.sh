@@ -7,11 +7,11 @@ compile() {
   aarch64-linux-gnu-g++ -std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Icsrc "$@"
 }
 for target in scalar neon; do
-  for file in csrc/families/*.cc csrc/targets/table.cc src/gradwire/compressors/*/*.cc; do
+  for file in csrc/families/*.cc csrc/targets/table.cc src/gradwire/ops/*.cc src/gradwire/compressors/*/*.cc; do
     compile -DGRADWIRE_TARGET=$target -c "$file" -o "build/neon/$target-$(echo "$file" | tr / -).o"
   done
 done
-compile -static -DGRADWIRE_SELFTEST src/gradwire/compressors/*/*.cc csrc/tests/selftest.cc csrc/tests/entries.cc csrc/dispatch.cc csrc/entries.cc csrc/exponents.cc \
+compile -static -DGRADWIRE_SELFTEST src/gradwire/ops/*.cc src/gradwire/compressors/*/*.cc csrc/tests/selftest.cc csrc/tests/entries.cc csrc/dispatch.cc csrc/entries.cc csrc/exponents.cc \
   csrc/inceptionn.cc csrc/lowrank.cc csrc/radix_select.cc csrc/threshold.cc csrc/topk.cc \
   build/neon/*.o -o build/selftest-neon
 qemu-aarch64 build/selftest-neon

@@ -159,30 +159,10 @@ void check_lowrank(const std::string& target, std::int64_t columns, std::int64_t
 #define CHECK(name, ...) \
   check(target, #name, &KernelTable::name, [](Buffers& x, std::int64_t n) { return static_cast<void>(n), __VA_ARGS__; })
 
-void check_momentum(const std::string& target) {
-  CHECK(magnitude_sums, MagnitudeSums{x.a.data(), nullptr, x.c.data(), 64});
-  CHECK(magnitude_sums, MagnitudeSums{x.a.data(), x.b.data(), x.c.data(), 64});
-  CHECK(momentum_update, MomentumUpdate{x.a.data(), x.b.data(), x.status.data(), 0.9f, 0.1f});
-  CHECK(precondition, Precondition{x.a.data(), x.b.data(), x.status.data()});
-  for (const bool still : {false, true}) {
-    check(target, "precondition_update", &KernelTable::precondition_update, [&](Buffers& x, std::int64_t) {
-      return PreconditionUpdate{x.a.data(), x.b.data(), 0.9f, 0.1f, 2.0f, 0.5f, 0.01f, still};
-    });
-  }
-}
-
 void check_all(const std::string& target) {
-  CHECK(triad, Triad{x.a.data(), x.b.data(), x.c.data(), 0.3f, false});
-  CHECK(nonfinite, Nonfinite{x.a.data(), x.status.data()});
-  CHECK(swap, Swap{x.a.data(), x.b.data()});
   for (const CastTo to : {CastTo::float16, CastTo::bfloat16, CastTo::float32}) check_cast(target, to);
-  CHECK(accumulate, Feedback{x.a.data(), x.b.data(), x.status.data()});
   CHECK(largest, Largest{x.a.data(), reinterpret_cast<std::uint32_t*>(x.status.data())});
   CHECK(largest_sum, LargestSum{x.a.data(), x.b.data(), reinterpret_cast<std::uint32_t*>(x.status.data())});
-  check_momentum(target);
-  check(target, "philox", &KernelTable::philox, [](Buffers& x, std::int64_t) {
-    return Philox{reinterpret_cast<std::uint32_t*>(x.bytes.data()), 0x123456789abcdef0, 7, 0xfffffff0};
-  });
   check_entries(target);
   for (const std::int64_t divisor : {1, 3, 100}) check_topk(target, divisor);
   const std::vector<float> addends = Buffers::values(kRanks * kBuckets);

@@ -84,7 +84,7 @@ void check(const std::string& target, const char* name,
 
 template <class Args, class Make>
 void check(const std::string& target, const char* name, const Kernel<Args>& kernel, const Make& arguments) {
-  compare(target, name, [&](Buffers& x, std::int64_t n) { kernel.of[active_place()](arguments(x, n), 0, n); });
+  compare(target, name, [&](Buffers& x, std::int64_t n) { kernel(arguments(x, n), 0, n); });
 }
 
 // The comparisons of all families: a list that is made before main() begins.

@@ -14,10 +14,12 @@ from tests.ops.example_tensors import RANKS, N
 VALUES = {
     "beta": 0.9,
     "bits": 4,
+    "floor": 0.5,
     "key": 1,
     "length": 9,
     "levels": 7,
     "n": N,
+    "offset": 0,
     "scale": 0.5,
     "shrink": 1.0,
     "sparsity": 1.0,

@@ -44,7 +44,6 @@ def _places() -> dict[str, Any]:
 
 EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
     {
-        "accumulate": lambda: {"grad": _float(), "residual": _float(), "status": _status()},
         "bitmap_decode": lambda: {"bitmap": _codes(4), **_places(), "n": N},
         "bitmap_encode": lambda: {**_places(), "bitmap": _codes(4), "n": N},
         "cast_add_decoded": lambda: {"payloads": torch.ones(RANKS, N).half(), "out": _float(), "scale": 0.5},
@@ -80,15 +79,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
             "right": torch.empty(16),
             "rank": 2,
             "status": _status(),
-        },
-        "momentum_update": lambda: {"grad": _float(), "momentum": _float(), "beta": 0.9, "status": _status()},
-        "precondition": lambda: {"grad": _float(), "scale": torch.ones(N), "status": _status()},
-        "precondition_update": lambda: {
-            "out": _float(),
-            "scale": torch.ones(N),
-            "bad": torch.zeros(1, dtype=torch.bool),
-            "beta": 0.9,
-            "floor": 0.01,
         },
         "eden_add_decoded": lambda: {
             "seed": torch.ones(1, dtype=torch.int32),
@@ -148,8 +138,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
             "bound": 10,
             "status": _status(),
         },
-        "nonfinite": lambda: {"x": _float(), "status": _status()},
-        "philox": lambda: {"out": torch.empty(N, dtype=torch.int32), "key": 1, "step": 2, "offset": 0},
         "prefix_decode": _decoding,
         "prefix_encode": _encoding,
         "sketch_add": lambda: {"x": _float(), "table": torch.zeros(3 * N), "rows": 3, "key": 1, "step": 2},
@@ -181,7 +169,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
             "out": _float(),
             "scale": 0.5,
         },
-        "swap": lambda: {"a": _float(), "b": _float()},
         "thc_add_decoded": lambda: {
             "norms": torch.ones(2),
             "seed": torch.tensor([1, 2]),

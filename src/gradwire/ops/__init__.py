@@ -3,7 +3,6 @@
 Those of one family of compressors are in its folder, as ``gradwire.compressors.ternary.ops``.
 """
 
-from gradwire.ops.accumulate import accumulate
 from gradwire.ops.auto_threshold import auto_threshold
 from gradwire.ops.bitmap_decode import bitmap_decode
 from gradwire.ops.bitmap_encode import bitmap_encode
@@ -31,13 +30,8 @@ from gradwire.ops.lowrank_right import lowrank_right
 from gradwire.ops.lowrank_right_feedback import lowrank_right_feedback
 from gradwire.ops.mark_beyond import mark_beyond
 from gradwire.ops.mark_drawn import mark_drawn
-from gradwire.ops.momentum_update import momentum_update
 from gradwire.ops.native import kernel_info
-from gradwire.ops.nonfinite import nonfinite
 from gradwire.ops.parts_add_decoded import parts_add_decoded
-from gradwire.ops.philox import philox
-from gradwire.ops.precondition import precondition
-from gradwire.ops.precondition_update import precondition_update
 from gradwire.ops.prefix_decode import prefix_decode
 from gradwire.ops.prefix_encode import prefix_encode
 from gradwire.ops.randomk_add_decoded import randomk_add_decoded
@@ -46,10 +40,18 @@ from gradwire.ops.rans_decode import rans_decode
 from gradwire.ops.rans_encode import rans_encode
 from gradwire.ops.rice_decode import rice_decode
 from gradwire.ops.rice_encode import rice_encode
+from gradwire.ops.shared import (
+    accumulate,
+    momentum_update,
+    nonfinite,
+    philox,
+    precondition,
+    precondition_update,
+    swap,
+)
 from gradwire.ops.sketch_add import sketch_add
 from gradwire.ops.sketch_estimate import sketch_estimate
 from gradwire.ops.sparse_add_decoded import sparse_add_decoded
-from gradwire.ops.swap import swap
 from gradwire.ops.tail_moments import tail_moments
 from gradwire.ops.take_beyond import take_beyond
 from gradwire.ops.take_drawn import take_drawn

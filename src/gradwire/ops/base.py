@@ -51,7 +51,7 @@ class Op(Generic[P]):
         self.reference = reference
         self.declaration = declaration
         family, _, last = reference.__module__.rpartition(".")
-        self.triton = f"{family}.triton" if last == "ops" else f"gradwire.ops.triton.{self.name}"
+        self.triton = f"{family}.triton" if last == "ops" else f"{family}.triton.{last}"
         # Once, here: whether the environment is right is no question of each call.
         self._checked = checked if problem is None else _refused
         functools.update_wrapper(self, reference)

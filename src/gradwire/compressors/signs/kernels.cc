@@ -1,5 +1,4 @@
 // Signs and 1-bit codes on a CPU: the kernels, and the operations of ops.py, which says what the bytes are.
-#include "args/momentum.h"
 #include "family.h"
 
 namespace gradwire {

@@ -512,7 +512,7 @@ void add_bitmaps(float* out, const std::vector<Bitmap>& bitmaps, std::int64_t n,
     std::vector<TernaryRank> ranks;
     for (const Bitmap& b : bitmaps)
       ranks.push_back({b.marks, b.signs, b.starts[std::size_t(begin / kMarkSegment)], b.step});
-    kernels::ternary_add_bits.of[active_place()]({ranks.data(), std::int64_t(ranks.size()), out, n}, begin, end);
+    kernels::ternary_add_bits({ranks.data(), std::int64_t(ranks.size()), out, n}, begin, end);
   });
 }
 

@@ -1,0 +1,276 @@
+// The operations that all families share, on a CPU: the kernels, and the operations of shared.py, which says what they do.
+#include "family.h"
+#include "magnitudes.h"
+#include "philox.h"
+
+namespace gradwire {
+
+struct Triad {
+  float* a;
+  const float* b;
+  const float* c;
+  float s;
+  bool past_cache;  // a is larger than a cache and aligned to a vector: write it without reading it first
+};
+GRADWIRE_KERNEL(triad, Triad)
+
+struct Nonfinite {
+  const float* x;
+  std::int32_t* status;
+};
+GRADWIRE_KERNEL(nonfinite, Nonfinite)
+
+struct Swap {
+  float* a;
+  float* b;
+};
+GRADWIRE_KERNEL(swap, Swap)
+
+GRADWIRE_KERNEL(accumulate, Feedback)
+
+GRADWIRE_KERNEL(momentum_update, MomentumUpdate)
+
+// `status` may be null; otherwise a quotient that is not finite sets it.
+struct Precondition {
+  float* grad;
+  const float* scale;
+  std::int32_t* status;
+};
+GRADWIRE_KERNEL(precondition, Precondition)
+
+// `unit` is a power of two and `inverse` one over it; no scale becomes smaller than `least`. Where `still` scales stay.
+struct PreconditionUpdate {
+  float* out;
+  float* scale;
+  float beta, rest, unit, inverse, least;
+  bool still;
+};
+GRADWIRE_KERNEL(precondition_update, PreconditionUpdate)
+
+}  // namespace gradwire
+
+#if defined(GRADWIRE_TARGET)
+
+#include "targets/begin.h"
+
+#if defined(GRADWIRE_TARGET_HEADER)
+#include "kernels/block_sums.h"
+#include "kernels/compensate.h"
+#include "kernels/momentum.h"
+#include "kernels/philox_words.h"
+
+namespace gradwire::GRADWIRE_TARGET {
+
+// a = b + s * c: the yardstick of the benchmarks, two arrays read and one written.
+GRADWIRE_INLINE void triad_range_step(const Triad& k, std::int64_t i, int count) {
+  const F32 a = load_ahead(k.b + i, count) + set(k.s) * load_ahead(k.c + i, count);
+  if (k.past_cache && count == kLanes)
+    store_past_cache(k.a + i, a);
+  else
+    store(k.a + i, a, count);
+}
+
+GRADWIRE_RANGE_KERNEL(triad_range, Triad, kLanes)
+
+void triad(const Triad& k, std::int64_t begin, std::int64_t end) {
+  triad_range(k, begin, end);
+  finish_stores();
+}
+
+GRADWIRE_INLINE void nonfinite_step(const Nonfinite& k, std::int64_t i, int count, U32& worst) {
+  watch(worst, load_ahead(k.x + i, count));
+}
+
+GRADWIRE_WATCHING_KERNEL(nonfinite, Nonfinite, kLanes)
+
+GRADWIRE_INLINE void swap_step(const Swap& k, std::int64_t i, int count) {
+  const F32 a = load_ahead(k.a + i, count), b = load_ahead(k.b + i, count);
+  store(k.a + i, b, count);
+  store(k.b + i, a, count);
+}
+
+GRADWIRE_RANGE_KERNEL(swap, Swap, kLanes)
+
+// residual = residual + grad: the first step of error feedback alone.
+GRADWIRE_INLINE void accumulate_step(const Feedback& k, std::int64_t i, int count, U32& worst) {
+  store(k.residual + i, compensate(k, i, count, worst), count);
+}
+
+GRADWIRE_WATCHING_KERNEL(accumulate, Feedback, kLanes)
+
+GRADWIRE_INLINE void momentum_update_step(const MomentumUpdate& k, std::int64_t i, int count, U32& worst) {
+  advance(k, i, count, worst);
+}
+
+GRADWIRE_WATCHING_KERNEL(momentum_update, MomentumUpdate, kLanes)
+
+void philox(const Philox& k, std::int64_t begin, std::int64_t end) {
+  const std::int64_t whole = (end - begin) / kPhiloxWords, rest = (end - begin) % kPhiloxWords;
+  const std::uint64_t counter = k.offset + std::uint64_t(begin) / 4;
+  const PhiloxStream stream = philox_stream(k.key, k.step);
+  philox_words(k.out + begin, counter, whole, stream);
+  if (rest == 0) return;
+  std::uint32_t words[kPhiloxWords];
+  philox_words(words, counter + 8 * std::uint64_t(whole), 1, stream);
+  std::memcpy(k.out + begin + kPhiloxWords * whole, words, sizeof(std::uint32_t) * std::size_t(rest));
+}
+
+// The sum of magnitudes of every block.
+GRADWIRE_INLINE F32 magnitude_of(const MagnitudeSums& k, std::int64_t i, int count) {
+  const F32 x = load_ahead(k.x + i, count);
+  return magnitude(k.residual ? load_ahead(k.residual + i, count) + x : x);
+}
+
+void magnitude_sums(const MagnitudeSums& args, std::int64_t begin, std::int64_t end) {
+  const MagnitudeSums k = args;
+  for (std::int64_t i = begin; i < end; i += k.block) {
+    LaneSums sums = no_sums();
+    each_step(i, block_end(i, k.block, end), [&](std::int64_t j, int count) GRADWIRE_STEP {
+      add_to(sums, magnitude_of(k, j, first_of(count)), magnitude_of(k, j + kLanes, second_of(count)));
+    });
+    k.sums[i / k.block] = total(sums);
+  }
+}
+
+// A scale of 0 counts as 1.
+GRADWIRE_INLINE F32 divisor(F32 scale) { return select(eq(abs_bits(scale), set_u32(0)), set(1.0f), scale); }
+
+GRADWIRE_INLINE void precondition_step(const Precondition& k, std::int64_t i, int count, U32& worst) {
+  const F32 x = load_ahead(k.grad + i, count) / divisor(load_ahead(k.scale + i, count));
+  watch(worst, x);
+  store(k.grad + i, x, count);
+}
+
+GRADWIRE_WATCHING_KERNEL(precondition, Precondition, kLanes)
+
+// out = out * scale, and scale = max(sqrt(beta scale^2 + (1 - beta) out^2), least).
+GRADWIRE_INLINE void precondition_update_step(const PreconditionUpdate& k, std::int64_t i, int count) {
+  const F32 scale = load_ahead(k.scale + i, count);
+  const F32 arrived = load_ahead(k.out + i, count) * divisor(scale);
+  store(k.out + i, arrived, count);
+  if (k.still) return;
+  const F32 size = magnitude(arrived);
+  const F32 before = scale * set(k.inverse), now = min(size * set(k.inverse), set(0x1p60f));
+  const F32 moved = sqrt(before * before * set(k.beta) + now * now * set(k.rest)) * set(k.unit);
+  const F32 least = set(k.least);
+  // What is not finite says nothing.
+  store(k.scale + i, select(lt(size, set(__builtin_inff())), select(lt(moved, least), least, moved), scale), count);
+}
+
+GRADWIRE_RANGE_KERNEL(precondition_update, PreconditionUpdate, kLanes)
+
+}  // namespace gradwire::GRADWIRE_TARGET
+#endif
+
+#include "targets/end.h"
+
+#else
+
+#include <algorithm>
+#include <cmath>
+
+#include "operation.h"
+#if defined(GRADWIRE_SELFTEST)
+#include "tests/selftest.h"
+#endif
+
+namespace gradwire::operations {
+
+namespace {
+
+// From this size on, 8 MB, writing around the caches was measured faster than through them.
+constexpr Size kPastCache = Size{1} << 21;
+
+// 2^-100: a gradient that comes after many steps of zeros can be divided by it.
+constexpr float kLeastScale = 0x1p-100f;
+
+void triad(float* a, const float* b, const float* c, double s, Size n, int threads) {
+  const bool past_cache = n >= kPastCache && reinterpret_cast<std::uintptr_t>(a) % 64 == 0;
+  run(kernels::triad, {a, b, c, float(s), past_cache}, n, 16, threads);
+}
+GRADWIRE_OPERATION(triad)
+
+void nonfinite(const float* x, std::int32_t* status, Size n, int threads) {
+  run(kernels::nonfinite, {x, status}, n, 16, threads);
+}
+GRADWIRE_OPERATION(nonfinite)
+
+void swap(float* a, float* b, Size n, int threads) { run(kernels::swap, {a, b}, n, 16, threads); }
+GRADWIRE_OPERATION(swap)
+
+void accumulate(float* grad, float* residual, Maybe<std::int32_t> status, Size n, int threads) {
+  run(kernels::accumulate, {grad, residual, status.data}, n, 16, threads);
+}
+GRADWIRE_OPERATION(accumulate)
+
+void momentum_update(float* grad, float* momentum, double beta, Maybe<std::int32_t> status, Size n, int threads) {
+  run(kernels::momentum_update, {grad, momentum, status.data, float(beta), float(1.0 - beta)}, n, 16, threads);
+}
+GRADWIRE_OPERATION(momentum_update)
+
+void philox(std::uint32_t* out, Size key, Size step, Size offset, Size n, int threads) {
+  run(kernels::philox, {out, std::uint64_t(key), std::uint64_t(step), std::uint64_t(offset)}, n, 128, threads);
+}
+GRADWIRE_OPERATION(philox)
+
+void precondition(float* grad, const float* scale, Maybe<std::int32_t> status, Size n, int threads) {
+  run(kernels::precondition, {grad, scale, status.data}, n, 16, threads);
+}
+GRADWIRE_OPERATION(precondition)
+
+void precondition_update(float* out, float* scale, const std::uint8_t* bad, double beta, double floor, Size n,
+                         int threads) {
+  const bool still = n > 0 && *bad != 0;
+  const float level = mean_of_magnitudes(scale, nullptr, n, threads);
+  if (level == 0.0f) {
+    // Nothing has arrived before: all scales begin alike, and what arrives stays as it is.
+    const float first = mean_of_magnitudes(out, nullptr, n, threads);
+    if (!still && first > 0.0f && std::isfinite(first)) std::fill_n(scale, n, std::max(first, kLeastScale));
+    return;
+  }
+  int exponent = 0;
+  std::frexp(level, &exponent);
+  exponent = std::clamp(exponent, -100, 100);
+  run(kernels::precondition_update,
+      {out, scale, float(beta), float(1.0 - beta), std::ldexp(1.0f, exponent), std::ldexp(1.0f, -exponent),
+       std::max(level * float(floor), kLeastScale), still},
+      n, 16, threads);
+}
+GRADWIRE_OPERATION(precondition_update)
+
+}  // namespace
+
+#if defined(GRADWIRE_SELFTEST)
+GRADWIRE_SELFTEST_OF(shared) {
+  using namespace selftest;
+  check(target, "triad", kernels::triad,
+        [](Buffers& x, Size) { return Triad{x.a.data(), x.b.data(), x.c.data(), 0.3f, false}; });
+  check(target, "nonfinite", kernels::nonfinite,
+        [](Buffers& x, Size) { return Nonfinite{x.a.data(), x.status.data()}; });
+  check(target, "swap", kernels::swap, [](Buffers& x, Size) { return Swap{x.a.data(), x.b.data()}; });
+  check(target, "accumulate", kernels::accumulate,
+        [](Buffers& x, Size) { return Feedback{x.a.data(), x.b.data(), x.status.data()}; });
+  check(target, "momentum_update", kernels::momentum_update, [](Buffers& x, Size) {
+    return MomentumUpdate{x.a.data(), x.b.data(), x.status.data(), 0.9f, 0.1f};
+  });
+  check(target, "philox", kernels::philox, [](Buffers& x, Size) {
+    return Philox{reinterpret_cast<std::uint32_t*>(x.bytes.data()), 0x123456789abcdef0, 7, 0xfffffff0};
+  });
+  for (const bool added : {false, true}) {
+    check(target, "magnitude_sums", kernels::magnitude_sums, [=](Buffers& x, Size) {
+      return MagnitudeSums{x.a.data(), added ? x.b.data() : nullptr, x.c.data(), 64};
+    });
+  }
+  check(target, "precondition", kernels::precondition,
+        [](Buffers& x, Size) { return Precondition{x.a.data(), x.b.data(), x.status.data()}; });
+  for (const bool still : {false, true}) {
+    check(target, "precondition_update", kernels::precondition_update, [=](Buffers& x, Size) {
+      return PreconditionUpdate{x.a.data(), x.b.data(), 0.9f, 0.1f, 2.0f, 0.5f, 0.01f, still};
+    });
+  }
+}
+#endif
+
+}  // namespace gradwire::operations
+
+#endif

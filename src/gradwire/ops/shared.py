@@ -1,0 +1,224 @@
+"""Operations that all families share: sums, means and scales of gradients, random words, and what is not finite."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from gradwire.ops._checks import float32
+from gradwire.ops._feedback import compensate
+from gradwire.ops._momentum import advance
+from gradwire.ops._philox import philox_words
+from gradwire.ops._sums import SUM_BLOCK, block_sums, mean_of_sums
+from gradwire.ops.arguments import Flat, Floats, Status, Where, Written
+from gradwire.ops.base import declared
+
+__all__ = [
+    "accumulate", "momentum_update", "nonfinite", "philox", "precondition", "precondition_update", "swap",
+]  # fmt: skip
+
+Beta = Annotated[float, Where("0 <= beta < 1", "in [0, 1)")]
+Words = Annotated[Tensor, Flat(torch.int32, "n", written=True)]
+
+_CHUNK = 16384
+"""Elements that ``swap`` holds a second time: no step may allocate as much as a gradient."""
+
+_MOST = 100
+"""Of the exponent of the power of two in whose units squares are added."""
+
+_LARGEST = 2.0**60
+"""The largest square root of a square, in units that are near the mean of the scales: no square overflows."""
+
+_LEAST = 2.0**-100
+"""The smallest scale: a gradient that comes after many steps of zeros can be divided by it."""
+
+
+@declared
+def accumulate(grad: Written, residual: Written, status: Status = None) -> None:
+    """Add the gradient to the residual, in one pass: residual = residual + grad.
+
+    Args:
+        grad: float32, n elements. Written only where ``status`` is given: it then receives the old residual.
+        residual: float32, n elements.
+        status: int32, 1 element, or None: bit 0 is set where the sum is not finite. Copying ``grad`` back to
+            ``residual`` then undoes the step.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> grad, residual = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -2.0])
+    >>> accumulate(grad, residual, torch.zeros(1, dtype=torch.int32))
+    >>> grad.tolist(), residual.tolist()
+    ([0.5, -2.0], [1.5, 0.0])
+    """
+    residual.copy_(compensate(grad, residual, status))
+
+
+@declared
+def momentum_update(grad: Written, momentum: Written, beta: Beta, status: Status = None) -> None:
+    """Mix a gradient into the running mean: momentum = beta * momentum + (1 - beta) * grad.
+
+    Args:
+        grad: float32, n elements. Written only where ``status`` is given: it then receives the old momentum.
+        momentum: float32, n elements.
+        beta: in [0, 1); beta and 1 - beta are rounded to float32. Larger: a longer memory.
+        status: int32, 1 element, or None: bit 0 is set where the new momentum is not finite. Copying ``grad`` back to
+            ``momentum`` then undoes the step.
+
+    Raises:
+        ConfigError: a tensor is not of this form, or beta is outside its range.
+
+    >>> grad, momentum = torch.tensor([1.0, -1.0]), torch.tensor([1.0, 1.0])
+    >>> momentum_update(grad, momentum, 0.75)
+    >>> momentum
+    tensor([1.0000, 0.5000])
+
+    Source: J. Bernstein, J. Zhao, K. Azizzadenesheli, A. Anandkumar, "signSGD with Majority Vote is Communication
+    Efficient and Fault Tolerant", ICLR 2019.
+    """
+    advance(grad, momentum, beta, status)
+
+
+@declared
+def nonfinite(x: Floats, status: Annotated[Tensor, Flat(torch.int32, "1", written=True)]) -> None:
+    """Set bit 0 of ``status`` where x has a NaN or an infinity: status |= any(!isfinite(x)).
+
+    Args:
+        x: float32, n elements.
+        status: int32, 1 element; never cleared.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> status = torch.zeros(1, dtype=torch.int32)
+    >>> nonfinite(torch.tensor([1.0, float("inf")]), status)
+    >>> status
+    tensor([1], dtype=torch.int32)
+    """
+    status |= ~torch.isfinite(x).all()
+
+
+@declared
+def philox(out: Words, key: int, step: int, offset: int = 0) -> None:
+    """Fill ``out`` with Philox4x32-10: word i is word i % 4 of the counter (i // 4 + offset, step) under ``key``.
+
+    Args:
+        out: int32, any size; each element takes the bits of one 32-bit word.
+        key: which stream, a signed 64-bit integer.
+        step: which step of the stream, a signed 64-bit integer: the upper half of the counter.
+        offset: the first counter, so that a stream can be entered at word 4 * offset.
+
+    Raises:
+        ConfigError: ``out`` is not of this form.
+
+    >>> words = torch.empty(4, dtype=torch.int32)
+    >>> philox(words, key=0, step=0)
+    >>> [f"{word & 0xffffffff:08x}" for word in words.tolist()]
+    ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
+
+    Source: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
+    """
+    words = philox_words(offset, -(-out.numel() // 4), key, step, out.device)
+    out.copy_(((words ^ 2**31) - 2**31).view(-1)[: out.numel()])
+
+
+def _divisor(scale: Tensor) -> Tensor:
+    """The scale, or 1 where it is 0: there nothing has arrived yet."""
+    return torch.where(scale == 0, 1.0, scale)
+
+
+def _mean_magnitude(x: Tensor) -> Tensor:
+    """The mean of |x|, 0-dimensional, added in the order of the kernels."""
+    return mean_of_sums(block_sums(x.abs(), SUM_BLOCK), x.numel())
+
+
+@declared
+def precondition(grad: Written, scale: Floats, status: Status = None) -> None:
+    """Divide a gradient by a scale, element by element: grad = grad / scale, where a scale of 0 counts as 1.
+
+    Args:
+        grad: float32, n elements.
+        scale: float32, n elements, >= 0.
+        status: int32, 1 element, or None: bit 0 is set where a quotient is not finite.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> grad = torch.tensor([1.0, -2.0])
+    >>> precondition(grad, torch.tensor([4.0, 0.0]))
+    >>> grad.tolist()
+    [0.25, -2.0]
+    """
+    grad.div_(_divisor(scale))
+    if status is not None:
+        status |= ~torch.isfinite(grad).all()
+
+
+@declared
+def precondition_update(
+    out: Written,
+    scale: Written,
+    bad: Annotated[Tensor, Flat(torch.bool, "1")],
+    beta: Beta,
+    floor: Annotated[float, Where("0 <= floor <= 1", "in [0, 1]")],
+) -> None:
+    """Multiply by a scale, and let the scale follow: out = out scale, scale^2 = beta scale^2 + (1 - beta) out^2.
+
+    Where all scales are 0 nothing has arrived before: ``out`` stays, and all scales become its mean magnitude. Later
+    none is below ``floor`` times their mean, nor below 2^-100. Squares are made in units of a power of two that is near
+    the mean of the scales, so that they neither vanish nor overflow; no ``out`` counts for more than 2^60 of them,
+    and one that is not finite not at all.
+
+    Args:
+        out: float32, n elements.
+        scale: float32, n elements, >= 0.
+        bad: bool, 1 element: whether the scales stay as they are.
+        beta: in [0, 1); beta and 1 - beta are rounded to float32. Larger: a longer memory.
+        floor: in [0, 1].
+
+    Raises:
+        ConfigError: a tensor is not of this form, or a number is outside its range.
+
+    >>> out, scale = torch.tensor([1.0, -1.0]), torch.tensor([3.0, 4.0])
+    >>> precondition_update(out, scale, torch.tensor([False]), 0.0, 1.0)
+    >>> out.tolist(), scale.tolist()
+    ([3.0, -4.0], [3.5, 4.0])
+    """
+    level, first = _mean_magnitude(scale), _mean_magnitude(out)
+    out.mul_(_divisor(scale))
+    exponent = torch.frexp(level).exponent.clamp(-_MOST, _MOST)
+    unit, inverse = (torch.ldexp(torch.ones_like(level), sign * exponent) for sign in (1, -1))
+    before, now = scale * inverse, (out * inverse).abs().clamp(max=_LARGEST)
+    square = before * before * float32(beta) + now * now * float32(1 - beta)
+    moved = square.double().sqrt_().float() * unit  # torch's root of a float32 is not always the nearest
+    least = (level * float32(floor)).clamp(min=_LEAST)
+    moved = torch.where(moved < least, least, moved)
+    moved = torch.where(out.isfinite(), moved, scale)
+    known = (first > 0) & first.isfinite()
+    moved = torch.where(level == 0, torch.where(known, first.clamp(min=_LEAST), 0.0), moved)
+    scale.copy_(torch.where(bad, scale, moved))
+
+
+@declared
+def swap(a: Written, b: Written) -> None:
+    """Exchange the contents of two tensors, in place: a, b = b, a.
+
+    Args:
+        a: float32, n elements.
+        b: float32, n elements, not overlapping a.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> a, b = torch.zeros(2), torch.ones(2)
+    >>> swap(a, b)
+    >>> a, b
+    (tensor([1., 1.]), tensor([0., 0.]))
+    """
+    for begin in range(0, a.numel(), _CHUNK):
+        x, y = a[begin : begin + _CHUNK], b[begin : begin + _CHUNK]
+        kept = x.clone()
+        x.copy_(y)
+        y.copy_(kept)

@@ -1,0 +1,81 @@
+"""The operations that all families share, on a GPU."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.ops._checks import float32
+from gradwire.ops.triton._accumulate import add_residual
+from gradwire.ops.triton._launch import BLOCK, launch
+from gradwire.ops.triton._momentum import advance
+from gradwire.ops.triton._philox import philox_table
+from gradwire.ops.triton._status import flag_nonfinite
+from gradwire.ops.triton._tile import elements
+
+__all__ = ["accumulate", "momentum_update", "nonfinite", "philox", "swap"]
+
+
+def accumulate(grad: Tensor, residual: Tensor, status: Tensor | None = None) -> None:
+    """As the operation."""
+    add_residual(grad, residual, status)
+
+
+@triton.jit
+def _momentum_update(
+    grad: tl.tensor,
+    momentum: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    beta: tl.float32,
+    rest: tl.float32,
+    BLOCK: tl.constexpr,
+) -> None:
+    advance(grad, momentum, status, elements(BLOCK), n, beta, rest)
+
+
+def momentum_update(grad: Tensor, momentum: Tensor, beta: float, status: Tensor | None = None) -> None:
+    """As the operation."""
+    n, factors = grad.numel(), (float32(beta), float32(1 - beta))
+    launch(_momentum_update, (triton.cdiv(n, BLOCK),), grad, momentum, status, n, *factors, BLOCK=BLOCK)
+
+
+@triton.jit
+def _nonfinite(x: tl.tensor, status: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
+    i = elements(BLOCK)
+    flag_nonfinite(tl.load(x + i, mask=i < n, other=0.0), status)
+
+
+def nonfinite(x: Tensor, status: Tensor) -> None:
+    """As the operation."""
+    n = x.numel()
+    launch(_nonfinite, (triton.cdiv(n, BLOCK),), x, status, n, BLOCK=BLOCK)
+
+
+@triton.jit(do_not_specialize=["key", "step", "offset"])
+def _philox(
+    out: tl.tensor, n: tl.tensor, key: tl.int64, step: tl.int64, offset: tl.int64, COUNTERS: tl.constexpr
+) -> None:
+    counter = tl.program_id(0).to(tl.int64) * COUNTERS + tl.arange(0, COUNTERS)
+    i = counter[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(out + i, philox_table(counter + offset, key, step).to(tl.int32, bitcast=True), mask=i < n)
+
+
+def philox(out: Tensor, key: int, step: int, offset: int = 0) -> None:
+    """As the operation."""
+    n = out.numel()
+    launch(_philox, (triton.cdiv(n, BLOCK),), out, n, key, step, offset, COUNTERS=BLOCK // 4)
+
+
+@triton.jit
+def _swap(a: tl.tensor, b: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
+    i = elements(BLOCK)
+    inside = i < n
+    kept = tl.load(a + i, mask=inside)
+    tl.store(a + i, tl.load(b + i, mask=inside), mask=inside)
+    tl.store(b + i, kept, mask=inside)
+
+
+def swap(a: Tensor, b: Tensor) -> None:
+    """As the operation."""
+    n = a.numel()
+    launch(_swap, (triton.cdiv(n, BLOCK),), a, b, n, BLOCK=BLOCK)
