@@ -19,7 +19,7 @@ help:
 	@echo 'make test-frameworks  the tests that need JAX, Keras, Lightning, Hugging Face, dashboards or Triton (installs them: 3 GB)'
 	@echo 'make lint      ruff, mypy, pre-commit configuration'
 	@echo 'make format    let ruff mend what it can'
-	@echo 'make tables    rewrite the tables of README.md and docs/ from the registry'
+	@echo 'make tables    rewrite the tables of docs/ from the registry'
 	@echo 'make docs      the site in site/, warnings are errors'
 	@echo 'make test-neon compare the NEON kernels with the scalar ones in an emulator'
 	@echo 'make build     an sdist and a wheel in dist/'

@@ -29,7 +29,7 @@ def test_every_file_belongs_to_a_compressor():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_frozen_bytes_are_written_and_read_the_same(name):
     cases = golden.load(FOLDER / f"{name}.json")
-    assert cases
+    assert cases, f"run: python tests/golden/freeze.py {name}"
     run_all((f"{name}-{index}", partial(golden.check_case, case)) for index, case in enumerate(cases))
 
 

@@ -45,7 +45,7 @@ def methods_short() -> Iterator[str]:
     yield "|---|---|---|---|"
     for each in compressors():
         bits = catalogue.shown_bits(catalogue.describe(each))
-        yield f"| [`{each.name}`](docs/methods.md#{each.name}) | {bits} | {each.feedback} | {summary(type(each))} |"
+        yield f"| [`{each.name}`](#{each.name}) | {bits} | {each.feedback} | {summary(type(each))} |"
 
 
 def methods_costs() -> Iterator[str]:
@@ -90,7 +90,7 @@ def strategies() -> Iterator[str]:
 
 
 TABLES: dict[tuple[str, str], Callable[[], Iterator[str]]] = {
-    ("README.md", "methods"): methods_short,
+    ("docs/methods.md", "overview"): methods_short,
     ("docs/methods.md", "methods"): methods_costs,
     ("docs/methods.md", "promises"): methods_declared,
     ("docs/methods.md", "memories"): memories,

@@ -1,0 +1,119 @@
+"""Write what a new method needs: ``python tools/new_method.py NAME --family FAMILY``.
+
+The files work together as they are: they import, compile and are found. Whatever the method itself is raises
+``NotImplementedError`` and names what to write. Seven files are written or extended in the tree; the eighth are the
+golden bytes, which ``python tests/golden/freeze.py NAME`` makes of the finished method.
+
+    src/gradwire/compressors/FAMILY/NAME.py       the method
+    src/gradwire/compressors/FAMILY/ops.py        its operations, with their references
+    src/gradwire/compressors/FAMILY/triton.py     the same on a GPU
+    src/gradwire/compressors/FAMILY/NAME.cc       the same on a CPU
+    tests/compressors/test_NAME.py                what is special about it, and the kernels against the references
+    docs/methods.md                               its section
+    CHANGELOG.md                                  its line
+
+A family that is not there yet gets its folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+from string import Template
+
+__all__ = ["new_method"]
+
+ROOT = Path(__file__).parents[1]
+SKELETON = Path(__file__).parent / "skeleton"
+_MARK = re.compile(r"# --- what follows is .*\n")
+_ALL = re.compile(r"^__all__ = \[(.*?)\](  # fmt: skip)?\n", re.DOTALL | re.MULTILINE)
+
+
+def new_method(name: str, family: str, root: Path = ROOT) -> list[Path]:
+    """Write the skeleton of a method into a tree of this project.
+
+    Args:
+        name: of the method: lower-case letters, digits and underscores.
+        family: the folder under ``compressors``.
+        root: the tree.
+
+    Returns:
+        The files that were written or changed.
+
+    Raises:
+        ValueError: a name that is taken or no name of a module.
+    """
+    for what, given in (("NAME", name), ("FAMILY", family)):
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", given):
+            raise ValueError(f"{what} must be lower-case letters, digits and underscores, got {given!r}")
+    compressors = root / "src" / "gradwire" / "compressors"
+    folder = compressors / family
+    taken = [*compressors.glob(f"*/{name}.py"), *compressors.glob(f"{name}.py"), *folder.glob(f"{name}.cc")]
+    if taken or (compressors / name).is_dir():
+        raise ValueError(f"NAME must be new, and there is {taken[0] if taken else compressors / name}")
+    if (compressors / f"{family}.py").exists():
+        raise ValueError(f"FAMILY must be a folder, and {family!r} is a method")
+    title = "".join(part.capitalize() for part in name.split("_"))
+    words = {"name": name, "family": family, "title": title}
+    made = [] if folder.is_dir() else [_write(folder / "__init__.py", f'"""{family.capitalize()}."""\n')]
+    made += [
+        _write(folder / f"{name}.py", _filled("method", words)),
+        _extend(folder / "ops.py", _filled("ops", words), f'"""Operations of the {family}."""\n'),
+        _extend(folder / "triton.py", _filled("triton", words), f'"""The {family} on a GPU."""\n'),
+        _write(folder / f"{name}.cc", _filled("kernels", words)),
+        _write(root / "tests" / "compressors" / f"test_{name}.py", _filled("test", words)),
+        _insert(root / "docs" / "methods.md", r"^## Convergence", _filled("section", words)),
+        _insert(root / "CHANGELOG.md", r"(?<=^### Added\n\n)", _filled("line", words)),
+    ]
+    ruff = [str(file) for file in made if file.suffix == ".py"]
+    for command in (["check", "--fix", "--quiet"], ["format", "--quiet"]):
+        subprocess.run([sys.executable, "-m", "ruff", *command, *ruff], cwd=root, check=False)
+    return made
+
+
+def _filled(part: str, words: dict[str, str]) -> str:
+    return Template((SKELETON / f"{part}.txt").read_text(encoding="utf-8")).substitute(words)
+
+
+def _write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _extend(path: Path, addition: str, head: str) -> Path:
+    """Add imports, definitions and their names in ``__all__`` to a module, which begins with ``head`` if it is new."""
+    imports, definitions = _MARK.split(addition)
+    text = path.read_text(encoding="utf-8") if path.exists() else f"{head}\n__all__ = []\n"
+    found = _ALL.search(text)
+    if found is None:
+        raise ValueError(f"{path} must have a list __all__ of strings")
+    public = re.findall(r"^def ([a-z]\w*)", definitions, re.MULTILINE)
+    names = sorted({*re.findall(r'"(\w+)"', found[1]), *public})
+    listed = "".join(f'    "{name}",\n' for name in names)
+    before = f"{text[: found.start()].rstrip()}\n{imports.strip()}\n\n"
+    return _write(path, f"{before}__all__ = [\n{listed}]\n{text[found.end() :].rstrip()}\n\n\n{definitions.strip()}\n")
+
+
+def _insert(path: Path, place: str, addition: str) -> Path:
+    text = path.read_text(encoding="utf-8")
+    found = re.search(place, text, re.MULTILINE)
+    if found is None:
+        raise ValueError(f"{path} has no place {place!r}")
+    return _write(path, text[: found.start()] + addition + text[found.start() :])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("--family", required=True, metavar="FAMILY", help="the folder under src/gradwire/compressors")
+    given = parser.parse_args()
+    try:
+        files = new_method(given.name, given.family)
+    except ValueError as error:
+        sys.exit(str(error))
+    print("\n".join(str(file.relative_to(ROOT)) for file in files))
+    print(f"then: make tables; make test; python tests/golden/freeze.py {given.name}")
