@@ -17,7 +17,17 @@ from tools.new_method import new_method
 NAME = "nearest_cube"
 MOST = 8
 """Files of a method with kernels for all engines, golden bytes among them; none of them is a list."""
-PARTS = ("src", "tests", "docs", "tools", "csrc", "examples", *(file.name for file in ROOT.glob("*.md")), "pyproject.toml", ".ci")
+PARTS = (
+    "src",
+    "tests",
+    "docs",
+    "tools",
+    "csrc",
+    "examples",
+    *(file.name for file in ROOT.glob("*.md")),
+    "pyproject.toml",
+    ".ci",
+)
 TESTED = (
     "tests/contracts",
     "tests/golden",
