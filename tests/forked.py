@@ -17,10 +17,10 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from gradwire.bench import launch
-from gradwire.kvstore.machines import Machine, new_lines, pump
+from gradwire.kvstore.launch.machines import Machine, new_lines, pump
 
 IMPORTED = [
-    "torch", "torch.distributed", "torch._dynamo", "gradwire", "gradwire.kvstore.dist", "gradwire.cli.main",
+    "torch", "torch.distributed", "torch._dynamo", "gradwire", "gradwire.kvstore.worker.store", "gradwire.cli.main",
     "gradwire.cli.server", "gradwire.cli.launch", "gradwire.cli.meeting", "gradwire.bench.convergence",
     "gradwire.bench.replay", "gradwire.bench.sweep", "sklearn.datasets", "tests.frozen",
 ]  # fmt: skip

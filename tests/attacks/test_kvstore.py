@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradwire.kvstore.dist import DistStore
-from gradwire.kvstore.environment import Place
+from gradwire.kvstore.protocol.environment import WorkerPlace
+from gradwire.kvstore.worker.store import DistStore
 from tests.attacks.kvstore import floods, lies, sizes, strangers
 from tests.attacks.kvstore.wire import Attacker, init
 from tests.forked import Forked
@@ -30,7 +30,7 @@ class Honest:
     """A worker that pushes and pulls until it is told to stop, and compares every value."""
 
     def __init__(self, endpoint):
-        self._store = DistStore("dist_async", Place((endpoint,), 0, 2), timeout=60)
+        self._store = DistStore("dist_async", WorkerPlace((endpoint,), 0, 2), timeout=60)
         self._store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
         self._store.set_optimizer("test")
         for key, value in (("w", torch.zeros(SHAPE)), ("spoilt", torch.zeros(4)), ("large", torch.ones(LARGE))):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gradwire.kvstore.launch import Group
+from gradwire.kvstore.launch.processes import Group
 from tests.forked import Forked, Forks
 
 SCRIPT = Path(__file__).with_name("workers.py")

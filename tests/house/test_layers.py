@@ -7,7 +7,7 @@ import pytest
 from tests.house.source import imported, modules
 
 LAYERS = (
-    ("errors", "version", "_extras", "_files", "_started"),
+    ("errors", "version", "_extras", "_files", "_moved", "_started"),
     ("types", "registry", "metrics", "worker", "helpers", "meeting"),
     ("_header",),
     ("wire", "ops"),
@@ -28,7 +28,13 @@ LAYERS = (
     ("exchange.settings",),
     ("integrations",),
     ("jax", "tensorflow"),
-    ("optim", "kvstore"),
+    ("optim", "kvstore._packages"),
+    ("kvstore.protocol",),
+    ("kvstore.local", "kvstore.server", "kvstore.worker"),
+    ("kvstore.launch",),
+    ("kvstore._create",),
+    ("kvstore.mxnet",),
+    ("kvstore",),
     ("rounds",),
     ("",),
     ("testing",),

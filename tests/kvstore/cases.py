@@ -11,9 +11,9 @@ import torch
 
 from gradwire import GradwireError
 from gradwire.kvstore import Trainer
-from gradwire.kvstore.dist import DistStore
-from gradwire.kvstore.environment import read_place
-from gradwire.kvstore.request import Request
+from gradwire.kvstore.protocol.environment import read_place
+from gradwire.kvstore.worker.connection import Request
+from gradwire.kvstore.worker.store import DistStore
 from tests.kvstore.stores import rows_of
 
 SMALL, BIG = (3, 4), (40, 40)

@@ -172,7 +172,7 @@ def ahead(rank, folder, steps, staleness):
         wait_for(done)
         return leads, out
     wait_for(slow)
-    kv._links.timeout, error = 2.0, ""
+    kv._client.timeout, error = 2.0, ""
     for _ in range(staleness + 1):
         try:
             kv.push("w", torch.ones(4))

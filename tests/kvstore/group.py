@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from gradwire.kvstore.launch import Group
+from gradwire.kvstore.launch.processes import Group
 from tests.forked import Forks
 
 ROOT = Path(__file__).parents[2]

@@ -3,11 +3,11 @@
 import contextlib
 import threading
 
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.dist import DistStore
-from gradwire.kvstore.environment import Place
-from gradwire.kvstore.rules import Rules
-from gradwire.kvstore.server import Server
+from gradwire.kvstore.protocol.environment import WorkerPlace
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.server import Server
+from gradwire.kvstore.worker.store import DistStore
 
 
 @contextlib.contextmanager
@@ -22,7 +22,7 @@ def stores(workers, servers=1, name="dist_sync", rules=None, **options):
             running.append((server, thread))
         endpoints = tuple(server.endpoint for server, _ in running)
         # One after the other: what was opened is closed where the next one is refused.
-        opened.extend(DistStore(name, Place(endpoints, rank, workers), **options) for rank in range(workers))
+        opened.extend(DistStore(name, WorkerPlace(endpoints, rank, workers), **options) for rank in range(workers))
         yield opened
     finally:
         for store in opened:

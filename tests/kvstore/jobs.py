@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from gradwire import ConfigError, GroupError, kvstore
-from gradwire.kvstore.dist import DistStore
-from gradwire.kvstore.environment import Place
-from gradwire.kvstore.request import Request
+from gradwire.kvstore.protocol.environment import WorkerPlace
+from gradwire.kvstore.worker.connection import Request
+from gradwire.kvstore.worker.store import DistStore
 from tests.kvstore.mxnet_rounds import run
 
 RATE = 2
@@ -108,7 +108,7 @@ def raises(rank):
 
 def until_killed(rank, endpoint, folder):
     """As the worker after the given one of three: steps without end."""
-    kv, keys = DistStore("dist_sync", Place((endpoint,), rank + 1, 3), timeout=60), ["w", "twin of w"]
+    kv, keys = DistStore("dist_sync", WorkerPlace((endpoint,), rank + 1, 3), timeout=60), ["w", "twin of w"]
     kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
     kv.init(keys, [torch.zeros(50, 50) for _ in keys])
     for step in range(10**6):
@@ -118,7 +118,7 @@ def until_killed(rank, endpoint, folder):
 
 def alone_then_killed(rank, endpoint, shape):
     """As worker 1: a step, and then the process is killed when three pieces of its next push are gone."""
-    kv, out = DistStore("dist_sync", Place((endpoint,), 1, 2), timeout=50), torch.empty(shape)
+    kv, out = DistStore("dist_sync", WorkerPlace((endpoint,), 1, 2), timeout=50), torch.empty(shape)
     kv.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
     kv.init("w", torch.zeros(shape))
     kv.push("w", gradient(1, 0, shape))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gradwire.kvstore import Module
-from gradwire.kvstore.lr_scheduler import FactorScheduler
+from gradwire.kvstore.protocol.lr_scheduler import FactorScheduler
 
 ADAM = {"learning_rate": 0.01}
 

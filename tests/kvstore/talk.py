@@ -2,10 +2,10 @@
 
 import torch
 
-from gradwire.kvstore.compression import parse
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.protocol import CHUNK, REPLIES, VERSION, chunk_count, pack, unpack
-from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.protocol.compression import parse
+from gradwire.kvstore.protocol.messages import CHUNK, REPLIES, VERSION, chunk_count, pack, unpack
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.rules import Rules
 
 SESSION = b"0123456789abcdef"
 

@@ -111,7 +111,7 @@ def cut(rank, folder):
     kv, model, died = kvstore.create("dist_sync", timeout=250, bound=100), model_of(rank), Path(folder) / "died"
     trainer = kvstore.Trainer(model.parameters(), "sgd", NUMBERS, kvstore=kv)
     trainer.start()
-    began, ask = trainer.steps, kv._links.ask
+    began, ask = trainer.steps, kv._client.ask
 
     def first_alone(server, request):
         if server == 0:
@@ -124,7 +124,7 @@ def cut(rank, folder):
         set_gradients(model, rank, step)
         if rank == 1 and step == DIES and not died.exists():
             died.touch()
-            kv._links.ask = first_alone
+            kv._client.ask = first_alone
             kv.push(0, next(model.parameters()).grad)
             kv._flush()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -8,7 +8,7 @@ import pytest
 
 FAULTS = """
 import ctypes, resource
-from gradwire.kvstore.allocator import keep_memory
+from gradwire.kvstore.server.server import keep_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]

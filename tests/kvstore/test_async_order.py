@@ -2,11 +2,11 @@
 
 import torch
 
-from gradwire.kvstore.bundles import LONGEST, bundled
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.rules import Rules
-from gradwire.kvstore.snapshot import save_core
-from gradwire.kvstore.trainer import Trainer
+from gradwire.kvstore.mxnet.trainer import Trainer
+from gradwire.kvstore.protocol.small_keys import LONGEST, bundled
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.snapshot import save_core
 from tests.kvstore.talk import ask, hello, init, messages, pull, push
 
 

@@ -4,7 +4,7 @@ import gc
 
 import torch
 
-from gradwire.kvstore.buffers import LEAST, Pool, lease, lease_zeros
+from gradwire.kvstore.protocol.buffers import LEAST, Pool, lease, lease_zeros
 
 
 def test_memory_comes_back_when_its_last_view_is_gone_whatever_that_is():

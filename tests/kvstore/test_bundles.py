@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.kvstore.bundles import LONGEST, SMALL, Bundle, Bundles, bundled
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.protocol import MAX_ITEMS, pack
-from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.protocol.messages import MAX_ITEMS, pack
+from gradwire.kvstore.protocol.small_keys import LONGEST, SMALL, Bundle, Bundles, bundled
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.rules import Rules
 from tests.kvstore.group import run_workers
 from tests.kvstore.jobs import many_keys
 from tests.kvstore.talk import ask, compressed, hello, init, messages, ops, pull, push

@@ -5,10 +5,10 @@ import torch
 
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
-from gradwire.kvstore.compression import OFF, parse
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.protocol import VERSION, pack
-from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.protocol.compression import OFF, parse
+from gradwire.kvstore.protocol.messages import VERSION, pack
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.rules import Rules
 from tests.kvstore.talk import ask, compressed, hello, init, messages, ops, pair, pull, push, values
 
 ONES = torch.ones(4)

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from gradwire import kvstore
-from gradwire.kvstore.compression import parse
-from gradwire.kvstore.merge import Merger
-from gradwire.kvstore.payloads import sent
-from gradwire.kvstore.placement import place
-from gradwire.kvstore.replica import Replica
-from gradwire.kvstore.sender import Sender
+from gradwire.kvstore.protocol.compression import parse
+from gradwire.kvstore.protocol.merge import Merger
+from gradwire.kvstore.protocol.payloads import sent
+from gradwire.kvstore.protocol.placement import place
+from gradwire.kvstore.protocol.replica import Replica
+from gradwire.kvstore.protocol.sender import Sender
 from tests.kvstore.feature_jobs import ALONE, BOUND, GROUP, MATRIX, PULLED, ROWS, ahead, everything, sparse
 from tests.kvstore.group import finished, kill, run_workers, start_workers, wait_for
 from tests.kvstore.jobs import gradient, slow_steps

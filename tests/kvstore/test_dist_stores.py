@@ -41,7 +41,7 @@ def test_nobody_waits_for_a_thread_that_has_ended():
     before = set(threading.enumerate())
     with stores(1, timeout=1) as (kv,):
         (thread,) = (each for each in set(threading.enumerate()) - before if each.name == "gradwire-kvstore")
-        kv._links._inbox.put(None)
+        kv._client._inbox.put(None)
         thread.join(10)
         with pytest.raises(GroupError, match="init of key 'w' was not answered within 1 s"):
             kv.init("w", torch.zeros(3))

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from gradwire import ConfigError
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.dist import DistStore
-from gradwire.kvstore.ending import Finished
-from gradwire.kvstore.environment import Place, flag, number, own_keys, ranked, read_place, start_timeout
-from gradwire.kvstore.protocol import pack
-from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.protocol.environment import WorkerPlace, flag, number, own_keys, ranked, read_place, start_timeout
+from gradwire.kvstore.protocol.messages import pack
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.server import Finished
+from gradwire.kvstore.worker.store import DistStore
 from tests.kvstore.talk import ask, hello
 
 HERE = {"GRADWIRE_SERVERS": "tcp://127.0.0.1:1, tcp://127.0.0.1:2"}
@@ -26,7 +26,7 @@ HERE = {"GRADWIRE_SERVERS": "tcp://127.0.0.1:1, tcp://127.0.0.1:2"}
     ],
 )
 def test_rank_and_world_come_from_whoever_started_the_process(told):
-    assert read_place(HERE | told) == Place(("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"), 1, 3)
+    assert read_place(HERE | told) == WorkerPlace(("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"), 1, 3)
 
 
 def test_two_starters_are_not_mixed():
@@ -64,7 +64,7 @@ def test_the_keys_are_those_of_the_process_or_its_part_of_all_keys(tmp_path):
 
 
 def test_mxnets_bound_is_read(monkeypatch):
-    place = Place(("tcp://127.0.0.1:1",), 0, 1)
+    place = WorkerPlace(("tcp://127.0.0.1:1",), 0, 1)
     for text, bound in ((None, 1_000_000), ("64", 64)):
         if text is not None:
             monkeypatch.setenv("MXNET_KVSTORE_BIGARRAY_BOUND", text)

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from gradwire import ConfigError, GroupError
-from gradwire.kvstore import link
-from gradwire.kvstore.dist import DistStore
-from gradwire.kvstore.environment import Place
-from gradwire.kvstore.launch import start_server
-from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.launch.processes import start_server
+from gradwire.kvstore.protocol.environment import WorkerPlace
+from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.worker import connection
+from gradwire.kvstore.worker.store import DistStore
 from tests.forked import Forks
 from tests.kvstore.group import kill, result, start_workers
 from tests.kvstore.jobs import alone_then_killed, raises, slow_steps, until_killed
@@ -139,19 +139,19 @@ def test_two_processes_with_one_rank_are_told_apart(servers):
 @beside
 def test_what_a_late_request_waits_for_is_said_when_its_time_is_over(servers):
     _, endpoint = servers.start(workers=3)
-    stores = [DistStore("dist_sync", Place((endpoint,), rank, 3), timeout=60) for rank in range(3)]
+    stores = [DistStore("dist_sync", WorkerPlace((endpoint,), rank, 3), timeout=60) for rank in range(3)]
     first = stores[0]
     first.init("w", torch.zeros(SHAPE))
     stores[2].init("w", torch.zeros(SHAPE))
     for store in (first, stores[2]):
         store.push("w", torch.ones(SHAPE))
         store._flush()
-    first._links.timeout = 2.0
+    first._client.timeout = 2.0
     with pytest.raises(GroupError, match=r"within 2 s: step 1 of key 'w' waits for worker 1$"):
         first.pull("w", torch.zeros(SHAPE))
     with pytest.raises(GroupError, match=r"barrier 1 was not answered within 2 s: barrier 1 waits for workers 1, 2$"):
         first.barrier()
-    nobody = DistStore("dist_sync", Place(("tcp://127.0.0.1:1",), 0, 1), timeout=1)
+    nobody = DistStore("dist_sync", WorkerPlace(("tcp://127.0.0.1:1",), 0, 1), timeout=1)
     with pytest.raises(GroupError, match=r"server 0 at tcp://127\.0\.0\.1:1 never answered: is it started"):
         nobody.barrier()
     for store in (*stores, nobody):
@@ -252,8 +252,8 @@ def test_without_a_snapshot_the_values_are_lost_and_every_worker_is_told(servers
 
 
 def test_a_server_that_stays_away_is_named_within_the_time_of_a_silent_worker(servers, monkeypatch):
-    assert Rules(workers=1).dead_after == link.AWAY
-    monkeypatch.setattr(link, "AWAY", 2.0)
+    assert Rules(workers=1).dead_after == connection.AWAY
+    monkeypatch.setattr(connection, "AWAY", 2.0)
     started = [servers.start() for _ in range(2)]
     workers = both([endpoint for _, endpoint in started], 10, allowed=2, bound=100, server_timeout=None)
     for worker in workers:
@@ -305,10 +305,10 @@ def test_unequal_numbers_of_batches_on_several_servers(servers):
 @beside
 def test_a_pull_that_nobody_will_answer_ends_at_its_deadline(servers):
     _, endpoint = servers.start()
-    store = DistStore("dist_sync", Place((endpoint,), 0, 2), timeout=60)
+    store = DistStore("dist_sync", WorkerPlace((endpoint,), 0, 2), timeout=60)
     store.init("w", torch.zeros(SHAPE))
     store.push("w", torch.ones(SHAPE))
-    store._links.timeout = 1.0
+    store._client.timeout = 1.0
     with pytest.raises(GroupError, match="the pull of 'w' was not answered within 1 s"):
         store.pull("w", torch.zeros(SHAPE))
     store.close()

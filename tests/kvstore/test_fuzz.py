@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire import WireError
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.protocol import REPLIES, REQUESTS, pack, unpack
-from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.protocol.messages import REPLIES, REQUESTS, pack, unpack
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.rules import Rules
 from tests.kvstore.talk import hello, init, messages, pull, push, values
 
 plain = (

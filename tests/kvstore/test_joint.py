@@ -7,13 +7,12 @@ from hypothesis import strategies as st
 
 from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.kvstore.bundles import ROOM
-from gradwire.kvstore.compression import Compression, parse
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.joint import MAX_JOINTS, joinable, side_by_side
-from gradwire.kvstore.protocol import pack
-from gradwire.kvstore.rules import Rules
-from gradwire.kvstore.snapshot import load_core, save_core
+from gradwire.kvstore.protocol.compression import Compression, parse
+from gradwire.kvstore.protocol.messages import pack
+from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, ROOM, joinable, side_by_side
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.snapshot import load_core, save_core
 from tests.kvstore.talk import ask, compressed, hello, init, messages, ops, pull, push, values
 
 SIZES = {"a": 3, "b": 40, "c": 64, "d": 1}

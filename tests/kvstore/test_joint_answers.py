@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.rules import Rules
-from gradwire.kvstore.snapshot import load_core, save_core
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.snapshot import load_core, save_core
 from gradwire.types import align
 from tests.kvstore.talk import ask, hello, init, messages, ops, push
 from tests.kvstore.test_joint import KEYS, SIZES, alone, equal, grads, of_all, pull_all, push_all, served

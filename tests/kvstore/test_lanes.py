@@ -7,20 +7,19 @@ import pytest
 import torch
 import zmq
 
-from gradwire.kvstore.compression import parse
-from gradwire.kvstore.joint import MAX_JOINTS, Patience
-from gradwire.kvstore.lanes import Lane, Lanes, Spread
-from gradwire.kvstore.link import Link
-from gradwire.kvstore.placement import Part
-from gradwire.kvstore.request import Request
-from gradwire.kvstore.shared import Clock, Shared
+from gradwire.kvstore.protocol.compression import parse
+from gradwire.kvstore.protocol.placement import KeyPart
+from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, Patience
+from gradwire.kvstore.worker.connection import Request, ServerConnection
+from gradwire.kvstore.worker.lanes import Lane, Lanes, ScatterSink
+from gradwire.kvstore.worker.worker_key import PushProgress, WorkerKey
 from tests.kvstore.group import run_workers
 from tests.kvstore.jobs import lists_of_keys
 
 
 def shared(*shape, server=0, dtype=torch.float32, step=0, sparse=False):
     size = torch.Size(shape)
-    return Shared(size, dtype, sparse, [Part(server, 0, size.numel())], Clock(step))
+    return WorkerKey(size, dtype, sparse, [KeyPart(server, 0, size.numel())], PushProgress(step))
 
 
 def roster(keys, names=None):
@@ -94,11 +93,11 @@ def test_keys_at_another_step_come_together_when_they_are_at_the_same():
     keys = {"a": shared(3, step=2), "b": shared(3, step=1)}
     found = roster(keys)
     assert not found.together()
-    keys["b"].clock.step = 2
+    keys["b"].progress.step = 2
     assert found.together()
-    assert keys["a"].clock is keys["b"].clock
+    assert keys["a"].progress is keys["b"].progress
     found.lanes[0][0].part()
-    keys["b"].clock.step += 1
+    keys["b"].progress.step += 1
     assert (keys["a"].step, keys["b"].step) == (2, 3)
 
 
@@ -155,7 +154,7 @@ def test_an_answer_in_pieces_goes_to_the_tensors_as_they_are():
     outs = [torch.full(tuple(each.shape), -1.0) for each in keys.values()]
     values = [torch.randn(tuple(each.shape)) for each in keys.values()]
     data = lane.gather(values).view(torch.uint8).numpy()
-    request = Request("pull_joint", {"joint": 1, "step": 0}, out=Spread(lane, outs))
+    request = Request("pull_joint", {"joint": 1, "step": 0}, out=ScatterSink(lane, outs))
     assert not request.make_room(len(data) - 4)
     assert request.make_room(len(data))
     for at in range(0, len(data), 52):
@@ -165,7 +164,7 @@ def test_an_answer_in_pieces_goes_to_the_tensors_as_they_are():
 
 def test_pushes_are_kept_until_every_key_of_them_is_durable():
     context = zmq.Context()
-    link = Link(context, "server 0", "tcp://127.0.0.1:1", b"name", b"hello", None)
+    link = ServerConnection(context, "server 0", "tcp://127.0.0.1:1", b"name", b"hello", None)
     try:
         seqs = itertools.count(1)
 
@@ -201,7 +200,7 @@ def test_pushes_are_kept_until_every_key_of_them_is_durable():
 
 def test_the_setting_of_now_is_said_again_whatever_is_declared_after_it():
     context = zmq.Context()
-    link = Link(context, "server 0", "tcp://127.0.0.1:1", b"name", b"hello", None)
+    link = ServerConnection(context, "server 0", "tcp://127.0.0.1:1", b"name", b"hello", None)
     try:
         for seq, number in enumerate((1, 2, 3), 1):
             link.add(Request("optimizer", {"number": number}, declare=True, seq=seq))

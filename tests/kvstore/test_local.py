@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gradwire import ConfigError, kvstore
-from gradwire.kvstore.dist import DistStore
-from gradwire.kvstore.environment import Place
+from gradwire.kvstore.protocol.environment import WorkerPlace
+from gradwire.kvstore.worker.store import DistStore
 from tests.kvstore.stores import SHAPE, device, pulled
 
 TYPES = ["local", "local_update_cpu", "local_allreduce_cpu", "device", "local_allreduce_device"]
@@ -39,7 +39,7 @@ def test_an_unknown_option_is_named(name, option):
 @pytest.mark.parametrize(("name", "staleness"), [("dist_sync", 3), ("dist_async", -1), ("dist_async", 1.5)])
 def test_a_bound_on_staleness_is_of_async_stores(name, staleness):
     with pytest.raises(ConfigError, match="staleness must be an integer >= 0, of a store whose type has 'async'"):
-        DistStore(name, Place(("tcp://127.0.0.1:1",), 0, 1), staleness=staleness)
+        DistStore(name, WorkerPlace(("tcp://127.0.0.1:1",), 0, 1), staleness=staleness)
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -208,4 +208,4 @@ def test_a_memory_that_rounds_cannot_serve_is_refused_before_the_first_push():
 @pytest.mark.parametrize("name", ["timeout", "server_timeout"])
 def test_a_time_that_no_store_can_wait_is_refused(name, bad):
     with pytest.raises(ConfigError, match=rf"^{name} must be seconds > 0"):
-        DistStore("dist_sync", Place(("tcp://127.0.0.1:1",), 0, 1), **{name: bad})
+        DistStore("dist_sync", WorkerPlace(("tcp://127.0.0.1:1",), 0, 1), **{name: bad})

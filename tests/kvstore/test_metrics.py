@@ -5,10 +5,10 @@ import urllib.request
 import torch
 
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.kvstore.compression import parse
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.metrics import serve
-from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.protocol.compression import parse
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.metrics import serve
+from gradwire.kvstore.server.rules import Rules
 from tests.kvstore.talk import ask, hello, init, pull, push
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from gradwire import ConfigError
-from gradwire.kvstore import Module, eval_metric
-from gradwire.kvstore.callback import Speedometer, do_checkpoint
-from gradwire.kvstore.lr_scheduler import MultiFactorScheduler
+from gradwire.kvstore import Module
+from gradwire.kvstore.mxnet import eval_metric
+from gradwire.kvstore.mxnet.callback import Speedometer, do_checkpoint
+from gradwire.kvstore.protocol.lr_scheduler import MultiFactorScheduler
 from tests.kvstore.simulate import Simulated
 
 NUMBERS = {"learning_rate": 0.1, "momentum": 0.9}

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gradwire import ConfigError, kvstore
-from gradwire.kvstore.lr_scheduler import CosineScheduler, FactorScheduler, MultiFactorScheduler, PolyScheduler
-from gradwire.kvstore.optimizers import OptimizerConfig
+from gradwire.kvstore.protocol.lr_scheduler import CosineScheduler, FactorScheduler, MultiFactorScheduler, PolyScheduler
+from gradwire.kvstore.protocol.optimizers import OptimizerConfig
 from tests.kvstore.group import run_workers
 from tests.kvstore.jobs import gradient
 from tests.kvstore.talk import ask, init, pair, pull, push, values

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from gradwire import ConfigError, kvstore
-from gradwire.kvstore.optimizers import OptimizerConfig, optimizer_names
-from gradwire.kvstore.states import by_server
+from gradwire.kvstore.protocol.optimizer_states import by_server
+from gradwire.kvstore.protocol.optimizers import OptimizerConfig, optimizer_names
 
 SHAPE = (5, 3)
 CASES = {

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire import ConfigError, kvstore, registry
-from gradwire.kvstore.compression import parse
+from gradwire.kvstore.protocol.compression import parse
 from tests.kvstore.stores import added, pulled
 
 SHAPE = (64, 64)

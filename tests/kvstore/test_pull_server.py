@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire import WireError, kvstore
-from gradwire.kvstore.compression import parse
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.replica import Held
-from gradwire.kvstore.rules import Rules
-from gradwire.kvstore.snapshot import load_core, save_core
+from gradwire.kvstore.protocol.compression import parse
+from gradwire.kvstore.protocol.replica import Held
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.snapshot import load_core, save_core
 from tests.kvstore.stores import pulled
 from tests.kvstore.talk import ask, hello, init, messages, ops, push
 from tests.kvstore.test_pull import METHODS, SHAPE, grads

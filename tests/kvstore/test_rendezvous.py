@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from gradwire import ConfigError, GroupError
-from gradwire.kvstore.keygen import make_keys
-from gradwire.kvstore.protocol import VERSION, pack, unpack
-from gradwire.kvstore.rendezvous import ANSWERS, Rendezvous
-from gradwire.kvstore.scheduler import Member, join, schedule
+from gradwire.kvstore.launch.keygen import make_keys
+from gradwire.kvstore.launch.rendezvous import ANSWERS, Rendezvous
+from gradwire.kvstore.launch.scheduler import Member, join, schedule
+from gradwire.kvstore.protocol.messages import VERSION, pack, unpack
 from tests.kvstore.test_starts import free_port
 
 A, B = "tcp://10.0.0.1:1", "tcp://10.0.0.2:1"

@@ -93,17 +93,17 @@ WARNS = """
 import threading
 import torch
 from gradwire import kvstore
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.dist import DistStore
-from gradwire.kvstore.environment import Place
-from gradwire.kvstore.rules import Rules
-from gradwire.kvstore.server import Server
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.worker.store import DistStore
+from gradwire.kvstore.protocol.environment import WorkerPlace
+from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.server import Server
 
 stop, server = threading.Event(), Server(ServerCore(Rules(workers=1)))
 thread = threading.Thread(target=server.run, args=(stop.is_set,))
 thread.start()
 try:
-    dist = DistStore("dist_sync", Place((server.endpoint,), 0, 1), timeout=30)
+    dist = DistStore("dist_sync", WorkerPlace((server.endpoint,), 0, 1), timeout=30)
     value = torch.eye(6)
     for kv in (kvstore.create("local"), kvstore.create("device"), dist):
         for compression in ("none", "2bit"):

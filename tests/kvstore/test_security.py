@@ -8,13 +8,14 @@ import torch
 import zmq
 
 from gradwire import ConfigError
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.dist import DistStore
-from gradwire.kvstore.environment import Place
-from gradwire.kvstore.keygen import make_keys
-from gradwire.kvstore.protocol import VERSION, pack
-from gradwire.kvstore.rules import Rules
-from gradwire.kvstore.server import Server, check_exposure
+from gradwire.kvstore.launch.keygen import make_keys
+from gradwire.kvstore.protocol.environment import WorkerPlace
+from gradwire.kvstore.protocol.messages import VERSION, pack
+from gradwire.kvstore.server.access import check_exposure
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.server import Server
+from gradwire.kvstore.worker.store import DistStore
 from tests.forked import Forked
 
 
@@ -72,7 +73,7 @@ def test_the_command_refuses_too():
 
 def test_a_worker_with_its_key_is_served(served, keys):
     endpoint = served(keys=keys / "servers")
-    kv = DistStore("dist_sync", Place((endpoint,), 0, 1, keys / "worker-0"), timeout=20)
+    kv = DistStore("dist_sync", WorkerPlace((endpoint,), 0, 1, keys / "worker-0"), timeout=20)
     kv.init("w", torch.ones(3))
     out = torch.zeros(3)
     kv.pull("w", out)
@@ -82,7 +83,7 @@ def test_a_worker_with_its_key_is_served(served, keys):
 
 def test_a_rank_belongs_to_its_key(served, keys):
     endpoint = served(keys=keys / "servers")
-    kv = DistStore("dist_sync", Place((endpoint,), 0, 1, keys / "worker-1"), timeout=20)
+    kv = DistStore("dist_sync", WorkerPlace((endpoint,), 0, 1, keys / "worker-1"), timeout=20)
     with pytest.raises(ConfigError, match="rank 0 has a key of its own, this is the key of worker 1"):
         kv.init("w", torch.ones(3))
     kv.close()
@@ -109,7 +110,7 @@ def test_a_worker_with_a_key_does_not_speak_to_a_server_without(served, keys):
 
 def refused(endpoint, folder, message):
     """With the server's name and what to do, and not by the store's deadline, which has another text."""
-    kv = DistStore("dist_sync", Place((endpoint,), 0, 1, folder), timeout=60)
+    kv = DistStore("dist_sync", WorkerPlace((endpoint,), 0, 1, folder), timeout=60)
     with pytest.raises(ConfigError, match=f"server 0 at {endpoint} .*{message}"):
         kv.init("w", torch.ones(3))
     kv.close()
@@ -131,7 +132,7 @@ def test_a_message_that_is_too_large_ends_the_connection_and_nothing_else(served
     flood.connect(endpoint)
     hello = pack("hello", version=VERSION, rank=0, world=1, sync=True, session=bytes(16))
     flood.send_multipart([hello, bytes(2**21)])
-    kv = DistStore("dist_sync", Place((endpoint,), 0, 1), timeout=20)
+    kv = DistStore("dist_sync", WorkerPlace((endpoint,), 0, 1), timeout=20)
     kv.init("w", torch.ones(3))
     kv.close()
     flood.close()

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from gradwire.kvstore import waits
-from gradwire.kvstore.compression import parse
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.optimizers import OptimizerConfig
-from gradwire.kvstore.protocol import VERSION, pack
-from gradwire.kvstore.rules import Rules
+from gradwire.kvstore.protocol.compression import parse
+from gradwire.kvstore.protocol.messages import VERSION, pack
+from gradwire.kvstore.protocol.optimizers import OptimizerConfig
+from gradwire.kvstore.server import waiting
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.rules import Rules
 from tests.kvstore.talk import ask, hello, init, messages, ops, pair, pull, push, values
 
 ONES = torch.ones(4)
@@ -127,7 +127,7 @@ def test_settings_of_one_optimizer_share_its_state_whoever_names_them():
 
 
 def test_requests_that_wait_are_bounded(monkeypatch):
-    monkeypatch.setattr(waits, "MAX_WAITING", 100)
+    monkeypatch.setattr(waiting, "MAX_WAITING", 100)
     core, a, b = pair()
     for seq in range(100):
         assert pull(core, b, 10 + seq, "w", 99) == []

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save
 
 from gradwire import ConfigError
-from gradwire.kvstore.core import ServerCore
-from gradwire.kvstore.rules import Rules
-from gradwire.kvstore.snapshot import FORMAT, Snapshots, load_core, save_core
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.snapshot import FORMAT, Snapshots, load_core, save_core
 from tests.kvstore.talk import ask, hello, init, messages, pair, pull, push, values
 
 RULES = Rules(workers=1, snapshots=True)

@@ -4,8 +4,8 @@ import threading
 
 import torch
 
-from gradwire.kvstore.dist import DistStore
-from gradwire.kvstore.environment import Place
+from gradwire.kvstore.protocol.environment import WorkerPlace
+from gradwire.kvstore.worker.store import DistStore
 from tests.kvstore.jobs import gradient
 from tests.kvstore.simulate import Simulated
 
@@ -27,7 +27,7 @@ class Worker:
     """
 
     def __init__(self, endpoints, rank, steps, world=2, compression=None, shape=SHAPE, server_timeout=60, **options):
-        place = Place(tuple(endpoints), rank, world)
+        place = WorkerPlace(tuple(endpoints), rank, world)
         self.store = DistStore("dist_sync", place, timeout=60, server_timeout=server_timeout, **options)
         self.rank, self.steps, self.shape, self.compression = rank, steps, shape, compression
         self.out, self.error, self.step = torch.empty(shape), None, 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwire import kvstore
 from gradwire.bench.peers._answers import serve
-from gradwire.kvstore.base import KVStore
+from gradwire.kvstore.protocol.store import KVStore
 
 
 class StoreWorker:

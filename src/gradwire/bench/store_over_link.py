@@ -16,7 +16,7 @@ from gradwire.bench.machine import environment
 from gradwire.bench.netlab import Netlab
 from gradwire.bench.statistics import summarise
 from gradwire.bench.storegroup import StoreGroup
-from gradwire.kvstore.compression import parse
+from gradwire.kvstore.protocol.compression import parse
 
 __all__ = ["least_seconds", "rows"]
 

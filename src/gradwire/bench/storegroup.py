@@ -10,8 +10,8 @@ from typing import Any
 
 from gradwire.bench.netlab import Netlab
 from gradwire.bench.peers._process import Process
-from gradwire.kvstore.launch import Group
-from gradwire.kvstore.machines import Here, Lines, Machine, Piped
+from gradwire.kvstore.launch.machines import Here, Lines, Machine, Piped
+from gradwire.kvstore.launch.processes import Group
 
 __all__ = ["DEADLINE", "StoreGroup", "ask_all"]
 

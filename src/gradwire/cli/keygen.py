@@ -20,7 +20,7 @@ def command(folder: Path, workers: int) -> None:
     Give each machine its own folder and no other one. Servers take theirs by --keys, workers by GRADWIRE_KEYS.
     """
     # Here, so that help needs no extra.
-    from gradwire.kvstore.keygen import make_keys
+    from gradwire.kvstore.launch.keygen import make_keys
 
     for made in make_keys(folder, workers):
         click.echo(made)

@@ -17,7 +17,7 @@ from gradwire.cli._groups import Integer
 from gradwire.errors import ConfigError, require
 
 if TYPE_CHECKING:
-    from gradwire.kvstore.machines import Machine
+    from gradwire.kvstore.launch.machines import Machine
 
 __all__ = ["command"]
 
@@ -46,9 +46,8 @@ def command(
     failed, 128 + n after signal n; the others are ended then, and at Ctrl-C.
     """
     # Here, so that help needs no extra.
-    from gradwire.kvstore.hosts import placed, read_hosts
-    from gradwire.kvstore.launch import Group
-    from gradwire.kvstore.machines import there
+    from gradwire.kvstore.launch.machines import placed, read_hosts, there
+    from gradwire.kvstore.launch.processes import Group
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     machines: list[Machine] | None = None

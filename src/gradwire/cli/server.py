@@ -48,15 +48,13 @@ def command(
     Prints the address on its first line.
     """
     # Here, so that help needs no extra.
-    from gradwire.kvstore.allocator import keep_memory
-    from gradwire.kvstore.core import ServerCore
-    from gradwire.kvstore.ending import Finished
-    from gradwire.kvstore.environment import start_timeout
-    from gradwire.kvstore.metrics import serve
-    from gradwire.kvstore.rules import Rules
-    from gradwire.kvstore.scheduler import Member
-    from gradwire.kvstore.server import Server
-    from gradwire.kvstore.snapshot import Snapshots, load_core
+    from gradwire.kvstore.launch.scheduler import Member
+    from gradwire.kvstore.protocol.environment import start_timeout
+    from gradwire.kvstore.server.core import ServerCore
+    from gradwire.kvstore.server.metrics import serve
+    from gradwire.kvstore.server.rules import Rules
+    from gradwire.kvstore.server.server import Finished, Server, keep_memory
+    from gradwire.kvstore.server.snapshot import Snapshots, load_core
 
     torch.set_num_threads(threads)
     keep_memory()

@@ -5,7 +5,7 @@ What belongs to one family is in a folder: its methods, their operations and the
 
 import sys
 
-from gradwire.compressors._moved import Moved
+from gradwire._moved import Moved, in_folders
 
 # The last of all: it is asked for names that are nowhere.
-sys.meta_path.append(Moved())
+sys.meta_path.append(Moved(__name__, in_folders(__path__[0])))

@@ -6,10 +6,10 @@ import inspect
 from typing import Any
 
 from gradwire.errors import ConfigError, nearest, require
-from gradwire.kvstore.base import KVStore
-from gradwire.kvstore.dist import DistStore
+from gradwire.kvstore.launch.roles import find_place, take_role
 from gradwire.kvstore.local import DeviceStore, LocalStore
-from gradwire.kvstore.roles import take_role
+from gradwire.kvstore.protocol.store import KVStore
+from gradwire.kvstore.worker.store import DistStore
 
 __all__ = ["create"]
 
@@ -48,4 +48,6 @@ def create(name: str = "local", **options: Any) -> KVStore:
     for option in options:
         if option not in allowed:
             raise ConfigError(f"a store of type {name!r} has no option {option!r}: {nearest(option, allowed)}")
+    if issubclass(TYPES[known], DistStore) and options.get("where") is None:
+        options["where"] = find_place
     return TYPES[known](known, **options)

@@ -10,22 +10,21 @@ from torch import Tensor
 
 from gradwire.compressors.base import MultiRound
 from gradwire.errors import ConfigError, require
-from gradwire.kvstore.base import KVStore, UpdaterFunction
-from gradwire.kvstore.compression import Compression
-from gradwire.kvstore.keys import StoreKey
-from gradwire.kvstore.merge import Merger, add_dense
-from gradwire.kvstore.optimizers import OptimizerConfig, Updater
-from gradwire.kvstore.replica import Replica, follows
-from gradwire.kvstore.rows import as_row_sparse, merged_rows, row_sparse
-from gradwire.kvstore.sender import Sender
-from gradwire.kvstore.states import load_states, save_states
+from gradwire.kvstore.protocol.compression import Compression
+from gradwire.kvstore.protocol.keys import StoreKey
+from gradwire.kvstore.protocol.merge import Merger, add_dense, as_row_sparse, merged_rows, row_sparse
+from gradwire.kvstore.protocol.optimizer_states import load_states, save_states
+from gradwire.kvstore.protocol.optimizers import OptimizerConfig, Updater
+from gradwire.kvstore.protocol.replica import Replica, follows
+from gradwire.kvstore.protocol.sender import Sender
+from gradwire.kvstore.protocol.store import KVStore, UpdaterFunction
 from gradwire.memory.base import check_rounds
 
 __all__ = ["DeviceStore", "LocalStore"]
 
 
 @dataclass
-class Entry:
+class LocalKey:
     """A key: its value, and what its senders and its sums keep."""
 
     value: Tensor
@@ -43,7 +42,7 @@ class LocalStore(KVStore):
     def __init__(self, type: str = "local", seed: int = 0) -> None:  # noqa: A002
         super().__init__(type)
         self.seed = seed
-        self._entries: dict[StoreKey, Entry] = {}
+        self._entries: dict[StoreKey, LocalKey] = {}
         self._updater: UpdaterFunction | None = None
 
     def set_updater(self, updater: UpdaterFunction) -> None:
@@ -70,7 +69,7 @@ class LocalStore(KVStore):
         if key in self._entries:
             raise ConfigError(f"key {key!r} must be initialised once: it has a value already, which a push changes")
         dense = value.to_dense() if value.is_sparse else value.clone(memory_format=torch.contiguous_format)
-        self._entries[key] = Entry(dense, value.is_sparse, Merger(dense.shape, dense.device))
+        self._entries[key] = LocalKey(dense, value.is_sparse, Merger(dense.shape, dense.device))
 
     def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None:
         entry, pull = self._entry(key), self.compression.pull
@@ -92,10 +91,10 @@ class LocalStore(KVStore):
             assert pull is not None
             entry.replica.follow(entry.value, pull, replaced=self._updater is None)
 
-    def _plain_sum(self, entry: Entry, grads: Sequence[Tensor]) -> Tensor:
+    def _plain_sum(self, entry: LocalKey, grads: Sequence[Tensor]) -> Tensor:
         return add_dense(grads, entry.value.shape, entry.value.device)
 
-    def _compressed_sum(self, entry: Entry, key: StoreKey, grads: Sequence[Tensor]) -> Tensor:
+    def _compressed_sum(self, entry: LocalKey, key: StoreKey, grads: Sequence[Tensor]) -> Tensor:
         if isinstance(self.compression.push, MultiRound):
             self.compression.push.check_world(len(grads))
         senders = self._senders(entry, key, grads)
@@ -109,7 +108,7 @@ class LocalStore(KVStore):
         payloads = [sender.encode(grad) for sender, grad in zip(senders, grads, strict=True)]
         return entry.merger.merge(self.compression, payloads)
 
-    def _senders(self, entry: Entry, key: StoreKey, grads: Sequence[Tensor]) -> list[Sender]:
+    def _senders(self, entry: LocalKey, key: StoreKey, grads: Sequence[Tensor]) -> list[Sender]:
         for rank, grad in enumerate(grads[len(entry.senders) :], len(entry.senders)):
             entry.senders.append(Sender(key, entry.value.shape, seed=self.seed, rank=rank, device=grad.device))
         senders = entry.senders[: len(grads)]
@@ -141,7 +140,7 @@ class LocalStore(KVStore):
     def _is_sparse(self, key: StoreKey) -> bool:
         return self._entry(key).sparse
 
-    def _entry(self, key: StoreKey) -> Entry:
+    def _entry(self, key: StoreKey) -> LocalKey:
         if key not in self._entries:
             raise ConfigError(f"key {key!r} must be initialised before it is used: call init first")
         return self._entries[key]

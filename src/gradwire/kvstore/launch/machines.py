@@ -1,0 +1,342 @@
+"""Machines and the processes that are started there: on this one, or over ssh on those of a hosts file.
+
+A hosts file lists them, one in each line; what follows a # is not read.
+
+    [USER@]HOST[:PORT] [slots=N] [address=IP]      # the port is ssh's
+
+Law: a process is a ``Popen`` here, wherever it runs, and ``end_all`` ends it together with all that it started.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import queue
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+from gradwire.errors import ConfigError, require
+from gradwire.kvstore.launch import agent
+from gradwire.kvstore.launch.reaper import Reaper
+
+__all__ = [
+    "GRACE",
+    "Here",
+    "Host",
+    "Lines",
+    "Machine",
+    "Piped",
+    "Watched",
+    "end_all",
+    "placed",
+    "read_hosts",
+    "there",
+    "tied",
+]
+
+Lines: TypeAlias = "queue.SimpleQueue[str]"
+
+GRACE = 5.0
+"""Seconds between asking a process to end and ending it."""
+
+QUIET = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=5",
+         "-o", "ServerAliveCountMax=3")  # fmt: skip
+"""No terminal, no questions, and no waiting for a machine that is gone."""
+
+REAPER = Reaper()
+"""Of what this process started on this machine."""
+
+
+LINE = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<name>\w[\w.-]*|\[[0-9a-fA-F:]+\])(?::(?P<port>\d{1,5}))?")
+
+
+class Leader(subprocess.Popen[bytes]):
+    """A process that leads a group of its own, in which all is that it starts."""
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        super().__init__(command, start_new_session=True, **options)
+
+
+class Piped(Leader):
+    """One whose output is passed on."""
+
+    pumps: Sequence[threading.Thread] = ()
+
+
+class Machine(ABC):
+    """Where processes run."""
+
+    python: str = sys.executable
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """The IP at which its servers listen."""
+
+    @abstractmethod
+    def start(self, command: Sequence[str], environment: Mapping[str, str], label: str) -> subprocess.Popen[bytes]:
+        """Start a worker."""
+
+    @abstractmethod
+    def serve(self, command: Sequence[str], label: str) -> tuple[Piped, Lines]:
+        """Start a server; its first line comes in the queue, empty if it ended without one."""
+
+
+class Here(Machine):
+    """This machine. Workers share its terminal."""
+
+    @property
+    def address(self) -> str:
+        return "127.0.0.1"
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], label: str) -> subprocess.Popen[bytes]:
+        try:
+            process = Leader(command, env={**os.environ, **environment})
+        except OSError as error:
+            raise ConfigError(f"{label} cannot be started: {error}") from None
+        REAPER.hold(process.pid)
+        return process
+
+    def serve(self, command: Sequence[str], label: str) -> tuple[Piped, Lines]:
+        process, first = Piped(command, stdout=subprocess.PIPE), new_lines()
+        REAPER.hold(process.pid)
+        process.pumps = [pump(process.stdout, label, sys.stdout, first)]
+        return process, first
+
+
+@dataclass(frozen=True, eq=False)
+class Watched(Machine):
+    """Where processes end when the one that started them does: they run under ``agent``.
+
+    Args:
+        host: which machine.
+        launcher: the command that runs ``agent`` there.
+        python: there.
+        folder: there, where processes run.
+        environment: what they have on top of what they find there.
+    """
+
+    host: Host
+    launcher: Sequence[str]
+    python: str = sys.executable
+    folder: str = "."
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        return self.host.listen()
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], label: str) -> subprocess.Popen[bytes]:
+        return self._start(command, environment, label, None)
+
+    def serve(self, command: Sequence[str], label: str) -> tuple[Piped, Lines]:
+        first = new_lines()
+        return self._start(command, {}, label, first), first
+
+    def _start(self, command: Sequence[str], environment: Mapping[str, str], label: str, first: Lines | None) -> Piped:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = Piped(self.launcher, **pipes)
+        process.pumps = [
+            pump(process.stdout, label, sys.stdout, first), pump(process.stderr, label, sys.stderr)
+        ]  # fmt: skip
+        told = {
+            "command": list(command), "environment": {**self.environment, **environment}, "folder": self.folder,
+            "grace": GRACE,
+        }  # fmt: skip
+        assert process.stdin is not None
+        # What is wrong if it cannot be written, ssh says on stderr, and ends.
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(told).encode() + b"\n")
+            process.stdin.flush()
+        return process
+
+
+def there(
+    host: Host, ssh: Sequence[str] = ("ssh",), python: str = sys.executable, folder: str = ".",
+    environment: Mapping[str, str] | None = None,
+) -> Watched:  # fmt: skip
+    """Another machine.
+
+    Args:
+        host: which.
+        ssh: the command that gets there, with options if need be.
+        python: there.
+        folder: there.
+        environment: for all processes there.
+    """
+    program = Path(agent.__file__).read_text(encoding="utf-8")
+    port = () if host.port is None else ("-p", str(host.port))
+    target = f"{host.user}@{host.name}" if host.user else host.name
+    remote = f"exec {shlex.quote(python)} -c {shlex.quote(program)}"
+    return Watched(host, [*ssh, *QUIET, *port, "--", target, remote], python, folder, environment or {})
+
+
+def tied(host: Host) -> Watched:
+    """This machine, for what is to end with this process, however it ends."""
+    return Watched(host, [sys.executable, agent.__file__])
+
+
+def end_all(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    """Ask processes, and all that they started, to end; end those that do not; wait for their last words.
+
+    What ended in peace may have left something running on purpose, and is not looked at.
+    """
+    those = [process for process in processes if process.poll() != 0]
+    for process in those:
+        ask(process)
+    deadline = time.monotonic() + GRACE
+    try:
+        for process in those:
+            # On another machine the grace begins when the request comes there.
+            extra = GRACE if on_a_string(process) else 0.0
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline + extra - time.monotonic()))
+    finally:
+        for process in those:
+            signal_group(process, signal.SIGKILL)
+            process.wait()
+        for process in processes:
+            REAPER.let_go(process.pid)
+            for thread in process.pumps if isinstance(process, Piped) else ():
+                thread.join(1.0)
+
+
+def ask(process: subprocess.Popen[Any]) -> None:
+    if on_a_string(process):
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+    else:
+        signal_group(process, signal.SIGTERM)
+
+
+def on_a_string(process: subprocess.Popen[Any]) -> bool:
+    """Whether it lives as long as its stdin: what ``agent`` runs."""
+    return isinstance(process, Piped) and process.stdin is not None
+
+
+def signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
+    """To the group that it leads, also when it has ended; to the process alone where it leads none."""
+    if isinstance(process, Leader):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+
+
+def new_lines() -> Lines:
+    return queue.SimpleQueue()
+
+
+def pump(stream: IO[bytes] | None, label: str, into: Any, first: Lines | None = None) -> threading.Thread:
+    """Print the lines of a process with its label before them, in a thread; ``first`` takes the first one."""
+    assert stream is not None
+
+    def lines() -> None:
+        with stream:
+            if first is not None:
+                first.put(stream.readline().decode(errors="replace"))
+            for line in stream:
+                into.write(f"[{label}] {line.decode(errors='replace').rstrip()}\n")
+                into.flush()
+
+    thread = threading.Thread(target=lines, name=f"gradwire-{label}", daemon=True)
+    thread.start()
+    return thread
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine.
+
+    Args:
+        name: as ssh takes it.
+        user: for ssh; empty: ssh's own choice.
+        port: of its sshd; None: ssh's own choice.
+        slots: workers that it takes.
+        address: IP at which the other machines reach its servers; empty: what its name resolves to.
+    """
+
+    name: str
+    user: str = ""
+    port: int | None = None
+    slots: int = 1
+    address: str = ""
+
+    def listen(self) -> str:
+        """The IP at which its servers listen.
+
+        Raises:
+            ConfigError: its name is known to ssh alone.
+        """
+        if self.address:
+            return self.address
+        try:
+            return str(socket.getaddrinfo(self.name, None, socket.AF_INET)[0][4][0])
+        except OSError:
+            raise ConfigError(f"host {self.name!r} resolves to no IP: write address=IP after it in the file") from None
+
+
+def read_hosts(path: str | Path) -> list[Host]:
+    """The machines of a file; what follows a # is not read.
+
+    Raises:
+        ConfigError: no such file, no machine in it, or a line of another form.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--host-file {path} cannot be read: {error}") from None
+    texts = [(number, line.partition("#")[0].split()) for number, line in enumerate(lines, 1)]
+    hosts = [parsed(words, f"{path}, line {number}") for number, words in texts if words]
+    require(bool(hosts), "--host-file", "a file with at least one host", str(path))
+    return hosts
+
+
+def parsed(words: Sequence[str], where: str) -> Host:
+    """A line.
+
+    >>> parsed(["ada@node1:2222", "slots=4"], "hosts, line 1")
+    Host(name='node1', user='ada', port=2222, slots=4, address='')
+
+    Raises:
+        ConfigError: another form.
+    """
+    found = LINE.fullmatch(words[0])
+    options = dict(word.split("=", 1) for word in words[1:] if "=" in word)
+    known = options.keys() <= {"slots", "address"} and len(options) == len(words) - 1
+    if found is None or not known:
+        raise ConfigError(f"{where} must be [USER@]HOST[:PORT] [slots=N] [address=IP], got {' '.join(words)!r}")
+    slots, address, port = options.get("slots", "1"), options.get("address", ""), int(found["port"] or 22)
+    require(slots.isdecimal() and int(slots) > 0, f"slots in {where}", "an integer >= 1", slots)
+    require(0 < port < 65536, f"the port in {where}", "in [1, 65535]", port)
+    try:
+        address = str(ipaddress.ip_address(address)) if address else ""
+    except ValueError:
+        raise ConfigError(f"address in {where} must be an IP, got {address!r}") from None
+    return Host(found["name"].strip("[]"), found["user"] or "", port if found["port"] else None, int(slots), address)
+
+
+def placed(hosts: Sequence[Host], workers: int) -> list[Host]:
+    """The machine of each worker: the slots of the first one are filled, then those of the next.
+
+    Raises:
+        ConfigError: fewer slots than workers.
+    """
+    slots = [host for host in hosts for _ in range(host.slots)]
+    if len(slots) < workers:
+        raise ConfigError(f"--workers must be at most {len(slots)}, the slots of the host file, got {workers}")
+    return slots[:workers]

@@ -1,0 +1,143 @@
+"""Servers and workers of one run, as processes of this machine or of several."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from gradwire.errors import GroupError
+from gradwire.kvstore.launch.machines import Here, Machine, end_all
+from gradwire.kvstore.protocol.environment import KEYS, SERVERS
+
+__all__ = ["Group", "start_server"]
+
+PATIENCE = 60.0
+"""Seconds that a server may take to say where it listens."""
+
+
+def start_server(
+    arguments: Sequence[str], machine: Machine | None = None, label: str = "server"
+) -> tuple[subprocess.Popen[Any], str]:
+    """Start ``gradwire server`` and wait for its endpoint.
+
+    Args:
+        arguments: of the command.
+        machine: where; None: here.
+        label: before what it prints.
+
+    Raises:
+        GroupError: it ended instead, or did not say it in time.
+    """
+    machine = machine or Here()
+    process, first = machine.serve([machine.python, "-m", "gradwire_command", "server", *arguments], label)
+    try:
+        line = first.get(timeout=PATIENCE)
+    except queue.Empty:
+        end_all([process])
+        raise GroupError(f"{label} did not say within {PATIENCE:g} s where it listens") from None
+    if not line.startswith("listening on "):
+        end_all([process])
+        raise GroupError(f"{label} ended with exit code {exit_code(process)} before it listened")
+    return process, line.split()[2]
+
+
+class Group:
+    """The processes of one run; leaving it ends those that still run.
+
+    Args:
+        command: of a worker.
+        workers: how many.
+        servers: how many.
+        server_arguments: more of them for ``gradwire server``.
+        keys: folder made by ``gradwire keygen`` for at least so many workers; None: no encryption.
+        machines: of the workers, one for each; None: all of them here.
+    """
+
+    def __init__(
+        self, command: Sequence[str], workers: int, servers: int, server_arguments: Sequence[str] = (),
+        keys: Path | None = None, machines: Sequence[Machine] | None = None,
+    ) -> None:  # fmt: skip
+        self.command, self.count, self.keys = list(command), workers, keys
+        self.machines = list(machines or [Here()] * workers)
+        self.hosts = list({id(machine): machine for machine in self.machines}.values())
+        self.server_arguments = ["--workers", str(workers), *server_arguments]
+        if keys is not None:
+            self.server_arguments += ["--keys", str(keys / "servers")]
+        self.workers: dict[int, subprocess.Popen[Any]] = {}
+        self.servers: list[subprocess.Popen[Any]] = []
+        self.endpoints: list[str] = []
+        try:
+            for index in range(servers):
+                process, endpoint = self._serve(index, f"tcp://{self._host(index).address}:0")
+                self.servers.append(process)
+                self.endpoints.append(endpoint)
+            for rank in range(workers):
+                self.start_worker(rank)
+        except BaseException:
+            self.close()
+            raise
+
+    def start_worker(self, rank: int) -> subprocess.Popen[Any]:
+        """Start a worker, or start one again that has ended."""
+        self.workers[rank] = self.machines[rank].start(self.command, self.environment(rank), f"worker {rank}")
+        return self.workers[rank]
+
+    def restart_server(self, index: int) -> None:
+        """Start a server again at the address it had."""
+        self.servers[index], _ = self._serve(index, self.endpoints[index])
+
+    def environment(self, rank: int) -> Mapping[str, str]:
+        """What a worker is told. One torch thread: several workers share a machine."""
+        told = {
+            SERVERS: ",".join(self.endpoints), "GRADWIRE_RANK": str(rank), "GRADWIRE_WORLD_SIZE": str(self.count),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }  # fmt: skip
+        return told if self.keys is None else {**told, KEYS: str(self.keys / f"worker-{rank}")}
+
+    def wait(self) -> int:
+        """Until all workers have ended, or one of them or a server with an error; the exit code."""
+        while True:
+            code = self.failure()[1]
+            if code or all(process.poll() == 0 for process in self.workers.values()):
+                return code
+            time.sleep(0.05)
+
+    def failure(self) -> tuple[str, int]:
+        """Who failed, and the exit code that says so: 128 + n after signal n; 0 while nobody did."""
+        for rank, process in self.workers.items():
+            if process.poll():
+                return f"worker {rank}", exit_code(process)
+        for index, process in enumerate(self.servers):
+            if process.poll():
+                return f"server {index}", exit_code(process)
+        return "", 0
+
+    def close(self) -> None:
+        """End what still runs."""
+        end_all([*self.workers.values(), *self.servers])
+
+    def _host(self, index: int) -> Machine:
+        return self.hosts[index % len(self.hosts)]
+
+    def _serve(self, index: int, endpoint: str) -> tuple[subprocess.Popen[Any], str]:
+        return start_server([*self.server_arguments, "--bind", endpoint], self._host(index), f"server {index}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def exit_code(process: subprocess.Popen[Any]) -> int:
+    """As a shell has it."""
+    code = process.returncode or 0
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,88 @@
+"""Ends what this process started on this machine when this process is gone, however it went.
+
+A process that is killed (-9) can end nobody any more. So one beside it does, which reads from a pipe: which groups of
+processes there are, and, when the pipe ends, that nobody is there who could end them. This file is also its program,
+which needs nothing but the standard library.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+
+__all__ = ["Reaper", "main"]
+
+GRACE = 5.0
+"""Seconds between asking a process to end and ending it."""
+
+
+class Reaper:
+    """Holds groups of processes, each by the id of its leader."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def hold(self, group: int) -> None:
+        """End this group when this process has ended."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                # Ctrl-C is not for it, and who waits for the last output need not wait for it.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-S", __file__], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL, start_new_session=True,
+                )  # fmt: skip
+            self._say(self._process, group)
+
+    def let_go(self, group: int) -> None:
+        """It has ended, or may outlive this process."""
+        with self._lock:
+            if self._process is not None:
+                self._say(self._process, -group)
+
+    def _say(self, process: "subprocess.Popen[bytes]", number: int) -> None:
+        assert process.stdin is not None
+        # Who killed it wants nothing to be ended.
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(b"%d\n" % number)
+            process.stdin.flush()
+
+
+def main() -> None:
+    """Read what is held until nobody is there, and end what is held then."""
+    groups: set[int] = set()
+    for line in sys.stdin:
+        number = int(line)
+        if number > 0:
+            groups.add(number)
+        else:
+            groups.discard(-number)
+    end(groups)
+
+
+def end(groups: Iterable[int]) -> None:
+    """Ask, wait for a while, and end."""
+    left = [group for group in groups if told(group, signal.SIGTERM)]
+    deadline = time.monotonic() + GRACE
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = [group for group in left if told(group, 0)]
+    for group in left:
+        told(group, signal.SIGKILL)
+
+
+def told(group: int, number: int) -> bool:
+    """Send a signal to a group; whether anybody of it was there."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()

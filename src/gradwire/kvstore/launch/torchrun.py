@@ -1,0 +1,98 @@
+"""Servers beside rank 0: the same script under torchrun, where nobody else starts them.
+
+Rank 0 starts ``GRADWIRE_NUM_SERVERS`` of them (1 if it is not set) and tells the others by torchrun's own store where
+they are. They end when all workers have; if rank 0 is killed they end with it, as torchrun ends all workers then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ipaddress
+import shlex
+import socket
+import subprocess
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from gradwire.errors import ConfigError, GradwireError, GroupError
+from gradwire.kvstore.launch.machines import Host, tied
+from gradwire.kvstore.launch.processes import start_server
+from gradwire.kvstore.protocol.environment import INSECURE, WorkerPlace, flag, number, own_keys, ranked, start_timeout
+
+__all__ = ["servers_beside_rank_0"]
+
+_KEPT: list[Any] = []
+"""Stores of torch that this process may be the host of."""
+
+
+def servers_beside_rank_0(told: Mapping[str, str]) -> WorkerPlace:
+    """This worker's place, once the servers listen.
+
+    Args:
+        told: the environment, as torchrun makes it.
+
+    Raises:
+        ConfigError: a variable is missing or has no such value.
+        GroupError: the servers do not start, or rank 0 did not come in time.
+    """
+    rank, world = ranked(told)
+    timeout = timedelta(seconds=start_timeout(told))
+    try:
+        store, _, _ = next(rendezvous("env://", rank, world, timeout=timeout))
+        _KEPT.append(store)
+        attempt = f"{told.get('TORCHELASTIC_RUN_ID', '')}/{told.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        mine = PrefixStore(f"gradwire/{attempt}", store)
+        if rank == 0:
+            _start(told, world, mine)
+        text = mine.get("servers").decode()
+    except (RuntimeError, ValueError, TimeoutError) as error:
+        if isinstance(error, GradwireError):
+            raise
+        where = f"{told.get('MASTER_ADDR')}:{told.get('MASTER_PORT')}, MASTER_ADDR and MASTER_PORT"
+        raise GroupError(f"rank {rank} could not learn from rank 0 where its servers are ({where}): {error}") from error
+    if text.startswith("!"):
+        raise GroupError(f"rank 0 could not start the servers: {text[1:]}")
+    return WorkerPlace(tuple(text.split(",")), rank, world, own_keys(told, f"worker-{rank}"))
+
+
+def _start(told: Mapping[str, str], world: int, store: Store) -> None:
+    processes: list[subprocess.Popen[Any]] = []
+    try:
+        endpoints = []
+        for index in range(number(told, "GRADWIRE_NUM_SERVERS", 1) if "GRADWIRE_NUM_SERVERS" in told else 1):
+            process, endpoint = start_server(_arguments(told, world), tied(Host("here")), f"server {index}")
+            processes.append(process)
+            endpoints.append(endpoint)
+    except GradwireError as error:
+        # The others wait for this, and would do so in vain.
+        store.set("servers", f"!{error}")
+        raise
+    store.set("servers", ",".join(endpoints))
+    # Called after the stores' own farewell, as what is registered later is called earlier.
+    atexit.register(lambda: [process.wait() for process in processes])
+
+
+def _arguments(told: Mapping[str, str], world: int) -> list[str]:
+    keys, options = own_keys(told, "servers"), shlex.split(told.get("GRADWIRE_SERVER_OPTIONS", ""))
+    return [
+        "--workers", str(world), "--bind", f"tcp://{_address(told, world)}:0", "--until-finished",
+        *(("--keys", str(keys)) if keys else ()), *(("--insecure",) if flag(told, INSECURE) else ()), *options,
+    ]  # fmt: skip
+
+
+def _address(told: Mapping[str, str], world: int) -> str:
+    """Loopback where all workers are on this machine; where the others find rank 0 otherwise."""
+    if told.get("LOCAL_WORLD_SIZE") == str(world):
+        return "127.0.0.1"
+    host = told.get("GRADWIRE_HOST") or told["MASTER_ADDR"]
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:
+        address = ""
+    if not address or ipaddress.ip_address(address).is_loopback:
+        raise ConfigError(f"GRADWIRE_HOST must be the address at which others reach rank 0's machine, got {host!r}")
+    return address

@@ -1,0 +1,161 @@
+"""What ``set_gradient_compression`` was told: MXNet's dictionary, read strictly."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradwire import registry
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, nearest, require
+from gradwire.exchange.settings import build_compressor
+from gradwire.kvstore.protocol.payloads import require_alone
+from gradwire.memory.base import Memory, check_memory, default_memory
+
+__all__ = ["OFF", "Compression", "parse"]
+
+MXNET = {"2bit": "twobit", "1bit": "onebit"}
+"""MXNet's names of what it has."""
+
+OWN = ("type", "memory", "pull", "force")
+"""Keys of the dictionary that are not parameters of the compressor."""
+
+PULL = "compression_params['pull']"
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How a store compresses.
+
+    Args:
+        push: of what workers send; None: float32 as it is.
+        memory: what a sender does with the rest; None with ``push`` None.
+        pull: of what the store answers; None: the value as it is.
+    """
+
+    push: Compressor | None = None
+    memory: Memory | None = None
+    pull: Compressor | None = None
+
+    def __post_init__(self) -> None:
+        own = self.memory is None or not self.memory.follows_mean
+        allowed = "one that needs not know what became of the mean, which a store alone makes"
+        require(own, "compression_params['memory']", allowed, self.memory and self.memory.name)
+
+    def to_config(self) -> dict[str, Any]:
+        """Plain values, for a message: what ``from_config`` takes."""
+        return {name: part and part.to_config() for name, part in vars(self).items()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Compression:
+        """The inverse of ``to_config``.
+
+        Raises:
+            ConfigError: an unknown name or a value out of range.
+        """
+        folders = {"push": "compressors", "memory": "memory", "pull": "compressors"}
+        require(config.keys() == folders.keys(), "compression", "push and memory and pull", sorted(config))
+        built = cls(**{n: registry.from_config(folders[n], each) if each else None for n, each in config.items()})
+        _check_pull(built.pull)
+        return built
+
+
+OFF = Compression()
+"""Nothing is compressed."""
+
+
+def parse(params: Any) -> Compression:
+    """Read the dictionary of ``set_gradient_compression``.
+
+    Args:
+        params: ``type``: "2bit" or "1bit" for MXNet's codes, "none" to switch off, or the name of a registered
+            compressor; the compressor's own parameters beside it, numbers also as strings as MXNet takes them;
+            ``memory``: the name of another memory than the method's own; ``force``: True, for one with which the method
+            loses what it does not send, or diverges; ``pull``: a dictionary like this one, without these two, of what
+            the store answers.
+
+    Raises:
+        ConfigError: something else, with what is allowed.
+
+    Example:
+        >>> parse({"type": "2bit", "threshold": "0.25"}).push.threshold
+        0.25
+        >>> parse({"type": "topk", "ratio": 0.1}).memory
+        Residual(beta=1.0, gamma=1.0, dtype='float32')
+        >>> parse({"type": "none", "pull": {"type": "2bit", "threshold": "auto"}}).pull.threshold
+        'auto'
+    """
+    require(isinstance(params, Mapping), "compression_params", "a dict", params)
+    push, pull = _compressor(params, "compression_params"), _pull(params)
+    if push is None:
+        require("memory" not in params, "compression_params['memory']", "left out with type 'none'", params)
+        return Compression(pull=pull)
+    memory = params.get("memory") or default_memory(push)
+    built: Memory = registry.build("memory", memory) if isinstance(memory, str) else memory
+    force = params.get("force", False)
+    require(isinstance(force, bool), "compression_params['force']", "True or False", force)
+    check_memory(push, built, force=force)
+    if built.kept_dtype != torch.float32:
+        push = push.in_16_bits()
+    return Compression(push, built, pull)
+
+
+def _pull(params: Mapping[str, Any]) -> Compressor | None:
+    if params.get("pull") is None:
+        return None
+    told = params["pull"]
+    require(isinstance(told, Mapping), PULL, "a dict", told)
+    own = [name for name in OWN[1:] if name in told]
+    require(not own, PULL, "without 'memory', 'pull' and 'force': the store keeps what it did not deliver", dict(told))
+    pull = _compressor(told, PULL)
+    _check_pull(pull)
+    return pull
+
+
+def _check_pull(pull: Compressor | None) -> None:
+    """Refuse a method whose errors add up in a store that keeps them, or that saves nothing there."""
+    require_alone(pull)
+    if pull is not None and pull.feedback == "unsafe":
+        raise ConfigError(
+            f"{PULL} must be safe with error feedback, which {pull!r} is not, because its noise is larger than its "
+            f"signal: use {pull.bounded or 'another method'}"
+        )
+
+
+def _compressor(params: Mapping[str, Any], name: str) -> Compressor | None:
+    for key in params:
+        require(isinstance(key, str), f"a key of {name}", "a str", key)
+    require("type" in params, name, f"a dict with 'type': {', '.join(_types())}", dict(params))
+    kind = params["type"] if isinstance(params["type"], str) else repr(params["type"])
+    rest = {key: value for key, value in params.items() if key not in OWN}
+    if kind == "none":
+        require(not rest, name, "{'type': 'none'} alone", dict(params))
+        return None
+    if kind not in _types():
+        raise ConfigError(f"{name} has an unknown type {kind!r}: {nearest(str(kind).lower(), _types())}")
+    cls = registry.find("compressors", MXNET.get(kind, kind))
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for key in rest:
+        if key not in fields:
+            raise ConfigError(f"{name} of type {kind!r} has no {key!r}: {nearest(key, [*fields, *OWN])}")
+    return build_compressor(cls.name, {key: _number(value, fields[key].default) for key, value in rest.items()})
+
+
+def _number(value: Any, default: Any) -> Any:
+    """MXNet reads numbers from strings; here too, where a number is expected."""
+    if not isinstance(value, str) or isinstance(default, bool) or not isinstance(default, int | float):
+        return value
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def _types() -> list[str]:
+    return [*MXNET, *registry.names("compressors")]

@@ -1,0 +1,166 @@
+"""Who this process is and where the servers are, as the launcher's environment says it.
+
+Ours, torchrun's, MXNet's and Slurm's variables are read, in this order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradwire.errors import ConfigError
+
+__all__ = ["INSECURE", "KEYS", "SERVERS", "WorkerPlace", "bigarray_bound", "flag", "number", "own_keys", "ranked",
+           "read_place", "server_timeout", "start_timeout"]  # fmt: skip
+
+SERVERS = "GRADWIRE_SERVERS"
+KEYS = "GRADWIRE_KEYS"
+INSECURE = "GRADWIRE_INSECURE"
+START_TIMEOUT = "GRADWIRE_START_TIMEOUT"
+SERVER_TIMEOUT = "GRADWIRE_SERVER_TIMEOUT"
+
+RANKS = (
+    ("GRADWIRE_RANK", "GRADWIRE_WORLD_SIZE"), ("RANK", "WORLD_SIZE"), ("DMLC_RANK", "DMLC_NUM_WORKER"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)  # fmt: skip
+"""Rank and number of workers: both of one row."""
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """A worker's place in the group.
+
+    Args:
+        servers: endpoints, in their order.
+        rank: of this worker.
+        world: how many workers there are.
+        keys: folder with this worker's key; None: no encryption.
+    """
+
+    servers: tuple[str, ...]
+    rank: int
+    world: int
+    keys: Path | None = None
+
+
+def read_place(environment: Mapping[str, str] | None = None) -> WorkerPlace:
+    """What the environment says.
+
+    Args:
+        environment: None is the process's own.
+
+    Raises:
+        ConfigError: a variable is missing or no number.
+
+    Example:
+        >>> read_place({"GRADWIRE_SERVERS": "tcp://127.0.0.1:7000", "RANK": "1", "WORLD_SIZE": "2"}).rank
+        1
+    """
+    told = os.environ if environment is None else environment
+    servers = tuple(part.strip() for part in told.get(SERVERS, "").split(",") if part.strip())
+    if not servers:
+        raise ConfigError(
+            f"a dist store needs {SERVERS}, the servers' endpoints as tcp://ADDRESS:PORT,...: "
+            "start the script with `gradwire launch -n WORKERS -s SERVERS -- python script.py`"
+        )
+    rank, world = ranked(told)
+    return WorkerPlace(servers, rank, world, own_keys(told, f"worker-{rank}"))
+
+
+def ranked(told: Mapping[str, str]) -> tuple[int, int]:
+    """The rank, and how many workers there are.
+
+    >>> ranked({"SLURM_PROCID": "3", "SLURM_NTASKS": "4"})
+    (3, 4)
+
+    Raises:
+        ConfigError: they are not told, or do not fit each other.
+    """
+    for rank_name, world_name in RANKS:
+        if rank_name in told:
+            rank, world = number(told, rank_name), number(told, world_name)
+            if not 0 <= rank < world:
+                raise ConfigError(f"{rank_name} must be in [0, {world}), got {rank}")
+            return rank, world
+    pairs = ", or ".join(f"{rank_name} and {world_name}" for rank_name, world_name in RANKS)
+    raise ConfigError(
+        f"a dist store must be told its rank and the number of workers in the environment, by {pairs}: start the "
+        "script with `gradwire launch -n WORKERS -s SERVERS -- python script.py`"
+    )
+
+
+def own_keys(told: Mapping[str, str], name: str) -> Path | None:
+    """The folder with the keys of this process: the one that is told, or, of one that holds several, ``name`` in it."""
+    if not told.get(KEYS):
+        return None
+    folder = Path(told[KEYS])
+    return folder / name if (folder / name).is_dir() else folder
+
+
+def number(told: Mapping[str, str], name: str, least: int = 0) -> int:
+    """A variable that is an integer.
+
+    Raises:
+        ConfigError: it is missing, or something else.
+    """
+    try:
+        value = int(told[name])
+    except KeyError:
+        raise ConfigError(f"{name} is missing in the environment") from None
+    except ValueError:
+        raise ConfigError(f"{name} must be an integer, got {told[name]!r}") from None
+    if value < least:
+        raise ConfigError(f"{name} must be an integer >= {least}, got {value}")
+    return value
+
+
+def flag(told: Mapping[str, str], name: str) -> bool:
+    """Whether a variable is 1; 0, nothing or none of it say no.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if told.get(name, "") not in ("", "0", "1"):
+        raise ConfigError(f"{name} must be 0 or 1, got {told[name]!r}")
+    return told.get(name) == "1"
+
+
+def bigarray_bound(default: int) -> int:
+    """Elements from which on a key is cut: MXNET_KVSTORE_BIGARRAY_BOUND, if it is set.
+
+    Raises:
+        ConfigError: it is no integer >= 1.
+    """
+    name = "MXNET_KVSTORE_BIGARRAY_BOUND"
+    return number(os.environ, name, 1) if name in os.environ else default
+
+
+def start_timeout(environment: Mapping[str, str] | None = None) -> float:
+    """Seconds in which all processes of a run must have come: GRADWIRE_START_TIMEOUT, or 120.
+
+    Raises:
+        ConfigError: it is no positive number.
+    """
+    return _seconds((os.environ if environment is None else environment).get(START_TIMEOUT, "120"), START_TIMEOUT)
+
+
+def server_timeout(environment: Mapping[str, str] | None = None) -> float | None:
+    """Seconds that a server may be away: GRADWIRE_SERVER_TIMEOUT, or None where it is not set.
+
+    Raises:
+        ConfigError: it is no positive number.
+    """
+    text = (os.environ if environment is None else environment).get(SERVER_TIMEOUT, "")
+    return _seconds(text, SERVER_TIMEOUT) if text else None
+
+
+def _seconds(text: str, name: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise ConfigError(f"{name} must be seconds > 0, got {text!r}")
+    return seconds

@@ -1,0 +1,450 @@
+"""Optimizers that live where the weights live: named, with numbers, and nothing else that would have to travel.
+
+``set_optimizer("sgd", learning_rate=0.1, momentum=0.9)`` sends exactly that. The arithmetic is torch's; the names are
+MXNet's and torch's, whichever the caller is used to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.errors import ConfigError, is_float32, nearest, require
+from gradwire.integrations._adaptive import is_adaptive_class
+from gradwire.kvstore.protocol.keys import StoreKey
+from gradwire.kvstore.protocol.lr_scheduler import LRScheduler, scheduler_of
+
+__all__ = ["OptimizerConfig", "SignumOptimizer", "Updater", "optimizer_names"]
+
+
+class SignumOptimizer(torch.optim.Optimizer):
+    """Signum, the signs of a momentum; with ``momentum=0`` signSGD.
+
+        m = momentum m + (1 - momentum) (g + weight_decay w);  w = (1 - lr wd_lh) w - lr sign(m)
+        momentum = 0:                                          w = (1 - lr weight_decay) w - lr sign(g)
+
+    Args:
+        params: as for torch's optimizers.
+        lr: the learning rate, >= 0.
+        momentum: in [0, 1).
+        weight_decay: added to the gradient, >= 0.
+        wd_lh: decay of the weights themselves, >= 0; only with a momentum, as in MXNet.
+
+    Raises:
+        ValueError: a number outside its range.
+
+    Source: Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation for Non-Convex Problems",
+    ICML 2018; ``mx.optimizer.Signum`` of MXNet 1.9.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor], lr: float = 0.01, momentum: float = 0.9, weight_decay: float = 0.0,
+        wd_lh: float = 0.0,
+    ) -> None:  # fmt: skip
+        if min(lr, weight_decay, wd_lh) < 0 or not 0 <= momentum < 1:
+            raise ValueError("lr, weight_decay and wd_lh must be >= 0, momentum in [0, 1)")
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "wd_lh": wd_lh})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters by their gradients.
+
+        Args:
+            closure: computes the loss anew, as torch's optimizers take it.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._update(param, param.grad, group)
+        return loss
+
+    def _update(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
+        if not momentum:
+            param.mul_(1 - lr * decay).sub_(grad.sign(), alpha=lr)
+            return
+        state = self.state[param]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(param)
+        buffer = state["momentum_buffer"]
+        buffer.mul_(momentum).add_(grad.add(param, alpha=decay), alpha=1 - momentum)
+        param.mul_(1 - lr * group["wd_lh"]).sub_(buffer.sign(), alpha=lr)
+
+
+TORCH: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD, "nag": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad, "adadelta": torch.optim.Adadelta, "adamax": torch.optim.Adamax,
+    "nadam": torch.optim.NAdam, "radam": torch.optim.RAdam, "rmsprop": torch.optim.RMSprop, "signum": SignumOptimizer,
+}  # fmt: skip
+"""Names and what they are made of."""
+
+TEST = "test"
+"""MXNet's optimizer for tests: weight += rescale_grad * grad; with a learning rate, as MXNet 2 has it,
+weight -= learning_rate * rescale_grad * grad."""
+
+LAZY = ("sgd", "adam")
+"""Optimizers that can leave rows alone which a row-sparse gradient does not name; in MXNet it is these, too."""
+
+HALVES = (torch.float16, torch.bfloat16)
+"""Types of weights for which ``multi_precision`` means something."""
+
+OURS = {"rescale_grad", "clip_gradient", "multi_precision", "lazy_update", "lr_scheduler"}
+"""Parameters that are not those of torch's optimizers."""
+
+RENAMED = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps", "gamma1": "alpha"}
+"""MXNet's names of torch's arguments."""
+
+BETAS = {"beta1": 0, "beta2": 1}
+
+LEFT_OUT = {"self", "params", "foreach", "capturable", "differentiable", "fused", "betas"}
+"""Arguments of torch's optimizers that are no numbers, or say how and not what to compute."""
+
+MASTER, COUNT = "master", "num_update"
+"""Names in a state: the float32 weights beside 16-bit ones, and how many updates a scheduler has seen."""
+
+FIXED = {"nag": {"nesterov": True}}
+"""What a name implies."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """An optimizer as it travels: a name and numbers.
+
+    Args:
+        name: one of ``optimizer_names()``.
+        numbers: its parameters by MXNet's names or torch's; besides those, ``rescale_grad`` multiplies every gradient
+            (default 1) and ``clip_gradient`` then limits each element to [-c, c] (default: no limit);
+            ``multi_precision=True`` keeps weights of 16 bits and their states in float32 beside them;
+            ``lazy_update=True`` of "sgd" and "adam" leaves the rows alone that a row-sparse gradient does not name;
+            ``lr_scheduler`` is one of ``gradwire.kvstore.mxnet.lr_scheduler``, whose rate takes the place of the
+            learning rate in the n-th update of each key. "signum" is MXNet's, with ``wd_lh``.
+
+    Raises:
+        ConfigError: an unknown name or parameter, or a value of another kind.
+
+    Example:
+        >>> OptimizerConfig("sgd", {"learning_rate": 0.1, "momentum": 0.9}).torch_arguments()
+        {'lr': 0.1, 'momentum': 0.9}
+    """
+
+    name: str
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = isinstance(self.name, str) and self.name in optimizer_names()
+        if not known:
+            raise ConfigError(f"unknown optimizer {self.name!r}: {nearest(self.name, optimizer_names())}")
+        allowed = self._allowed()
+        for name, value in self.numbers.items():
+            if name not in allowed:
+                raise ConfigError(f"optimizer {self.name!r} has no parameter {name!r}: {nearest(name, allowed)}")
+            if name != "lr_scheduler":
+                self._check(name, value)
+        if self.numbers.get("lr_scheduler") is not None:
+            # As it travels: a scheduler may be changed later by whoever has it.
+            told = scheduler_of(self.numbers["lr_scheduler"], self.learning_rate).to_config()
+            object.__setattr__(self, "numbers", {**self.numbers, "lr_scheduler": told})
+        self._try()
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The one that was given, by whichever name."""
+        value = self.numbers.get("learning_rate", self.numbers.get("lr"))
+        return None if value is None else float(value)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether it divides gradients by the size of recent ones."""
+        return self.name in TORCH and is_adaptive_class(TORCH[self.name])
+
+    @property
+    def scheduler(self) -> LRScheduler | None:
+        """Whose rates take the place of the learning rate."""
+        told = self.numbers.get("lr_scheduler")
+        return None if told is None else scheduler_of(told)
+
+    def is_wide(self, dtype: torch.dtype) -> bool:
+        """Whether weights of a type have float32 ones beside them."""
+        return bool(self.numbers.get("multi_precision")) and dtype in HALVES
+
+    @property
+    def rescale_grad(self) -> float:
+        return float(self.numbers.get("rescale_grad", 1.0) or 0.0)
+
+    @property
+    def clip_gradient(self) -> float | None:
+        return self.numbers.get("clip_gradient")
+
+    def replace(self, **numbers: float) -> OptimizerConfig:
+        """The same with some numbers changed, whichever of two names they were given by before."""
+        new = {RENAMED.get(name, name) for name in numbers}
+        kept = {name: value for name, value in self.numbers.items() if RENAMED.get(name, name) not in new}
+        return dataclasses.replace(self, numbers={**kept, **numbers})
+
+    def torch_arguments(self) -> dict[str, Any]:
+        """For the constructor of torch's optimizer."""
+        numbers = {n: value for n, value in self.numbers.items() if n not in OURS}
+        arguments: dict[str, Any] = {RENAMED.get(n, n): value for n, value in numbers.items() if n not in BETAS}
+        if any(n in numbers for n in BETAS):
+            betas = list(inspect.signature(TORCH[self.name]).parameters["betas"].default)
+            for n, i in BETAS.items():
+                betas[i] = numbers.get(n, betas[i])
+            arguments["betas"] = tuple(betas)
+        return {**FIXED.get(self.name, {}), **arguments}
+
+    def check_state(self, key: StoreKey, state: Mapping[str, Any], value: Tensor) -> None:
+        """Refuse what this optimizer cannot go on from.
+
+        Args:
+            key: whose state, for the error.
+            state: tensors and numbers by name; empty before the first step.
+            value: of the key.
+
+        Raises:
+            ConfigError: something is missing, is not known, or has another shape or type.
+        """
+        got = {name: torch.as_tensor(each) for name, each in state.items() if each is not None}
+        count, wide = got.pop(COUNT, torch.tensor(0)), self.is_wide(value.dtype)
+        counts = count.dtype == torch.int64 and not count.dim() and int(count) >= 0
+        require(counts, f"{COUNT} of key {key!r}", "an integer >= 0", count)
+        dtype = torch.float32 if wide else value.dtype
+        wanted = {name: torch.empty(value.shape if each.dim() else (), dtype=dtype if each.dim() else each.dtype,
+                                    device="meta") for name, each in self._kept().items()}  # fmt: skip
+        if wide:
+            wanted[MASTER] = torch.empty(value.shape, dtype=dtype, device="meta")
+        if got and described(got) != described(wanted):
+            raise ConfigError(
+                f"the states of key {key!r} for {self.name!r} must be {described(wanted)}, got {described(got)}"
+            )
+
+    def _allowed(self) -> set[str]:
+        common = OURS - ({"lazy_update"} if self.name not in LAZY else set())
+        if self.name == TEST:
+            return {"rescale_grad", "clip_gradient", "learning_rate", "lr"}
+        theirs = set(inspect.signature(TORCH[self.name]).parameters)
+        renamed = {ours for ours, name in RENAMED.items() if name in theirs}
+        return common | (theirs - LEFT_OUT) | renamed | (set(BETAS) if "betas" in theirs else set())
+
+    def _try(self) -> None:
+        if self.name == TEST:
+            return
+        try:
+            TORCH[self.name]([nn.Parameter(torch.zeros(1))], **self.torch_arguments())
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"optimizer {self.name!r} refuses {dict(self.numbers)}: {error}") from error
+
+    def _kept(self) -> dict[str, Tensor]:
+        """What there is after a step of one element."""
+        if self.name == TEST:
+            return {}
+        param = nn.Parameter(torch.zeros(1))
+        param.grad = torch.ones(1)
+        optimizer = TORCH[self.name]([param], **self.torch_arguments())
+        optimizer.step()
+        return {name: torch.as_tensor(each) for name, each in optimizer.state[param].items() if each is not None}
+
+    def _check(self, name: str, value: Any) -> None:
+        """Refuse a value of another kind than the parameter's own default has.
+
+        Raises:
+            ConfigError: it has.
+        """
+        if name in ("multi_precision", "lazy_update"):
+            default: Any = False
+        elif name in BETAS or name == "rescale_grad" or self.name == TEST:
+            default = 0.0
+        else:
+            known = inspect.signature(TORCH[self.name]).parameters.get(RENAMED.get(name, name))
+            default = None if known is None else known.default
+        if isinstance(default, bool):
+            right, allowed = isinstance(value, bool), "True or False"
+        else:
+            right, allowed = is_float32(value) or (value is None and default is None), "a finite number"
+        require(right, f"{name} of optimizer {self.name!r}", allowed, value)
+
+
+def optimizer_names() -> list[str]:
+    """All that ``set_optimizer`` knows."""
+    return [*TORCH, TEST]
+
+
+class Updater:
+    """Applies an optimizer to the weights of a store; its state is kept by key.
+
+    Args:
+        config: the optimizer.
+    """
+
+    def __init__(self, config: OptimizerConfig) -> None:
+        self.config, self._arguments, self._scheduler = config, config.torch_arguments(), config.scheduler
+        self._optimizers: dict[StoreKey, torch.optim.Optimizer] = {}
+        self._waiting: dict[StoreKey, dict[str, Any]] = {}
+        self._made: dict[StoreKey, int] = {}
+        """Updates of each key."""
+        self._wide: set[StoreKey] = set()
+        """Keys whose parameter is the float32 one beside the value."""
+
+    def __call__(self, key: StoreKey, merged: Tensor, stored: Tensor, rows: Tensor | None = None) -> None:
+        """Change ``stored`` by the summed gradient ``merged``, which is used up.
+
+        Args:
+            key: of the store.
+            merged: float32 or wider, of the value's shape.
+            stored: the value.
+            rows: int64, those that a row-sparse gradient names; None: it is dense.
+        """
+        config = self.config
+        if config.rescale_grad != 1.0:
+            merged.mul_(config.rescale_grad)
+        if config.clip_gradient is not None:
+            merged.clamp_(-config.clip_gradient, config.clip_gradient)
+        if config.name == TEST:
+            rate = config.learning_rate
+            stored.add_(merged if rate is None else merged.mul_(-rate))
+            return
+        optimizer = self._optimizer(key, stored)
+        optimizer.param_groups[0].update(self._arguments)
+        self._made[key] = self._made.get(key, 0) + 1
+        if self._scheduler is not None:
+            optimizer.param_groups[0]["lr"] = self._scheduler(self._made[key])
+        (param,) = optimizer.param_groups[0]["params"]
+        wide = key in self._wide
+        if not wide:
+            # A store may keep the value in other memory than it did.
+            param.data = stored
+        grad = merged.to(param.dtype)
+        if rows is None or not config.numbers.get("lazy_update"):
+            param.grad = grad
+            optimizer.step()
+            param.grad = None
+        else:
+            step_rows(optimizer, param, grad, rows)
+        if wide:
+            stored.copy_(param.data)
+
+    def use(self, config: OptimizerConfig) -> None:
+        """Go on with other numbers, and the same state.
+
+        Raises:
+            ConfigError: another optimizer, whose state would mean something else.
+        """
+        if config.name != self.config.name:
+            raise ConfigError(
+                f"{config.name!r} cannot go on from the states of {self.config.name!r}, the optimizer here"
+            )
+        both = [bool(each.numbers.get("multi_precision")) for each in (config, self.config)]
+        require(both[0] is both[1], "multi_precision", f"{both[1]}, as the states that there are", both[0])
+        self.config, self._arguments, self._scheduler = config, config.torch_arguments(), config.scheduler
+
+    def with_config(self, config: OptimizerConfig) -> Updater:
+        """One that shares this one's state, for steps from which on the numbers are others."""
+        other = Updater(self.config)
+        other._optimizers, other._waiting = self._optimizers, self._waiting
+        other._made, other._wide = self._made, self._wide
+        other.use(config)
+        return other
+
+    def state_dict(self) -> dict[StoreKey, dict[str, Any]]:
+        """By key: tensors and numbers that the optimizer keeps; the tensors are those in use."""
+        states: dict[StoreKey, dict[str, Any]] = dict(self._waiting)
+        for key, optimizer in self._optimizers.items():
+            (param,) = optimizer.param_groups[0]["params"]
+            states[key] = dict(optimizer.state[param])
+            if self._scheduler is not None:
+                states[key][COUNT] = torch.tensor(self._made.get(key, 0))
+            if key in self._wide:
+                states[key][MASTER] = param.data
+        return states
+
+    def load_state_dict(self, states: Mapping[StoreKey, Mapping[str, Any]]) -> None:
+        """Go on from what ``state_dict`` gave, for keys that are there already and for those that will be.
+
+        Raises:
+            ConfigError: it is of another optimizer, or of tensors of another shape.
+        """
+        for key in states.keys() & self._optimizers.keys():
+            (param,) = self._optimizers[key].param_groups[0]["params"]
+            like = param.to("meta", torch.float16) if key in self._wide else param
+            self.config.check_state(key, states[key], like)
+        self._waiting.clear()
+        self._waiting.update({key: {n: copied(value) for n, value in state.items()} for key, state in states.items()})
+        self._made.clear()
+        for key, optimizer in self._optimizers.items():
+            (param,) = optimizer.param_groups[0]["params"]
+            self._restore(key, optimizer, param)
+
+    def _optimizer(self, key: StoreKey, stored: Tensor) -> torch.optim.Optimizer:
+        if key not in self._optimizers:
+            wide = self.config.is_wide(stored.dtype)
+            self._wide |= {key} if wide else set()
+            param = nn.Parameter(stored.float() if wide else stored)
+            self._optimizers[key] = TORCH[self.config.name]([param], **self._arguments)
+            if key in self._waiting:
+                self.config.check_state(key, self._waiting[key], stored)
+                self._restore(key, self._optimizers[key], param)
+        return self._optimizers[key]
+
+    def _restore(self, key: StoreKey, optimizer: torch.optim.Optimizer, param: Tensor) -> None:
+        """Let a key go on from the state that waits for it."""
+        state = self._waiting.pop(key, {})
+        self._made[key] = int(state.pop(COUNT, 0))
+        if MASTER in state:
+            param.data = state.pop(MASTER)
+        optimizer.state[param] = state
+
+
+def step_rows(optimizer: torch.optim.Optimizer, param: Tensor, grad: Tensor, rows: Tensor) -> None:
+    """Update some rows of a parameter, and of its state; the others stay as they are.
+
+    Args:
+        optimizer: of this parameter alone.
+        param: of any shape with rows.
+        grad: of its shape.
+        rows: int64, each once.
+    """
+    group, whole = optimizer.param_groups[0], optimizer.state.pop(param, {})
+    part = nn.Parameter(param.data[rows])
+    part.grad = grad[rows]
+    state = {n: each[rows] if of_rows(each, param) else each for n, each in whole.items()}
+    if state:
+        optimizer.state[part] = state
+    group["params"] = [part]
+    optimizer.step()
+    param.data[rows] = part.data
+    for name, each in optimizer.state.pop(part, {}).items():
+        if of_rows(each, part):
+            if name not in whole:
+                whole[name] = torch.zeros_like(param.data)
+            whole[name][rows] = each
+        else:
+            whole[name] = each
+    group["params"] = [param]
+    optimizer.state[param] = whole
+
+
+def of_rows(value: Any, param: Tensor) -> bool:
+    """Whether something that an optimizer keeps has an element for each of the parameter."""
+    return isinstance(value, Tensor) and value.shape == param.shape and value.dim() > 0
+
+
+def described(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Type and shape of each tensor.
+
+    >>> described({"step": torch.tensor(1.0)})
+    {'step': 'float32 ()'}
+    """
+    return {name: f"{str(each.dtype)[6:]} {tuple(each.shape)}" for name, each in sorted(state.items())}
+
+
+def copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

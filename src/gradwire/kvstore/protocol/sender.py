@@ -1,0 +1,186 @@
+"""The sending side of a key: what a sender keeps of it, and the payload that it makes of a gradient.
+
+Law: the caller's gradient is never written to; a gradient with a NaN or an infinity is refused before anything that is
+kept has changed. Elements that a row-sparse gradient does not name keep their residual until they are named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import MultiRound
+from gradwire.errors import ConfigError
+from gradwire.kvstore.protocol.buffers import lease
+from gradwire.kvstore.protocol.compression import Compression
+from gradwire.kvstore.protocol.keys import StoreKey
+from gradwire.kvstore.protocol.payloads import layout_of
+from gradwire.types import Key, State, tensor_id
+
+__all__ = ["Sender", "flat_gradient", "refuse_nonfinite"]
+
+
+class Sender:
+    """One sender's residual (or whatever its memory keeps) and method state, for one key.
+
+    Args:
+        key: of the store.
+        shape: of the key's tensor.
+        seed: of all random streams.
+        rank: of this sender among the senders of the key.
+        phase: of the random streams: 0 where gradients are sent, 1 where a store answers.
+        device: of its gradients.
+    """
+
+    def __init__(
+        self, key: StoreKey, shape: torch.Size, *, seed: int, rank: int, phase: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
+        self.key, self.shape, self.device = key, shape, torch.device(device)
+        self.kept: dict[str, Tensor] = {}
+        self.state: State = {}
+        self.steps = 0
+        self.seed, self.rank = seed, rank
+        self._stream = Key(seed=seed, tensor=tensor_id(repr(key)), phase=phase, rank=rank)
+        self.compression = Compression()
+        self._scratch = torch.empty(0, device=self.device)
+
+    def use(self, compression: Compression) -> None:
+        """Compress like this from now on. What is kept under the same name stays: a new threshold loses nothing."""
+        if compression == self.compression:
+            return
+        assert compression.push is not None
+        assert compression.memory is not None
+        self.compression = compression
+        kept = {}
+        for buffer in compression.memory.buffers:
+            fresh = torch.zeros(self.shape, dtype=compression.memory.kept_dtype, device=self.device)
+            kept[buffer] = fresh.copy_(self.kept[buffer]) if buffer in self.kept else fresh
+        self.kept = kept
+        self.state = compression.push.init_state(tuple(self.shape), self._stream, self.device)
+
+    def encode(self, grad: Tensor) -> Tensor:
+        """The payload of a gradient: uint8, as long as the compressor's layout says, in memory of its own.
+
+        Args:
+            grad: floating-point, of the key's shape; a row-sparse one gives the payload of its rows alone.
+
+        Raises:
+            ConfigError: a value is not finite, and nothing was changed.
+        """
+        if grad.is_sparse:
+            return self._encode_rows(grad)
+        return self.encode_own(self._copy(grad))
+
+    def encode_own(self, x: Tensor) -> Tensor:
+        """The same of a float32 gradient that may be written to, such as ``room()``."""
+        return self._encode(x, self.kept, self.state)
+
+    def room(self) -> Tensor:
+        """Float32 of the key's shape, for a gradient that is encoded next."""
+        if self._scratch.shape != self.shape:
+            self._scratch = torch.empty(self.shape, device=self.device)
+        return self._scratch
+
+    def rounds(self, grad: Tensor) -> Iterator[tuple[tuple[Tensor, ...], int, str]]:
+        """A method of several rounds: yields its payload, the field that must be reduced now, and how.
+
+        After the last one the payload decodes to the mean over all senders.
+
+        Raises:
+            ConfigError: a value is not finite, and nothing was changed.
+        """
+        compressor, memory = self.compression.push, self.compression.memory
+        assert isinstance(compressor, MultiRound)
+        assert memory is not None
+        x = self._copy(grad)
+        refuse_nonfinite(self.key, x)
+        memory.compensate(x, self.kept)
+        layout = compressor.layout(tuple(self.shape))
+        payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8, device=self.device))
+        field = -1
+        for asked in compressor.rounds([x], [payload], [self.state], [self._next()]):
+            field = field + 1 if asked is None else asked
+            yield payload, field, compressor.reductions[field] if compressor.reductions else "mean"
+        compressor.add_own(payload, x, -1.0)
+        memory.update(x, self.kept, torch.zeros(1, dtype=torch.bool, device=self.device))
+
+    def _encode(self, x: Tensor, kept: Mapping[str, Tensor], state: State) -> Tensor:
+        compressor, memory = self.compression.push, self.compression.memory
+        assert compressor is not None
+        assert memory is not None
+        layout = layout_of(compressor, tuple(x.shape))
+        buffer = self._payload(layout.nbytes)
+        status = torch.zeros(1, dtype=torch.int32, device=self.device)
+        before = {name: tensor.clone() for name, tensor in state.items()}
+        memory.encode(compressor, x, kept, layout.views(buffer), state, self._next(), status)
+        if bool(status):
+            memory.rollback(x, kept)
+            for name, tensor in before.items():
+                state[name].copy_(tensor)
+            refuse(self.key)
+        return buffer
+
+    def _encode_rows(self, grad: Tensor) -> Tensor:
+        compressor = self.compression.push
+        assert compressor is not None
+        if self.state or isinstance(compressor, MultiRound):
+            raise ConfigError(
+                f"{compressor.name!r} keeps a state of the whole tensor, so it cannot compress the row-sparse gradient "
+                f"of key {self.key!r}: use a method without one, such as '2bit'"
+            )
+        rows = grad.indices()[0]
+        kept = {name: tensor[rows] for name, tensor in self.kept.items()}
+        payload = self._encode(grad.values().float().clone(), kept, {})
+        for name, tensor in kept.items():
+            self.kept[name][rows] = tensor
+        return payload
+
+    def _copy(self, grad: Tensor) -> Tensor:
+        """The gradient in float32 where memory and compressor may write."""
+        return self.room().copy_(grad)
+
+    def _payload(self, nbytes: int) -> Tensor:
+        if self.device.type != "cpu":
+            return torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
+        return lease((nbytes,), torch.uint8).zero_()
+
+    def _next(self) -> Key:
+        self.steps += 1
+        return dataclasses.replace(self._stream, step=self.steps)
+
+
+def refuse_nonfinite(key: StoreKey, x: Tensor) -> None:
+    """Refuse what cannot be compressed; it has to happen before any sender of the push has encoded.
+
+    Raises:
+        ConfigError: a value is NaN or infinite.
+    """
+    if x.numel() and not all(math.isfinite(each) for each in torch.aminmax(x)):
+        refuse(key)
+
+
+def refuse(key: StoreKey) -> None:
+    raise ConfigError(
+        f"the gradient of key {key!r} must be finite to be compressed, got NaN or infinity; nothing was "
+        "pushed: leave this step out on all workers, or lower the loss scale"
+    )
+
+
+def flat_gradient(grad: Tensor) -> Tensor:
+    """A gradient as the stores take it: dense, or row-sparse with each row once.
+
+    Raises:
+        ConfigError: another layout.
+    """
+    if not grad.is_sparse:
+        if grad.layout != torch.strided:
+            raise ConfigError(f"a pushed tensor must be dense or row-sparse (COO), got {grad.layout}")
+        return grad
+    if grad.sparse_dim() != 1:
+        raise ConfigError(f"a sparse tensor must have one sparse dimension, its rows, got {grad.sparse_dim()}")
+    return grad.coalesce()

@@ -1,0 +1,178 @@
+"""Small keys that travel together: which ones do, and how their bytes lie in one message.
+
+A key of its own message costs both sides as much work as a hundred kilobytes of a large one. So the small keys of one
+push, or one pull, go in one message; and a list of keys that workers name again and again is known by a number, and its
+tensors lie side by side as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.kvstore.protocol.buffers import lease
+from gradwire.kvstore.protocol.compression import Compression
+from gradwire.kvstore.protocol.keys import StoreKey
+from gradwire.kvstore.protocol.merge import sums
+from gradwire.kvstore.protocol.messages import CHUNK, MAX_ITEMS
+from gradwire.kvstore.protocol.payloads import layout_of
+from gradwire.memory.none import NoMemory
+from gradwire.memory.residual import Residual
+from gradwire.types import align
+
+__all__ = [
+    "MAX_JOINTS",
+    "ROOM",
+    "SMALL",
+    "UNIT",
+    "Bundle",
+    "Bundles",
+    "Patience",
+    "bundled",
+    "joinable",
+    "named",
+    "side_by_side",
+]
+
+SMALL = CHUNK // 8
+"""Bytes of a key's value up to which it travels with others."""
+
+LONGEST = 100
+"""Bytes of the name of such a key: all names must fit into one header."""
+
+ROOM = 4 * CHUNK
+"""Bytes of a message that names many keys, at most."""
+
+UNIT = 32
+"""Elements at whose multiples keys start: no word of MXNet's codes has elements of two keys."""
+
+MAX_JOINTS = 256
+"""Lists of keys that a worker may name."""
+
+MOST_USES = 1024
+"""Uses that keys stay apart at most, after they had to be put apart again and again."""
+
+
+@dataclass
+class Bundle:
+    """Small keys of one call to one server, as they come together.
+
+    Args:
+        room: bytes that it takes at most.
+    """
+
+    room: int = ROOM
+    items: list[list[Any]] = field(default_factory=list)
+    pieces: list[Tensor] = field(default_factory=list)
+    nbytes: int = 0
+
+    def fits(self, nbytes: int) -> bool:
+        return len(self.items) < MAX_ITEMS and (not self.items or self.nbytes + align(nbytes) <= self.room)
+
+    def add(self, key: StoreKey, step: int, piece: Tensor) -> None:
+        """Add a key with its bytes: uint8, which must stay as they are until ``data`` is called."""
+        self.items.append([key, step, piece.numel()])
+        self.pieces.append(piece)
+        self.nbytes += align(piece.numel())
+
+    def scatter(self, data: Tensor) -> None:
+        """The inverse of ``data``: give each piece its bytes."""
+        start = 0
+        for piece in self.pieces:
+            piece.copy_(data[start : start + piece.numel()])
+            start += align(piece.numel())
+
+    def data(self) -> Tensor:
+        """All bytes, each key's at a multiple of 8."""
+        out, start = lease((self.nbytes,), torch.uint8), 0
+        for piece in self.pieces:
+            out[start : start + piece.numel()].copy_(piece)
+            start += align(piece.numel())
+        return out
+
+
+class Bundles:
+    """Those of one call, to all servers: each is sent when it is full, or when every key was added.
+
+    Args:
+        send: called with a server and a bundle.
+    """
+
+    def __init__(self, send: Callable[[int, Bundle], None]) -> None:
+        self._send = send
+        self._open: dict[int, Bundle] = {}
+
+    def add(self, server: int, key: StoreKey, step: int, piece: Tensor) -> None:
+        """Add a key to those of its server."""
+        bundle = self._open.setdefault(server, Bundle())
+        if not bundle.fits(piece.numel()):
+            self._send(server, bundle)
+            bundle = self._open[server] = Bundle()
+        bundle.add(key, step, piece)
+
+    def close(self) -> None:
+        """Send what is left."""
+        for server, bundle in self._open.items():
+            self._send(server, bundle)
+        self._open = {}
+
+
+def bundled(key: StoreKey, nbytes: int) -> bool:
+    """Whether a key's value is small enough to travel with others, and its name short enough."""
+    return nbytes <= SMALL and (isinstance(key, int) or len(key.encode()) <= LONGEST)
+
+
+def side_by_side(numels: Sequence[int]) -> tuple[list[int], int]:
+    """Where each of several tensors starts, and how many elements they take together.
+
+    >>> side_by_side([3, 40, 1])
+    ([0, 32, 96], 128)
+    """
+    starts, end = [], 0
+    for numel in numels:
+        starts.append(end)
+        end += align(numel, UNIT)
+    return starts, end
+
+
+def joinable(compression: Compression) -> bool:
+    """Whether the payload of several tensors side by side is those of each, one after the other."""
+    code, memory = compression.push, compression.memory
+    if compression.pull is not None:
+        return False
+    if code is None:
+        return True
+    alone = code.elementwise and not code.random and code.fixed_size and code.alignment > 0
+    plain = type(memory) in (Residual, NoMemory) and memory is not None and sums(code, memory)
+    return alone and plain and UNIT % code.alignment == 0 and len(layout_of(code, (UNIT,)).fields) == 1
+
+
+def named(keys: Sequence[StoreKey]) -> str:
+    """Keys in words.
+
+    >>> named(["a", "b"]), named(range(100))
+    ("'a', 'b'", '0, 1, 2, 3, 4 and 95 more')
+    """
+    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+    return ", ".join(map(repr, keys[:5])) + more
+
+
+@dataclass
+class Patience:
+    """How long keys stay apart: twice as long each time."""
+
+    uses: int = 0
+    left: int = 0
+
+    def lose(self) -> None:
+        """They had to be put apart."""
+        self.uses = self.left = min(MOST_USES, 2 * self.uses + 1)
+
+    def over(self) -> bool:
+        """Whether to try again; asked once for each use."""
+        self.left = max(0, self.left - 1)
+        return not self.left

@@ -1,0 +1,376 @@
+"""What every store offers: MXNet 1.9's ``mx.kv``, over torch tensors.
+
+The calls of the public API check and regroup their arguments here, once; a store implements the verbs on single keys.
+Where MXNet hangs, corrupts or loses something, a store does what was meant or raises at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import ConfigError, require
+from gradwire.integrations._adaptive import keeps_much, warn
+from gradwire.kvstore.protocol.compression import OFF, Compression, parse
+from gradwire.kvstore.protocol.keys import StoreKey, grouped, key_list
+from gradwire.kvstore.protocol.optimizers import OptimizerConfig
+from gradwire.kvstore.protocol.sender import flat_gradient, refuse_nonfinite
+from gradwire.ops.native import warn_without_kernels
+
+__all__ = ["KVStore", "UpdaterFunction", "check_priority"]
+
+UpdaterFunction: TypeAlias = Callable[[StoreKey, Tensor, Tensor], None]
+"""``updater(key, merged, stored)`` changes ``stored`` in place."""
+
+
+class KVStore(ABC):
+    """Keys and tensors, shared by those who push gradients to them and pull values from them.
+
+    Without an optimizer or updater a push replaces the value by the sum of what was pushed.
+    """
+
+    compresses: ClassVar[bool] = True
+
+    def __init__(self, type: str) -> None:  # noqa: A002
+        self._type = type
+        self._strings: bool | None = None
+        self.compression: Compression = OFF
+        self._optimizer: OptimizerConfig | None = None
+        self._forced = self._warned = False
+
+    # What a store is ---------------------------------------------------------------------------------------------
+
+    @property
+    def type(self) -> str:
+        """The name that ``create`` was given."""
+        return self._type
+
+    @property
+    def rank(self) -> int:
+        """Of this worker, from 0."""
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        """That share the store."""
+        return 1
+
+    def is_capable(self, capability: str) -> bool:
+        """Whether the store can do something: "optimizer", to keep weights and update them.
+
+        Raises:
+            ConfigError: another capability.
+        """
+        require(capability == "optimizer", "capability", "'optimizer'", capability)
+        return True
+
+    def init(self, key: Any, value: Any) -> None:
+        """Give keys their first value; it is never compressed.
+
+        Args:
+            key: an int or a str, or a list of either.
+            value: a tensor for each key, dense or row-sparse (COO with one sparse dimension).
+
+        Raises:
+            ConfigError: a key that has a value, or is of another kind (int, str) than those before it.
+
+        Example:
+            >>> from gradwire import kvstore
+            >>> kv, out = kvstore.create("local"), torch.zeros(2)
+            >>> kv.init("w", torch.ones(2))
+            >>> kv.pull("w", out)
+            >>> out
+            tensor([1., 1.])
+        """
+        pairs = grouped(key, value, "value")
+        for each, tensors in pairs:
+            self._check_kind(each)
+            require(len(tensors) == 1, f"value of key {each!r}", "one tensor", f"{len(tensors)} of them")
+        for each, tensors in pairs:
+            self._init(each, flat_gradient(tensors[0].detach()))
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Send gradients; what a key gets from all senders is summed.
+
+        Args:
+            key: one or several that were given a value by ``init``.
+            value: for each key a tensor, or a list of them: each place in the list is a sender with its own residual.
+            priority: larger ones are served first where keys wait for each other.
+
+        Raises:
+            ConfigError: an unknown key, another shape than the key's, or a NaN where it would be compressed.
+        """
+        check_priority(priority)
+        pairs = [(each, [flat_gradient(t.detach()) for t in tensors]) for each, tensors in grouped(key, value, "value")]
+        for each, tensors in pairs:
+            self._check_push(each, tensors)
+        self._push_all(pairs, priority)
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Copy values out of the store.
+
+        Args:
+            key: one or several.
+            out: for each key a tensor, or a list of them, which are overwritten.
+            priority: as for ``push``.
+            ignore_sparse: leave keys alone whose value is row-sparse, as MXNet does; False pulls them too.
+
+        Raises:
+            ConfigError: an unknown key, or a tensor of another shape.
+        """
+        check_priority(priority)
+        require(out is not None, "out", "a tensor for each key", out)
+        pairs = [
+            (each, outs) for each, outs in grouped(key, out, "out") if not (ignore_sparse and self._is_sparse(each))
+        ]
+        for each, outs in pairs:
+            self._check_shapes(each, outs, "out")
+        self._pull_all(pairs, priority)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """``push`` and then ``pull``, in one exchange where there is a network.
+
+        Args:
+            key: one or several.
+            value: as for ``push``.
+            out: as for ``pull``; None: the pushed tensors are overwritten with the result.
+            priority: as for ``push``.
+        """
+        self.push(key, value, priority)
+        self.pull(key, value if out is None else out, priority, ignore_sparse=False)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """``init`` and then ``pull``: worker 0's value for everybody, uncompressed."""
+        self.init(key, value)
+        self.pull(key, out, priority, ignore_sparse=False)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Copy some rows of values out of the store.
+
+        Args:
+            key: one or several.
+            out: for each key a tensor, or a list of them; a sparse one gets the rows, a dense one zeros elsewhere.
+            priority: as for ``push``.
+            row_ids: for each of ``out`` an integer tensor, in any order, repeated or not; one is for all of them.
+
+        Raises:
+            ConfigError: an unknown key, a row that does not exist, or no ``row_ids``.
+        """
+        check_priority(priority)
+        require(out is not None, "out", "a tensor for each key", out)
+        require(row_ids is not None, "row_ids", "an integer tensor for each of out", row_ids)
+        ids = grouped(key, row_ids, "row_ids")
+        for (each, tensors), (_, rows) in zip(grouped(key, out, "out"), ids, strict=True):
+            fits = len(rows) in (1, len(tensors))
+            require(fits, f"row_ids of key {each!r}", f"one tensor or {len(tensors)}", len(rows))
+            self._check_shapes(each, tensors, "out")
+            for tensor, mine in zip(tensors, rows * len(tensors) if len(rows) == 1 else rows, strict=True):
+                self._pull_rows(each, tensor, self._checked_rows(each, mine), priority)
+
+    # What a store does with what it gets -------------------------------------------------------------------------
+
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Compress what is pushed from now on; residuals of keys that were pushed before stay.
+
+        With "pull" the answers are compressed too: of values V that an optimizer updates, their change since what the
+        workers hold, p = Q(V - R), R = R + D(p); of values that each push replaces, p = Q(V + E), R = D(p),
+        E = V + E - R. A pull gives R, the same bits to all workers, and what it did not deliver is in the next.
+
+        Args:
+            compression_params: ``{"type": "2bit", "threshold": 0.5}``, "1bit", any method of ``gradwire methods`` with
+                its parameters, or ``{"type": "none"}``; beside these ``"pull"``, a dictionary of the same form.
+
+        Raises:
+            ConfigError: an unknown key or a bad value; a method for ``"pull"`` that error feedback does not hold for;
+                or a store of a type that adds up on the CPU ("local"), which compresses answers only.
+
+        Example:
+            >>> from gradwire import kvstore
+            >>> kv, out = kvstore.create("device"), torch.zeros(3)
+            >>> kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+            >>> kv.init(3, torch.zeros(3))
+            >>> kv.push(3, [torch.tensor([0.6, 0.3, 0.0]), torch.tensor([0.7, 0.3, 0.0])])
+            >>> kv.pull(3, out)
+            >>> out
+            tensor([1., 0., 0.])
+            >>> kv.set_gradient_compression({"type": "none", "pull": {"type": "topk", "ratio": 0.3}})
+            >>> for _ in range(2):
+            ...     kv.push(3, torch.tensor([3.0, 2.0, 0.0]))
+            ...     kv.pull(3, out)
+            ...     print(out)  # of the second sum, [3, 2, 0], and the 2 that was left, the 4 is larger
+            tensor([3., 0., 0.])
+            tensor([0., 4., 0.])
+        """
+        compression = parse(compression_params)
+        if not self.compresses and compression.push is not None:
+            raise ConfigError(
+                f"a store of type {self.type!r} does not compress what is pushed: create('device') or a dist type does"
+            )
+        self._set_compression(compression)
+        self.compression, self._forced = compression, bool(compression_params.get("force"))
+        self._judge()
+        if compression.push is not None or compression.pull is not None:
+            warn_without_kernels()
+
+    def set_optimizer(self, optimizer: str | OptimizerConfig, **numbers: Any) -> None:
+        """Let the store update its values by an optimizer, whose state it keeps.
+
+        Named a second time, the same optimizer goes on with its state and the new numbers.
+
+        Args:
+            optimizer: "sgd", "adam", ... or "test"; or an ``OptimizerConfig``.
+            numbers: its parameters, such as ``learning_rate=0.1, momentum=0.9``.
+
+        Raises:
+            ConfigError: an unknown name or parameter.
+        """
+        if isinstance(optimizer, OptimizerConfig):
+            if numbers:
+                raise ConfigError(f"an OptimizerConfig has its numbers in it: put {numbers} there")
+            config = optimizer
+        else:
+            config = OptimizerConfig(optimizer, numbers)
+        self._set_optimizer(config)
+        self.applied_by(config)
+
+    def applied_by(self, optimizer: OptimizerConfig) -> None:
+        """Know which optimizer applies what is pulled, here or elsewhere; a warning says if the method harms it."""
+        self._optimizer = optimizer
+        self._judge()
+
+    def _judge(self) -> None:
+        """Warn once, on worker 0, where much of a gradient is sent late and the optimizer divides by recent ones."""
+        push, memory, config = self.compression.push, self.compression.memory, self._optimizer
+        if self._warned or self._forced or config is None or push is None or memory is None or not config.adaptive:
+            return
+        if (kept := keeps_much(push, memory)) is not None:
+            self._warned = True
+            if self.rank == 0:
+                warn(kept, config.name)
+
+    @abstractmethod
+    def set_updater(self, updater: UpdaterFunction) -> None:
+        """Let a function of this process update the values: ``updater(key, merged, stored)``.
+
+        Raises:
+            ConfigError: the values are elsewhere, and functions do not travel.
+        """
+
+    @abstractmethod
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Write the optimizer's state to a safetensors file.
+
+        Args:
+            fname: is replaced at once when all is written.
+            dump_optimizer: also write its name and numbers.
+        """
+
+    @abstractmethod
+    def load_optimizer_states(self, fname: str) -> None:
+        """Read what ``save_optimizer_states`` wrote."""
+
+    def version(self, key: StoreKey) -> int:
+        """Steps of a key that had been made before this worker came, and that it has pushed since: where to go on.
+
+        Args:
+            key: that was given a value by ``init``; a store of this process counts none, as it ends with it.
+        """
+        return 0
+
+    def barrier(self) -> None:
+        """Wait until every worker is here and everything pushed before has been applied."""
+        return
+
+    def _barrier(self) -> None:
+        """MXNet's name of ``barrier``."""
+        self.barrier()
+
+    def _set_updater(self, updater: UpdaterFunction) -> None:
+        """MXNet's name of ``set_updater``."""
+        self.set_updater(updater)
+
+    def get_num_dead_node(self, node_id: int = 0, timeout: float = 60.0) -> int:
+        """How many workers and servers did not answer for ``timeout`` seconds."""
+        return 0
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ConfigError(
+            "a store cannot be copied or pickled: create another one, and init its keys from pulled values"
+        )
+
+    # For the stores ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _init(self, key: StoreKey, value: Tensor) -> None: ...
+
+    def _push_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None:
+        for key, grads in pairs:
+            self._push(key, grads, priority)
+
+    @abstractmethod
+    def _push(self, key: StoreKey, grads: Sequence[Tensor], priority: int) -> None: ...
+
+    @abstractmethod
+    def _pull_all(self, pairs: Sequence[tuple[StoreKey, Sequence[Tensor]]], priority: int) -> None: ...
+
+    @abstractmethod
+    def _pull_rows(self, key: StoreKey, out: Tensor, rows: Tensor, priority: int) -> None: ...
+
+    @abstractmethod
+    def _shape(self, key: StoreKey) -> torch.Size:
+        """Of a key's value.
+
+        Raises:
+            ConfigError: an unknown key.
+        """
+
+    @abstractmethod
+    def _is_sparse(self, key: StoreKey) -> bool: ...
+
+    @abstractmethod
+    def _set_compression(self, compression: Compression) -> None: ...
+
+    @abstractmethod
+    def _set_optimizer(self, config: OptimizerConfig) -> None: ...
+
+    def _check_push(self, key: StoreKey, grads: Sequence[Tensor]) -> None:
+        self._check_shapes(key, grads, "value")
+        if self.compression.push is not None:
+            for grad in grads:
+                require(
+                    grad.is_floating_point(), f"value of key {key!r}", "floating-point to be compressed", grad.dtype
+                )
+                refuse_nonfinite(key, grad.values() if grad.is_sparse else grad)
+
+    def _check_shapes(self, key: StoreKey, tensors: Sequence[Tensor], name: str) -> None:
+        shape = self._shape(key)
+        for tensor in tensors:
+            require(tensor.shape == shape, f"{name} of key {key!r}", f"of shape {tuple(shape)}", tuple(tensor.shape))
+
+    def _checked_rows(self, key: StoreKey, rows: Tensor) -> Tensor:
+        integers = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
+        require(integers and rows.dim() <= 1, f"row_ids of key {key!r}", "a 1-D integer tensor", rows.dtype)
+        unique: Tensor = torch.unique(rows.reshape(-1).long())
+        count = self._shape(key)[0] if self._shape(key) else 0
+        inside = not unique.numel() or (int(unique[0]) >= 0 and int(unique[-1]) < count)
+        require(inside, f"row_ids of key {key!r}", f"in [0, {count})", rows.tolist()[:10])
+        return unique
+
+    def _check_kind(self, key: StoreKey) -> None:
+        (key,) = key_list(key)
+        string = isinstance(key, str)
+        self._strings = string if self._strings is None else self._strings
+        require(string is self._strings, "key", f"{'a str' if self._strings else 'an int'} like those before it", key)
+
+
+def check_priority(priority: Any) -> None:
+    """Refuse a priority that is no integer.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    require(isinstance(priority, int), "priority", "an int", priority)

@@ -1,0 +1,188 @@
+"""Who may reach a server: where it listens, with which keys, and which connections it ends.
+
+Some connections only take room: too many of them, without an introduction, or with a message that never ends.
+
+ZeroMQ hands a message over when all of it is there, and keeps what has come of it until then, however much that is. So
+the guard looks at what the kernel has received on each connection, and ends those from which nothing whole ever comes.
+Whoever is cut off by mistake connects again, and loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import resource
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import zmq
+import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import parse_monitor_message
+
+from gradwire.errors import ConfigError, require
+
+__all__ = ["Guard", "check_exposure", "lock_server"]
+
+UNFINISHED = 32 * 2**20
+"""Bytes of a connection that may have come without a whole message among them."""
+
+INTRODUCTION = 10.0
+"""Seconds in which a connection has to introduce itself."""
+
+RECEIVED = 128
+"""Where Linux has the bytes received, an unsigned 64-bit number, in ``struct tcp_info``."""
+
+
+@dataclass
+class Connection:
+    """One that was accepted: when, whose it is, and what had come of it when nothing whole was left to read."""
+
+    since: float
+    peer: bytes | None = None
+    read: int = 0
+
+
+class Guard:
+    """Watches the connections of a bound socket.
+
+    Args:
+        socket: a ROUTER, not bound yet.
+        workers: how many connections are to be expected.
+
+    Attributes:
+        monitor: readable when a connection was made or ended: call ``admit`` then.
+    """
+
+    def __init__(self, socket: zmq.Socket[Any], workers: int) -> None:
+        self.monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.most = max(workers + 1, min(2 * workers + 64, files - 64))
+        self._connections: dict[int, Connection] = {}
+        self._heard: set[bytes] = set()
+        self._peers: set[bytes] = set()
+
+    def knows(self, peer: bytes) -> bool:
+        """Whether the connection of somebody who introduced himself is known."""
+        return peer in self._peers
+
+    def introduced(self, peer: bytes, frame: zmq.Frame) -> None:
+        """Somebody said who he is, in a message with this frame."""
+        self.admit(0.0)
+        self._peers.add(peer)
+        with contextlib.suppress(zmq.ZMQError, KeyError):
+            self._connections[int(str(frame.get("__fd")))].peer = peer
+
+    def heard(self, peer: bytes) -> None:
+        """A whole message came."""
+        self._heard.add(peer)
+
+    def admit(self, now: float) -> None:
+        """Take note of connections that were made or ended; one too many is ended at once."""
+        while self.monitor.poll(0):
+            told = parse_monitor_message(self.monitor.recv_multipart())
+            fd = int(told["value"])
+            if told["event"] == zmq.EVENT_DISCONNECTED:
+                gone = self._connections.pop(fd, None)
+                self._peers.discard(gone.peer if gone is not None and gone.peer is not None else b"")
+            elif len(self._connections) < self.most:
+                self._connections[fd] = Connection(now)
+            else:
+                end(fd)
+
+    def look(self, now: float) -> None:
+        """Look at all connections; everything whole that they sent has been read."""
+        self.admit(now)
+        for fd, each in list(self._connections.items()):
+            each.since = each.since or now
+            received = bytes_received(fd)
+            if each.peer in self._heard:
+                each.read = received
+            if received - each.read > UNFINISHED or (each.peer is None and now - each.since > INTRODUCTION):
+                end(fd)
+        self._heard.clear()
+
+    def close(self) -> None:
+        """Before the socket is closed."""
+        self.monitor.close(0)
+
+
+def bytes_received(fd: int) -> int:
+    """On a TCP connection so far; 0 where the system does not tell, or there is none."""
+    with contextlib.suppress(OSError, struct.error, AttributeError), borrowed(fd) as connection:
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        (count,) = struct.unpack_from("<Q", told, RECEIVED)
+        return int(count)
+    return 0
+
+
+def end(fd: int) -> None:
+    """Let ZeroMQ see the end of a connection; it closes it."""
+    with contextlib.suppress(OSError), borrowed(fd) as connection:
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def borrowed(fd: int) -> socket.socket:
+    """A connection of ZeroMQ's, by a descriptor of our own."""
+    return socket.socket(fileno=os.dup(fd))
+
+
+def ranks_of(folder: Path) -> dict[str, int]:
+    """Public keys of workers, by which ZeroMQ names them, and the ranks in the names of their files."""
+    named = {file: file.stem.removeprefix("worker-") for file in folder.glob("worker-*.key")}
+    return {zmq.auth.load_certificate(file)[0].decode(): int(rank) for file, rank in named.items() if rank.isdecimal()}
+
+
+def check_exposure(endpoint: str, locked: bool, insecure: bool) -> None:
+    """Refuse to be reachable for strangers.
+
+    >>> check_exposure("tcp://127.0.0.1:5000", locked=False, insecure=False)
+
+    Raises:
+        ConfigError: no address of the form "tcp://ADDRESS:PORT", or one that others can reach, without keys.
+    """
+    parts = urlsplit(endpoint)
+    if parts.scheme == "ipc":
+        return
+    require(parts.scheme == "tcp" and bool(parts.hostname), "endpoint", "of the form tcp://ADDRESS:PORT", endpoint)
+    host = str(parts.hostname)
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not (loopback or locked or insecure):
+        raise ConfigError(
+            f"endpoint {endpoint!r} can be reached by others: give keys (`gradwire keygen`, then GRADWIRE_KEYS or "
+            "--keys); or, where everybody who can reach it may read and change the model, say GRADWIRE_INSECURE=1 "
+            "(under a launcher), --insecure (of gradwire server) or insecure=True (in Python)"
+        )
+
+
+def lock_server(context: zmq.Context[Any], socket: zmq.Socket[Any], folder: Path) -> ThreadAuthenticator:
+    """Let a socket listen to those alone whose key is in the servers' folder.
+
+    Args:
+        context: of the socket.
+        socket: not bound yet.
+        folder: the servers'.
+
+    Returns:
+        What must be stopped at the end.
+
+    Raises:
+        ConfigError: it is not the servers' folder.
+    """
+    secret = folder / "server.key_secret"
+    require(secret.is_file(), "keys", "a folder made by gradwire keygen", str(folder))
+    public, private = zmq.auth.load_certificate(secret)
+    authenticator = ThreadAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve(domain="*", location=str(folder / "workers"))
+    socket.curve_publickey, socket.curve_secretkey = public, private
+    socket.curve_server = True
+    return authenticator

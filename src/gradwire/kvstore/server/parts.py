@@ -1,0 +1,341 @@
+"""A part of a key on its server: its value, and which pushes of which step are in.
+
+Law: in ``sync`` a step is applied once, when every live worker's push for it is there, in the order of ranks; so the
+result does not depend on who was faster. A push that comes again, for a step that was applied or that has this
+worker's push already, changes nothing. What waits is bounded: a worker that waits for its pulls has one push of a key
+here, and none may have more than ``AHEAD``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, WireError
+from gradwire.kvstore.protocol.buffers import lease
+from gradwire.kvstore.protocol.compression import Compression
+from gradwire.kvstore.protocol.keys import StoreKey
+from gradwire.kvstore.protocol.merge import Merger, merged_rows
+from gradwire.kvstore.protocol.optimizers import Updater
+from gradwire.kvstore.protocol.payloads import received, sizes
+from gradwire.kvstore.protocol.replica import Replica, follows, whole
+from gradwire.kvstore.server.waiting import Topic
+
+__all__ = ["AHEAD", "Contribution", "StoredPart", "expected_nbytes", "raw"]
+
+AHEAD = 256
+"""Steps of which a server keeps pushes before all workers' are in."""
+
+SHARED = -1
+"""Of ``StoredPart.replicas``: of all workers."""
+
+
+@dataclass
+class Contribution:
+    """One worker's push: bytes, and what they mean.
+
+    Args:
+        data: uint8; a payload, or the elements themselves.
+        compression: that made the payload; its ``push`` is None where the elements are sent as they are.
+        optimizer: number of the optimizer's setting that the worker had when it pushed.
+        rows: int64, of a row-sparse push; else None.
+    """
+
+    data: Tensor
+    compression: Compression
+    optimizer: int = 0
+    rows: Tensor | None = None
+
+
+@dataclass
+class StoredPart:
+    """A part of a key.
+
+    Args:
+        key: of the store.
+        value: of the part, in its shape.
+        start: first element in the whole key.
+        total: elements of the whole key.
+        sparse: the value was initialised as a row-sparse one.
+        version: steps applied.
+    """
+
+    key: StoreKey
+    value: Tensor
+    start: int
+    total: int
+    sparse: bool
+    version: int = 0
+    durable: int = 0
+    durable_of: dict[int, int] = field(default_factory=dict)
+    """``last`` of what is on the disk; async workers count their own steps."""
+    pending: dict[int, dict[int, Contribution]] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+    """The last step of each worker that is in the value."""
+    lent: bool = False
+    """Somebody may still read the value's memory: it is not written any more."""
+    replicas: dict[int, Replica] = field(default_factory=dict)
+    """What workers hold where answers are compressed: in sync one for all, ``SHARED``; in async each worker's own."""
+    replaced: bool = True
+    """Whether the newest step replaced the value, or updated it."""
+
+    def __post_init__(self) -> None:
+        self.merger = Merger(self.value.shape)
+        self._expected: tuple[Compression | None, range] = (None, range(0))
+
+    @property
+    def topic(self) -> Topic:
+        """By which requests wait for it."""
+        return self.key
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        return f"key {self.key!r}"
+
+    @property
+    def count(self) -> int:
+        """Keys in it."""
+        return 1
+
+    def expected(self, compression: Compression) -> range:
+        """``expected_nbytes`` of a dense push; a compression is the same object until it changes."""
+        if self._expected[0] is not compression:
+            self._expected = compression, expected_nbytes(self, compression, -1)
+        return self._expected[1]
+
+    def check_same(self, shape: torch.Size, dtype: torch.dtype, start: int, total: int) -> None:
+        """Refuse a worker that has this key in another form.
+
+        Raises:
+            ConfigError: it has.
+        """
+        ours = (self.value.shape, self.value.dtype, self.start, self.total)
+        if ours != (shape, dtype, start, total):
+            raise ConfigError(
+                f"{self.title} is {self.value.dtype} of shape {tuple(self.value.shape)} at {self.start} of "
+                f"{self.total} elements, another worker has {dtype} of shape {tuple(shape)} at {start} of {total}"
+            )
+
+    def contribution(self, compression: Compression, data: Tensor, rows: int, optimizer: int) -> Contribution:
+        """What a push means, checked before anything is decoded.
+
+        Args:
+            compression: of the worker.
+            data: uint8, of a size that ``expected_nbytes`` allows, after the rows of a row-sparse push.
+            rows: how many; -1 of a dense push.
+            optimizer: number of the setting.
+
+        Raises:
+            WireError: a row that does not exist, or a payload that cannot be decoded safely.
+        """
+        shape, indices = tuple(self.value.shape), None
+        if rows >= 0:
+            indices, data = data[: 8 * rows].view(torch.int64), data[8 * rows :].clone()
+            if rows and not (int(indices.min()) >= 0 and int(indices.max()) < shape[0]):
+                raise WireError(f"a push names a row outside of {self.title}")
+            shape = (rows, *shape[1:])
+        if compression.push is not None:
+            data = received(compression.push, shape, data)
+        return Contribution(data, compression, optimizer, indices)
+
+    def offer(self, rank: int, step: int, contribution: Contribution) -> bool:
+        """Take a push in; False: it was here before.
+
+        Raises:
+            ConfigError: as ``is_new``.
+        """
+        fresh = self.is_new(rank, step, contribution)
+        if fresh:
+            self.pending.setdefault(step, {})[rank] = contribution
+        return fresh
+
+    def is_new(self, rank: int, step: int, contribution: Contribution) -> bool:
+        """Whether a push has not been here before; nothing is changed.
+
+        Raises:
+            ConfigError: the step was made without the worker; or it is ``AHEAD`` steps further than the key: it pushes
+                and never pulls; or it wants its answers compressed in another way than the others do.
+        """
+        if self.last.get(rank, 0) < step <= self.version:
+            raise ConfigError(
+                f"step {step} of {self.title} was made without worker {rank}, and step {self.version} is made: it "
+                "had been silent for too long, or had finished; start it again"
+            )
+        if step <= self.version or rank in self.pending.get(step, {}):
+            return False
+        if step > self.version + AHEAD:
+            raise ConfigError(
+                f"{self.title} is at step {self.version}, a push is for step {step}: pull, or wait at a barrier, "
+                f"before a worker is {AHEAD} steps ahead of the slowest"
+            )
+        for other, push in self.pending.get(step, {}).items():
+            if push.compression.pull != contribution.compression.pull:
+                raise ConfigError(
+                    f"{self.title}, step {step}: worker {rank} asks for answers compressed by "
+                    f"{contribution.compression.pull}, worker {other} by {push.compression.pull}; 'pull' of "
+                    "set_gradient_compression must be the same on all workers"
+                )
+        return True
+
+    def ready(self, live: Collection[int]) -> dict[int, Contribution] | None:
+        """The pushes of the next step, by rank, if all live workers' are there; they are taken out."""
+        pushes = self.pending.get(self.version + 1)
+        if pushes is None or not set(live) <= pushes.keys():
+            return None
+        return self.pending.pop(self.version + 1)
+
+    def apply(self, pushes: Mapping[int, Contribution], updaters: Mapping[int, Updater]) -> None:
+        """Make the next version of the value, and of what the workers hold of it."""
+        ordered = [pushes[rank] for rank in sorted(pushes)]
+        self.last |= dict.fromkeys(pushes, self.version + 1)
+        pull = ordered[0].compression.pull
+        if pull is None or not follows(pull, self.value.shape, self.value.dtype):
+            self.replicas.pop(SHARED, None)
+            self._update(ordered, updaters)
+            return
+        # Before the value changes: those who pulled it uncompressed hold just this.
+        if SHARED not in self.replicas:
+            self.replicas[SHARED] = Replica(self.key, self.value, self.version)
+        self._update(ordered, updaters)
+        self.replicas[SHARED].follow(self.value, pull, replaced=self.replaced)
+
+    def answer(self, rank: int, have: int, compressor: Compressor | None, *, shared: bool) -> tuple[Tensor, int]:
+        """What a worker gets that pulls compressed, and the number of the replica that it then holds.
+
+        Args:
+            rank: of the worker.
+            have: number of the replica that it holds, -1 for none.
+            compressor: that it asks for.
+            shared: whether all workers hold the same.
+        """
+        compressed = compressor is not None and follows(compressor, self.value.shape, self.value.dtype)
+        if not compressed or (shared and SHARED not in self.replicas):
+            return whole(self.value, self.version), self.version
+        replica = self.replicas[SHARED] if shared else self._own_replica(rank, have, compressor)
+        return replica.answer(have, compressor), replica.number
+
+    def _own_replica(self, rank: int, have: int, compressor: Compressor | None) -> Replica:
+        """In async each answer is a step of its own; one that was lost on its way is given again."""
+        replica = self.replicas.get(rank)
+        if replica is None:
+            replica = self.replicas[rank] = Replica(self.key, self.value, rank=rank)
+        elif have == replica.number and compressor is not None:
+            replica.follow(self.value, compressor, replaced=self.replaced)
+        elif have < 0 or have != replica.number - 1:
+            replica.jump(self.value)
+        return replica
+
+    def _update(self, ordered: Sequence[Contribution], updaters: Mapping[int, Updater]) -> None:
+        merged = self._sum(ordered)
+        updater = updaters.get(max(push.optimizer for push in ordered))
+        self.replaced = updater is None
+        if updater is None:
+            # Not copied into the old value, which may still be on its way to a worker.
+            self.value = merged.to(self.value.dtype).view(self.value.shape)
+        else:
+            if self.lent:
+                self.value = lease(self.value.shape, self.value.dtype).copy_(self.value)
+            sparse = bool(ordered) and all(push.rows is not None for push in ordered)
+            rows = merged_rows([push.rows for push in ordered if push.rows is not None]) if sparse else None
+            self._update_by(updater, merged, rows)
+        self.lent = False
+        self.version += 1
+
+    def _update_by(self, updater: Updater, merged: Tensor, rows: Tensor | None) -> None:
+        updater(self.key, merged, self.value, rows)
+
+    def lend(self) -> Tensor:
+        """The value's memory: it stays as it is until the last view of it is gone, whatever is pushed meanwhile."""
+        self.lent = True
+        return raw(self.value)
+
+    def apply_one(self, rank: int, step: int, push: Contribution, updaters: Mapping[int, Updater]) -> bool:
+        """In async: apply a push as soon as the worker's pushes before it are in; False: it was here before.
+
+        A short push, or a more urgent one, may overtake the pieces of a long one of the same key.
+
+        Raises:
+            ConfigError: it is ``AHEAD`` steps further than the newest of the worker's that could be applied.
+        """
+        newest = self.last.get(rank, 0)
+        if step <= newest or rank in self.pending.get(step, {}):
+            return False
+        if step > newest + AHEAD:
+            raise ConfigError(
+                f"{self.title} has step {newest} of worker {rank}, a push is for step {step}: pull, or wait at a "
+                f"barrier, before {AHEAD} steps are on their way"
+            )
+        self.pending.setdefault(step, {})[rank] = push
+        while (following := self.pending.get(newest + 1, {}).pop(rank, None)) is not None:
+            newest += 1
+            if not self.pending[newest]:
+                del self.pending[newest]
+            self.last[rank] = newest
+            self._update([following], updaters)
+        return True
+
+    def forget_early(self, rank: int) -> None:
+        """In async: another process of a rank numbers its pushes from the last that was applied."""
+        for step in list(self.pending):
+            self.pending[step].pop(rank, None)
+            if not self.pending[step]:
+                del self.pending[step]
+
+    def _sum(self, pushes: Sequence[Contribution]) -> Tensor:
+        first = pushes[0].compression
+        if any(push.rows is not None for push in pushes) or any(push.compression != first for push in pushes):
+            return self._sum_mixed(pushes)
+        if first.push is None:
+            return self._sum_dense(pushes)
+        return self.merger.merge(first, [push.data for push in pushes])
+
+    def _sum_dense(self, pushes: Sequence[Contribution]) -> Tensor:
+        tensors = [push.data.view(self.value.dtype).view(self.value.shape) for push in pushes]
+        if not self.value.is_floating_point():
+            return torch.stack(tensors).sum(0, dtype=self.value.dtype)
+        # The first push is no longer needed: it becomes the sum.
+        wide = torch.promote_types(self.value.dtype, torch.float32)
+        out = tensors[0].to(wide)
+        for tensor in tensors[1:]:
+            out.add_(tensor)
+        return out
+
+    def _sum_mixed(self, pushes: Sequence[Contribution]) -> Tensor:
+        out = lease(self.value.shape, torch.promote_types(self.value.dtype, torch.float32)).zero_()
+        for push in pushes:
+            if push.rows is not None and push.compression.push is not None:
+                out.add_(self.merger.merge_rows(push.compression, [push.data], [push.rows]))
+            elif push.rows is not None:
+                values = push.data.view(self.value.dtype).view(len(push.rows), *self.value.shape[1:])
+                out.index_add_(0, push.rows, values.to(out.dtype))
+            elif push.compression.push is not None:
+                out.add_(self.merger.merge(push.compression, [push.data]))
+            else:
+                out.add_(push.data.view(self.value.dtype).view(self.value.shape))
+        return out
+
+
+def raw(value: Tensor) -> Tensor:
+    """The bytes of a tensor, without a copy where it is contiguous."""
+    return value.contiguous().view(-1).view(torch.uint8)
+
+
+def expected_nbytes(entry: StoredPart, compression: Compression, rows: int) -> range:
+    """How many bytes a push may have: exactly as many as its layout says, fewer only where its size varies.
+
+    Args:
+        entry: that it is for.
+        compression: that made it.
+        rows: of a row-sparse push, -1 of a dense one.
+    """
+    shape = tuple(entry.value.shape) if rows < 0 else (rows, *entry.value.shape[1:])
+    if compression.push is None:
+        nbytes = math.prod(shape) * entry.value.itemsize
+        return range(nbytes, nbytes + 1)
+    return sizes(compression.push, shape)

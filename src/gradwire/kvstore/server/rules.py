@@ -1,0 +1,61 @@
+"""How a server behaves, and what it counts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from gradwire.kvstore.server.waiting import Topic
+
+__all__ = ["Counters", "Rules"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a server behaves.
+
+    Args:
+        workers: how many there are.
+        on_dead_worker: "error": the others are told; "continue": steps are made without it.
+        dead_after: seconds of silence after which a worker counts as dead, > 0.
+        staleness: in async, how many steps a worker may be ahead of the slowest; None: any number.
+        max_bytes: of a key's part.
+        max_memory: bytes of all values; as much as the machine has.
+        max_keys: that a server keeps.
+        snapshots: workers keep what they pushed until ``mark_durable`` was called after it.
+    """
+
+    workers: int
+    on_dead_worker: str = "error"
+    dead_after: float = 8.0
+    staleness: int | None = None
+    max_bytes: int = 2**34
+    max_memory: int = field(default_factory=lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    max_keys: int = 2**20
+    snapshots: bool = False
+
+
+@dataclass
+class Counters:
+    """What a server did; for the metrics."""
+
+    pushes: dict[str, int] = field(default_factory=dict)
+    pulls: int = 0
+    bytes_in: dict[str, int] = field(default_factory=dict)
+    bytes_out: dict[str, int] = field(default_factory=dict)
+    steps: int = 0
+    waited: float = 0.0
+    """Seconds from the first push of a step to its update, of all steps."""
+    refused: int = 0
+    repeated: int = 0
+    begun: dict[tuple[Topic, int], float] = field(default_factory=dict)
+    """When the first push of a step came that is not complete."""
+
+    def begin(self, topic: Topic, step: int, now: float) -> None:
+        """A push of a step is here."""
+        self.begun.setdefault((topic, step), now)
+
+    def complete(self, topic: Topic, step: int, now: float, count: int) -> None:
+        """A step was made of so many keys."""
+        self.steps += count
+        self.waited += count * (now - self.begun.pop((topic, step), now))

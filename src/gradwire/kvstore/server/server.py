@@ -1,0 +1,184 @@
+"""A server: the core, a ROUTER socket, and a clock; when it has nothing more to do, and memory that it keeps.
+
+glibc gives what was freed back to the system as soon as a few megabytes lie free at the end of a heap; messages of a
+megabyte that come and go would then be written to fresh pages again and again, which costs more than to receive them.
+So a process that only serves keeps it (``keep_memory``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from gradwire.errors import ConfigError
+from gradwire.kvstore.protocol.messages import CHUNK, MAX_HEADER, Outgoing
+from gradwire.kvstore.server.access import Guard, check_exposure, lock_server, ranks_of
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.outbox import QUEUED, Outbox
+
+__all__ = ["QUIET", "Finished", "Server", "keep_memory"]
+
+TICK = 0.1
+"""Seconds after which the clock is looked at when nothing arrives."""
+
+FULL = 0.002
+"""Seconds after which it is tried again to send what a full connection did not take."""
+
+HANDSHAKE = 5000
+"""Milliseconds in which a connection must have said what it is, and in which a key must have been shown."""
+
+BATCH = 64
+"""Messages that are taken before answers are sent."""
+
+
+QUIET = 300.0
+"""Seconds without any worker after which none is expected any more."""
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Of ``mallopt``."""
+
+KEPT = 64 * 2**20
+"""Bytes that a heap may keep free at its end."""
+
+LARGE = 32 * 2**20
+"""Bytes from which on memory comes from the system each time; glibc allows no more."""
+
+
+class Server:
+    """Answers workers until it is told to stop.
+
+    Args:
+        core: what it knows.
+        endpoint: "tcp://ADDRESS:PORT"; port 0 takes a free one.
+        keys: folder made by ``gradwire keygen``: traffic is encrypted and only workers with a key of it may speak.
+        insecure: allow an address that others can reach without keys.
+
+    Raises:
+        ConfigError: an address that others can reach, without keys.
+    """
+
+    def __init__(
+        self, core: ServerCore, endpoint: str = "tcp://127.0.0.1:0", *, keys: str | Path | None = None,
+        insecure: bool = False,
+    ) -> None:  # fmt: skip
+        check_exposure(endpoint, keys is not None, insecure)
+        self.core = core
+        self._context = zmq.Context()
+        self._authenticator: ThreadAuthenticator | None = None
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._outbox = Outbox(self._socket, lambda: core.stored)
+        self._guard = Guard(self._socket, core.rules.workers)
+        self._ranks: dict[str, int] = {}
+        # A peer that is gone is an error here and not a silent loss; a worker that comes again takes its name over.
+        for option, value in ((zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.LINGER, 0),
+                              (zmq.SNDHWM, QUEUED), (zmq.RCVHWM, QUEUED), (zmq.HANDSHAKE_IVL, HANDSHAKE),
+                              (zmq.MAXMSGSIZE, max(CHUNK, MAX_HEADER))):  # fmt: skip
+            self._socket.setsockopt(option, value)
+        try:
+            if keys is not None:
+                self._authenticator = lock_server(self._context, self._socket, Path(keys))
+                self._ranks = ranks_of(Path(keys) / "workers")
+            self._socket.bind(endpoint)
+        except (zmq.ZMQError, ConfigError) as error:
+            self.close()
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"endpoint {endpoint!r} cannot be bound: {error}") from error
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def run(self, stopped: Callable[[], bool], after: Callable[[], None] = lambda: None) -> None:
+        """Serve.
+
+        Args:
+            stopped: asked several times a second.
+            after: called after each batch of messages, with nothing half done: the moment for a snapshot.
+        """
+        last, poller = 0.0, zmq.Poller()
+        for source in (self._socket, self._guard.monitor):
+            poller.register(source, zmq.POLLIN)
+        while not stopped():
+            ready = dict(poller.poll(int(1000 * (FULL if self._outbox else TICK))))
+            drained = self._socket not in ready or not all(self._take() for _ in range(BATCH))
+            if self._guard.monitor in ready:
+                self._guard.admit(time.monotonic())
+            self._outbox.flush()
+            self._part()
+            now = time.monotonic()
+            if now - last >= TICK:
+                self._send(self.core.tick(now))
+                if drained:
+                    self._guard.look(now)
+                last = now
+            after()
+
+    def close(self) -> None:
+        """Let the address go."""
+        self._guard.close()
+        self._socket.close()
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.term()
+
+    def _take(self) -> bool:
+        try:
+            peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        name, parts = peer.bytes, [frame.buffer for frame in frames]
+        replies = self.core.receive(name, parts, time.monotonic(), self._owner(peer))
+        if self.core.knows(name) and not self._guard.knows(name):
+            self._guard.introduced(name, peer)
+        self._guard.heard(name)
+        self._send(replies)
+        return True
+
+    def _send(self, messages: list[Outgoing]) -> None:
+        for peer, frames in messages:
+            self._outbox.put(peer, frames)
+
+    def _part(self) -> None:
+        """Tell the core who is gone, and who does not read."""
+        for peer in self._outbox.unreachable:
+            self.core.unreachable(peer)
+        for peer in self._outbox.deaf:
+            self.core.give_up(peer)
+        self._outbox.unreachable.clear()
+        self._outbox.deaf.clear()
+
+    def _owner(self, frame: zmq.Frame) -> int | None:
+        """The rank whose key the sender of a message has."""
+        return self._ranks.get(str(frame.get("User-Id"))) if self._ranks else None
+
+
+class Finished:
+    """Called now and then, says whether every worker has left in peace, or none has been there for ``quiet`` seconds.
+
+    Args:
+        core: of the server.
+        quiet: seconds > 0.
+    """
+
+    def __init__(self, core: ServerCore, quiet: float = QUIET) -> None:
+        self._core, self._quiet, self._seen = core, quiet, time.monotonic()
+
+    def __call__(self) -> bool:
+        """Whether that is so now."""
+        now = time.monotonic()
+        if self._core.present:
+            self._seen = now
+        return len(self._core.left) == self._core.rules.workers or now - self._seen > self._quiet
+
+
+def keep_memory() -> bool:
+    """Ask the C library's allocator to keep freed memory; whether it is one that can."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
+    return bool(mallopt(TRIM_THRESHOLD, KEPT)) and bool(mallopt(MMAP_THRESHOLD, LARGE))

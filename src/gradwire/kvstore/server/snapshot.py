@@ -1,0 +1,150 @@
+"""A server's state on the disk: safetensors, written beside the old one, brought to the disk, and given its name.
+
+What is in it: every value with its version, what the memories keep of the sums, and the optimizer's states. What is not
+in it, pushes of steps that were not applied yet and of steps after it, the workers still have and send again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from gradwire._files import replace_file
+from gradwire.errors import ConfigError, is_int, require
+from gradwire.kvstore.protocol.keys import key_list
+from gradwire.kvstore.protocol.messages import DTYPES
+from gradwire.kvstore.protocol.replica import Replica
+from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.parts import StoredPart
+from gradwire.kvstore.server.rules import Rules
+
+__all__ = ["Snapshots", "load_core", "save_core"]
+
+FORMAT = "gradwire server 1"
+
+TOLD = {"key", "start", "total", "sparse", "version", "replaced"}
+"""What is told of a key, besides what is told of its workers."""
+
+
+def save_core(core: ServerCore, path: Path) -> None:
+    """Write what a server knows; after it the workers may forget what is in it."""
+    core.apart()
+    tensors: dict[str, Tensor] = {}
+    told = []
+    states = core.optimizer_states()
+    for i, entry in enumerate(core.entries.values()):
+        tensors[f"{i}/value"] = entry.value
+        tensors |= {f"{i}/merger/{name}": kept for name, kept in entry.merger.kept.items()}
+        for name, value in states.get(entry.key, {}).items():
+            if value is not None:
+                tensors[f"{i}/optimizer/{name}"] = torch.as_tensor(value).detach()
+        for rank, replica in entry.replicas.items():
+            tensors |= {f"{i}/replica/{rank}/{name}": tensor for name, tensor in replica.tensors().items()}
+        told.append({
+            "replicas": [[rank, replica.to_config()] for rank, replica in entry.replicas.items()],
+            "key": entry.key, "start": entry.start, "total": entry.total, "sparse": entry.sparse,
+            "version": entry.version, "replaced": entry.replaced, "last": sorted(entry.last.items()),
+        })  # fmt: skip
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    metadata = {"format": FORMAT, "entries": json.dumps(told), "sync": json.dumps(core.sync)}
+    data = save(contiguous, metadata=metadata)
+    replace_file(path, lambda temporary: Path(temporary).write_bytes(data))
+    core.mark_durable()
+
+
+def load_core(path: Path, rules: Rules) -> ServerCore:
+    """A server that goes on from a snapshot.
+
+    Raises:
+        ConfigError: the file is no snapshot.
+    """
+    try:
+        data = path.read_bytes()
+        tensors = load(data)
+        metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")]).get("__metadata__", {})
+        if metadata.get("format") != FORMAT:
+            raise ConfigError(f"it must hold {FORMAT!r}, got {metadata.get('format')!r}")
+        told, sync = json.loads(metadata["entries"]), json.loads(metadata["sync"])
+        entries = list(_entries(told, tensors))
+        keys = key_list([entry.key for entry in entries])
+        require(len(set(keys)) == len(keys), "keys", "different", keys)
+        require(sync in (None, True, False), "sync", "true, false or null", sync)
+    except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ConfigError(f"snapshot {path} cannot be read: {error}") from error
+    core = ServerCore(rules, entries)
+    core.sync = sync
+    for i, entry in enumerate(entries):
+        saved = below(tensors, f"{i}/optimizer/")
+        if saved:
+            core.saved_states[entry.key] = saved
+    core.mark_durable()
+    return core
+
+
+def _entries(told: list[dict[str, Any]], tensors: dict[str, Tensor]) -> Iterable[StoredPart]:
+    for i, each in enumerate(told):
+        last = {int(rank): int(step) for rank, step in each.pop("last")}
+        replicas = each.pop("replicas")
+        require(each.keys() == TOLD, "an entry", ", ".join(sorted(TOLD)), sorted(each))
+        entry = StoredPart(value=tensors[f"{i}/value"], last=last, **each)
+        _check(entry)
+        entry.merger.kept = below(tensors, f"{i}/merger/")
+        for rank, config in replicas:
+            entry.replicas[int(rank)] = replica = Replica(entry.key, entry.value, rank=max(0, int(rank)))
+            replica.restore(below(tensors, f"{i}/replica/{rank}/"), config)
+        yield entry
+
+
+def _check(entry: StoredPart) -> None:
+    """Refuse what no server has written.
+
+    Raises:
+        ConfigError: a number or a type that a key cannot have.
+    """
+    key_list(entry.key)
+    for name in ("start", "total", "version"):
+        require(
+            is_int(getattr(entry, name), 0), f"{name} of key {entry.key!r}", "an integer >= 0", getattr(entry, name)
+        )
+    fits = entry.start + entry.value.numel() <= entry.total and entry.value.dtype in DTYPES.values()
+    require(fits, f"value of key {entry.key!r}", f"within {entry.total} elements, of a known type", entry.value.shape)
+    for name in ("sparse", "replaced"):
+        value = getattr(entry, name)
+        require(isinstance(value, bool), f"{name} of key {entry.key!r}", "true or false", value)
+
+
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+class Snapshots:
+    """Writes one after the first step, and whenever the newest key is so many steps further.
+
+    Args:
+        path: of the file.
+        every: steps, >= 1.
+    """
+
+    def __init__(self, path: Path, every: int) -> None:
+        self.path, self.every = path, every
+        self._due = 1
+
+    def after(self, core: ServerCore) -> None:
+        """Called between messages."""
+        newest = max((entry.version for entry in core.units()), default=0)
+        if newest < self._due:
+            return
+        self._due = newest + self.every
+        try:
+            save_core(core, self.path)
+        except OSError as error:
+            # A full disk must not end the training: the old file is there, and the workers keep what is not in it.
+            print(f"snapshot {self.path} was not written: {error}", file=sys.stderr, flush=True)

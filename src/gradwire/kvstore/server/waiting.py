@@ -1,0 +1,94 @@
+"""Requests that cannot be answered yet, by what they wait for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gradwire.errors import WireError
+from gradwire.kvstore.protocol.keys import StoreKey
+from gradwire.kvstore.protocol.messages import Outgoing
+
+__all__ = ["MAX_WAITING", "Topic", "Waiting", "Waits"]
+
+
+Topic: TypeAlias = StoreKey | tuple[str, int]
+"""What a request can wait for: something about a key, or a numbered barrier."""
+
+MAX_WAITING = 2**16
+"""Requests of one worker that wait: it has one for each key that it pulls at a time."""
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request: whose, what it waits for in words, whether it can be answered now, and how."""
+
+    peer: bytes
+    seq: int
+    what: Callable[[], str]
+    ready: Callable[[], bool]
+    answer: Callable[[], list[Outgoing]]
+
+
+class Waits:
+    """All of them; looking at one topic costs what waits for it, however many keys there are."""
+
+    def __init__(self) -> None:
+        self._by_topic: dict[Topic, dict[tuple[bytes, int], Waiting]] = {}
+        self._count: Counter[bytes] = Counter()
+
+    def __len__(self) -> int:
+        return self._count.total()
+
+    def topics(self) -> set[Topic]:
+        """Those that something waits for."""
+        return set(self._by_topic)
+
+    def add(self, topic: Topic, waiting: Waiting) -> None:
+        """Wait; a request that comes again waits once.
+
+        Raises:
+            WireError: its worker has too many.
+        """
+        those = self._by_topic.setdefault(topic, {})
+        if (waiting.peer, waiting.seq) in those:
+            return
+        if self._count[waiting.peer] >= MAX_WAITING:
+            raise WireError(f"a worker has at most {MAX_WAITING} requests that wait")
+        those[waiting.peer, waiting.seq] = waiting
+        self._count[waiting.peer] += 1
+
+    def take_ready(self, topic: Topic) -> list[Waiting]:
+        """Take out those that can be answered."""
+        return self._take(topic, lambda each: each.ready())
+
+    def take_all(self, topic: Topic) -> list[Waiting]:
+        """Take out those that wait for a topic."""
+        return self._take(topic, lambda _: True)
+
+    def take_stuck(self) -> list[Waiting]:
+        """Take out all that cannot be answered."""
+        return [each for topic in self.topics() for each in self._take(topic, lambda each: not each.ready())]
+
+    def reason(self, peer: bytes, seq: int) -> str:
+        """What a request waits for, in words; empty: it does not wait."""
+        those = (each.get((peer, seq)) for each in self._by_topic.values())
+        return next((waiting.what() for waiting in those if waiting is not None), "")
+
+    def drop(self, peer: bytes) -> None:
+        """Nobody is there any more to be answered."""
+        for topic in self.topics() if self._count[peer] else ():
+            self._take(topic, lambda each: each.peer == peer)
+        self._count.pop(peer, None)
+
+    def _take(self, topic: Topic, which: Callable[[Waiting], bool]) -> list[Waiting]:
+        those = self._by_topic.get(topic, {})
+        taken = [each for each in those.values() if which(each)]
+        for each in taken:
+            del those[each.peer, each.seq]
+            self._count[each.peer] -= 1
+        if not those:
+            self._by_topic.pop(topic, None)
+        return taken

@@ -1,0 +1,26 @@
+"""Modules that were in the folder itself are found where they are now."""
+
+import importlib
+import sys
+
+import pytest
+
+PLACES = {
+    "callback": "mxnet.callback", "lr_scheduler": "mxnet.lr_scheduler", "trainer": "mxnet.trainer",
+    "optimizers": "protocol.optimizers", "core": "server.core", "keygen": "launch.keygen",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_an_old_name_leads_to_the_module_with_a_warning(name, monkeypatch):
+    old, new = f"gradwire.kvstore.{name}", f"gradwire.kvstore.{PLACES[name]}"
+    monkeypatch.delitem(sys.modules, old, raising=False)
+    with pytest.warns(DeprecationWarning, match=f"{old} is {new} now"):
+        module = importlib.import_module(old)
+    assert module is importlib.import_module(new)
+    assert module.__spec__.name == new
+
+
+def test_a_name_that_never_was_there_is_no_module():
+    with pytest.raises(ModuleNotFoundError, match=r"gradwire\.kvstore\.nothing"):
+        importlib.import_module("gradwire.kvstore.nothing")
