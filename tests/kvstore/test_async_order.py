@@ -24,7 +24,7 @@ def test_a_push_that_overtakes_another_loses_nothing():
     assert pull(core, peer, 5, "w", 2) == []
     push(core, peer, 3, "w", 1, torch.ones(4), optimizer=1)
     push(core, peer, 4, "w", 2, torch.full((4,), 10.0), optimizer=1)
-    assert core.entries["w"].value.tolist() == [11.0] * 4
+    assert core.values.parts["w"].value.tolist() == [11.0] * 4
 
 
 def test_a_worker_keeps_its_own_steps_until_they_are_on_the_disk(tmp_path):

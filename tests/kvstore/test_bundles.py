@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.kvstore.protocol.messages import MAX_ITEMS, pack
+from gradwire.kvstore.protocol.checks import MAX_ITEMS
+from gradwire.kvstore.protocol.messages import pack
 from gradwire.kvstore.protocol.small_keys import LONGEST, SMALL, Bundle, Bundles, bundled
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
@@ -114,7 +115,7 @@ def test_what_is_wrong_with_one_key_is_refused_before_any_counts(spoil, text):
     ((_, op, fields, _),) = messages(core.receive(a, [header, made.data().numpy().data], 0.0))
     assert op == "error"
     assert any(part in fields["text"] for part in text.split("|")), fields["text"]
-    assert not any(entry.pending for entry in core.entries.values())
+    assert not any(entry.pending for entry in core.values.parts.values())
 
 
 def test_payloads_are_read_as_they_were_made():

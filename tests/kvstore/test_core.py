@@ -153,7 +153,7 @@ def test_a_setting_of_the_optimizer_in_every_step_does_not_pile_up():
     init(core, a, 1, "w")
     for number in range(1, 2000):
         ask(core, a, "optimizer", 2 * number, number=number, name="sgd", numbers={"lr": 1.0 / number, "momentum": 0.9})
-    assert len(core.updaters) <= 512
+    assert len(core.optimizers.updaters) <= 512
     push(core, a, 5000, "w", 1, ONES, optimizer=1999)
     assert values(pull(core, a, 5001, "w", 1)) == {a: [pytest.approx(-1 / 1999)] * 4}
 

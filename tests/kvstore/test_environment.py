@@ -91,8 +91,8 @@ def test_who_leaves_without_having_finished_may_come_again():
     server = ServerCore(Rules(workers=2))
     peer = hello(server, 0)
     server.receive(peer, [pack("leave")], 0.0)
-    assert server.left == set()
-    assert server.present == 1
+    assert server.members.left == set()
+    assert len(server.members) == 1
 
 
 def test_a_server_without_workers_is_finished_after_a_while():

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire import WireError
-from gradwire.kvstore.protocol.messages import REPLIES, REQUESTS, pack, unpack
+from gradwire.kvstore.protocol.messages import REPLIES, pack, unpack
 from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.requests import FIELDS
 from gradwire.kvstore.server.rules import Rules
 from tests.kvstore.talk import hello, init, messages, pull, push, values
 
@@ -31,8 +32,8 @@ likely = st.sampled_from(["w", "v", 0, 1, 2, 3, 4, -1, "float32", [4], {}, True,
 @st.composite
 def headers(draw):
     """Headers that are nearly right: an op with its fields, each likely to be allowed."""
-    op = draw(st.sampled_from([name for name in REQUESTS if name != "hello"]))
-    return pack(op, **{name: draw(likely | anything) for name in REQUESTS[op]})
+    op = draw(st.sampled_from([name for name in FIELDS if name != "hello"]))
+    return pack(op, **{name: draw(likely | anything) for name in FIELDS[op]})
 
 
 frames = st.lists(headers() | st.binary(max_size=60) | anything.map(msgpack.packb), max_size=3)
@@ -55,7 +56,7 @@ def test_nothing_that_arrives_raises_or_reaches_another(conversation):
         for to, op, fields, _ in messages(core.receive(peer, parts, 0.0)):
             assert to == peer or (to == b and op in ("done", "value", "error")), (to, op, fields)
     # Worker 1 is served as before.
-    assert values(pull(core, b, 10**6, "w", 0))[b] == [3.0] * 4 or core.entries["w"].version > 0
+    assert values(pull(core, b, 10**6, "w", 0))[b] == [3.0] * 4 or core.values.parts["w"].version > 0
 
 
 @settings(max_examples=300, deadline=None)
@@ -71,7 +72,7 @@ def test_a_stranger_changes_nothing(parts):
 
 @given(st.binary(max_size=200))
 def test_bytes_are_a_message_or_a_wire_error(data):
-    for table in (REQUESTS, REPLIES):
+    for table in (FIELDS, REPLIES):
         try:
             op, fields, _ = unpack([data], table)
         except WireError:

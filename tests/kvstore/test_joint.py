@@ -70,10 +70,10 @@ def equal(got, wanted):
 
 def alone(core):
     """Every key as it is when it is alone."""
-    core.apart()
+    core.values.apart()
     return {
         key: (entry.value.tolist(), entry.version, entry.last, sorted(entry.pending))
-        for key, entry in core.entries.items()
+        for key, entry in core.values.parts.items()
     }
 
 
@@ -88,7 +88,7 @@ def test_a_step_of_all_keys_is_one_sum_and_one_answer():
     told = messages(push_all(core, b, 30, 1, grads(2)))
     assert [(peer, op) for peer, op, *_ in told] == [(b, "done"), (a, "value")]
     assert equal(of_all(told[1]), sums(grads(1), grads(2)))
-    assert len(core.units()) == 1
+    assert len(core.values.units()) == 1
     assert (core.counters.steps, core.counters.pushes, core.counters.pulls) == (4, {"none": 8}, 4)
     assert not core.counters.begun
 
@@ -184,7 +184,9 @@ def test_together_or_alone_the_values_are_the_same(operations, sync):
     assert (core.counters.pushes, core.counters.steps, core.counters.repeated) == (
         plain.counters.pushes, plain.counters.steps, plain.counters.repeated,
     )  # fmt: skip
-    assert core.counters.begun.keys() == plain.counters.begun.keys() or core.units() != list(core.entries.values())
+    assert core.counters.begun.keys() == plain.counters.begun.keys() or core.values.units() != list(
+        core.values.parts.values()
+    )
     assert alone(core) == alone(plain)
 
 
@@ -251,7 +253,7 @@ def test_a_snapshot_has_the_keys_and_they_come_together_again(tmp_path):
         push_all(restored, peer, 30, 1, grads(1))
         push_all(restored, peer, 32, 2, grads(2))
     assert restored.counters.repeated == 8
-    assert len(restored.units()) == 1
+    assert len(restored.values.units()) == 1
     assert equal(of_all(messages(pull_all(restored, a, 33, 2))[0]), sums(grads(2), grads(2)))
 
 
@@ -272,7 +274,7 @@ def test_what_is_wrong_is_refused_before_any_key_counts(fields, text):
     ((_, op, answer, _),) = messages(ask(core, a, "push_joint", 30, flat(grads(1)), **told))
     assert op == "error"
     assert text in answer["text"]
-    assert not any(unit.pending or unit.version for unit in core.units())
+    assert not any(unit.pending or unit.version for unit in core.values.units())
 
 
 @pytest.mark.parametrize("nbytes", [0, 4 * TOTAL - 4, 4 * TOTAL + 4, 4 * sum(SIZES.values())])
@@ -281,7 +283,7 @@ def test_a_push_of_another_size_is_refused(nbytes):
     told = {"joint": 1, "step": 1, "config": 0, "optimizer": 0}
     ((_, op, _, _),) = messages(ask(core, a, "push_joint", 30, torch.zeros(nbytes, dtype=torch.uint8), **told))
     assert op == "error"
-    assert not any(unit.pending for unit in core.units())
+    assert not any(unit.pending for unit in core.values.units())
 
 
 @pytest.mark.parametrize(
@@ -313,7 +315,7 @@ def test_lists_of_keys_are_bounded():
         a = hello(core, 0, session=bytes([9 + process]) * 16, now=100.0 * (process + 1))
         for number, keys in enumerate([(x, y) for x in KEYS for y in KEYS if x != y], 1):
             ask(core, a, "join", 30 + number, number=number, keys=list(keys))
-    assert len(core._joints) <= MAX_JOINTS * 3
+    assert len(core.values.lists) <= MAX_JOINTS * 3
 
 
 def test_only_what_may_be_encoded_as_one_is_joined():

@@ -16,7 +16,7 @@ LISTS = (KEYS, ("a", "b"), ("b", "c", "d"), ("d", "a"))
 
 
 def together(core):
-    return [joint.entry is not None for joint in core._joints.values()]
+    return [joint.entry is not None for joint in core.values.lists.values()]
 
 
 def test_a_pull_that_waits_for_one_key_finds_the_others_that_came_together_meanwhile():

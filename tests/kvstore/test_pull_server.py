@@ -61,7 +61,7 @@ def test_one_payload_for_all_and_the_whole_for_who_missed_a_step():
         if step != 2:
             assert torch.equal(held[a].tensor, held[b].tensor)
     assert (held[a].tensor != value).any()
-    replica = core.entries["w"].replicas[-1]
+    replica = core.values.parts["w"].replicas[-1]
     assert torch.equal(replica.held, held[a].tensor)
 
 
@@ -98,7 +98,7 @@ def test_a_claim_to_hold_what_this_server_never_gave_is_not_believed():
     told = answers(follow(core, a, 50, 2, 2))[a]
     code = parse(TOPK).pull
     held = Held((8,), torch.float32).take(bytearray(told), code)
-    assert torch.equal(held, core.entries["w"].replicas[-1].held)
+    assert torch.equal(held, core.values.parts["w"].replicas[-1].held)
 
 
 def test_answers_in_two_ways_are_refused():
@@ -199,7 +199,7 @@ class World:
 
     def pull(self, rank, lost=False):
         # A push of a worker that went away counts, too: the key may be further than the worker that came again.
-        version = self.core.entries["w"].version
+        version = self.core.values.parts["w"].version
         self.seq += 1
         told = answers(follow(self.core, self.peers[rank], self.seq, version, self.held[rank].number))
         if not lost:
@@ -210,7 +210,7 @@ class World:
         self.held[rank] = Held((8,), torch.float32)
         self.seq += 1
         self.comes(rank, b"%016d" % self.seq)
-        self.steps[rank] = self.core.entries["w"].version
+        self.steps[rank] = self.core.values.parts["w"].version
 
     def save(self, rank):
         save_core(self.core, self.file)
@@ -220,7 +220,7 @@ class World:
         if not self.file.exists():
             return
         self.core = load_core(self.file, Rules(workers=2, snapshots=True))
-        durable = self.core.entries["w"].version
+        durable = self.core.values.parts["w"].version
         for each in range(2):
             self.comes(each, bytes([each]) * 16)
             for step in range(durable + 1, self.steps[each] + 1):

@@ -8,6 +8,7 @@ from gradwire.kvstore.protocol.messages import VERSION, pack
 from gradwire.kvstore.protocol.optimizers import OptimizerConfig
 from gradwire.kvstore.server import waiting
 from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.requests import REQUESTS
 from gradwire.kvstore.server.rules import Rules
 from tests.kvstore.talk import ask, hello, init, messages, ops, pair, pull, push, values
 
@@ -40,14 +41,14 @@ def test_a_rank_that_is_heard_of_is_not_given_away():
 def test_the_place_of_one_who_is_gone_is_free(gone):
     core, _, b = pair()
     if gone == "unreachable":
-        core.unreachable(b)
+        core.members.unreachable(b)
     assert claim(core, b"newcomer", 1, now=0.1 if gone == "unreachable" else 3.1)[b"newcomer"][0] == "welcome"
     assert "starts with hello" in messages(pull(core, b, 5, "w", 0))[0][2]["text"]
 
 
 def test_one_who_could_not_be_reached_and_is_heard_again_keeps_its_place():
     core, _, b = pair()
-    core.unreachable(b)
+    core.members.unreachable(b)
     core.receive(b, [pack("ping")], 1.0)
     assert claim(core, b"thief", 1, now=1.5)[b"thief"][1]["kind"] == "taken"
 
@@ -65,10 +66,10 @@ def test_a_worker_that_was_silent_for_long_goes_on_with_its_compressions():
     assert ops(ask(core, b, "config", 2, number=1, config=config)) == ["done"]
     core.receive(a, [pack("ping")], 5.0)
     core.tick(6.0)
-    assert core.dead == {1}
+    assert core.members.dead == {1}
     # The same connection after a pause, or the same process on another one.
     assert ops(core.receive(b, [pack("ping")], 7.0)) == ["pong"]
-    assert not core.dead
+    assert not core.members.dead
     core.receive(a, [pack("ping")], 12.0)
     core.tick(13.0)
     assert claim(core, b"again", 1, session=bytes([1]) * 16, now=14.0)[b"again"][0] == "welcome"
@@ -80,12 +81,12 @@ def test_a_step_that_was_made_without_a_worker_does_not_swallow_its_push():
     push(core, a, 2, "w", 1, ONES)
     core.receive(a, [pack("ping")], 4.0)
     core.tick(6.0)
-    assert core.entries["w"].version == 1
+    assert core.values.parts["w"].version == 1
     (told,) = messages(push(core, b, 2, "w", 1, ONES))
     assert told[2]["kind"] == "config"
     assert "step 1 of key 'w' was made without worker 1" in told[2]["text"]
     # Another process of the rank starts from where the key is.
-    core.unreachable(b)
+    core.members.unreachable(b)
     c = hello(core, 1, session=OTHER, now=7.0)
     (told,) = messages(init(core, c, 1, "w"))
     assert told[2]["version"] == 1
@@ -98,7 +99,7 @@ def test_a_process_that_comes_later_finds_the_setting_the_others_are_at():
     core, a, b = pair()
     for number, rate in enumerate((0.5, 0.25, 0.125), 1):
         assert [setting(core, peer, number, rate) for peer in (a, b)] == [number, number]
-    core.unreachable(b)
+    core.members.unreachable(b)
     b = hello(core, 1, session=OTHER)
     assert setting(core, b, 1, 0.5) == 1
     assert setting(core, b, 2, 0.125) == 3
@@ -132,9 +133,9 @@ def test_requests_that_wait_are_bounded(monkeypatch):
     for seq in range(100):
         assert pull(core, b, 10 + seq, "w", 99) == []
         assert pull(core, b, 10 + seq, "w", 99) == []
-    assert core.queued == 100
+    assert len(core.waits) == 100
     assert "at most 100 requests that wait" in messages(pull(core, b, 999, "w", 99))[0][2]["text"]
-    assert core.queued == 0, "its session is ended"
+    assert len(core.waits) == 0, "its session is ended"
     assert pull(core, a, 5, "w", 99) == []
 
 
@@ -148,7 +149,7 @@ def test_values_do_not_fill_the_memory():
 
 def test_a_bug_ends_one_session_and_not_the_server(monkeypatch, capsys):
     core, a, b = pair()
-    monkeypatch.setattr(core, "_pull", lambda *_, **__: 1 / 0)
+    monkeypatch.setitem(REQUESTS, "pull", REQUESTS["pull"]._replace(answer=lambda *_, **__: 1 / 0))
     (told,) = messages(pull(core, a, 5, "w", 0))
     assert (told[0], told[2]["kind"], "ZeroDivisionError" in told[2]["text"]) == (a, "wire", True)
     assert "ZeroDivisionError" in capsys.readouterr().err, "and who runs the server can see it"

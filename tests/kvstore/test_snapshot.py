@@ -24,7 +24,7 @@ def served(core=None, steps=3):
     peer = hello(core, 0, world=1)
     init(core, peer, 1, "w")
     ask(core, peer, "optimizer", 2, number=1, name="sgd", numbers={"lr": 1.0, "momentum": 0.5})
-    for step in range(core.entries["w"].version + 1, steps + 1):
+    for step in range(core.values.parts["w"].version + 1, steps + 1):
         push(core, peer, 2 + step, "w", step, torch.ones(4), optimizer=1)
     return core, values(pull(core, peer, 99, "w", steps))[peer]
 
@@ -42,7 +42,7 @@ def test_a_server_goes_on_from_its_file(tmp_path):
 
 def test_the_forger_can_also_tell_the_truth(tmp_path):
     (tmp_path / "file").write_bytes(forged())
-    assert load_core(tmp_path / "file", RULES).entries["w"].version == 3
+    assert load_core(tmp_path / "file", RULES).values.parts["w"].version == 3
 
 
 @pytest.mark.parametrize("part", [0, 4, 8, 100, -1])
@@ -100,8 +100,8 @@ def test_a_server_that_dies_before_the_new_file_has_its_name_has_the_old_one(tmp
     with pytest.raises(Killed):
         save_core(core, tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == old
-    assert core.entries["w"].durable == 2, "the workers keep what is not in the file"
-    assert load_core(tmp_path / "file", RULES).entries["w"].version == 2
+    assert core.values.parts["w"].durable == 2, "the workers keep what is not in the file"
+    assert load_core(tmp_path / "file", RULES).values.parts["w"].version == 2
 
 
 def test_a_disk_that_is_full_does_not_end_the_server(tmp_path, capsys):
@@ -109,19 +109,19 @@ def test_a_disk_that_is_full_does_not_end_the_server(tmp_path, capsys):
     writer = Snapshots(tmp_path / "missing" / "file", 2)
     writer.after(core)
     assert "was not written" in capsys.readouterr().err
-    assert core.entries["w"].durable == 0
+    assert core.values.parts["w"].durable == 0
     writer.after(core)
     assert not capsys.readouterr().err, "it is tried again after so many steps, not after each message"
     served(core, steps=5)
     (tmp_path / "missing").mkdir()
     writer.after(core)
-    assert core.entries["w"].durable == 5
+    assert core.values.parts["w"].durable == 5
 
 
 def test_the_first_step_is_written(tmp_path):
     writer, core = Snapshots(tmp_path / "file", 100), served(steps=1)[0]
     writer.after(core)
-    assert core.entries["w"].durable == 1
+    assert core.values.parts["w"].durable == 1
 
 
 def test_barriers_go_on_after_a_restart(tmp_path):

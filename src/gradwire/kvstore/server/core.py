@@ -4,6 +4,9 @@
     requests of a session are answered by "seq"; what has to wait (a pull for its step, an init for rank 0's value, a
     barrier for the others) is in a list and answered when what it waits for happens, or with an error when it cannot
 
+It owns the parts of a server: values, members, what waits, optimizers. Each request has a row in the table of
+``requests``, with its fields and who answers it.
+
 Law: whatever arrives, from whomever, the answer is a message or silence, never an exception; a request changes
 something only after all of it was checked. A session that sends what the protocol does not allow is closed.
 What grows: with the number of workers W, the sessions, and for each key that is being summed up to W payloads.
@@ -11,41 +14,49 @@ What grows: with the number of workers W, the sessions, and for each key that is
 
 from __future__ import annotations
 
-import math
+import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
-import torch
+from torch import Tensor
 
-from gradwire.errors import ConfigError, GradwireError, WireError
-from gradwire.kvstore.protocol.compression import Compression
-from gradwire.kvstore.protocol.keys import StoreKey
-from gradwire.kvstore.protocol.messages import CHUNK, DTYPES, REQUESTS, Outgoing, pack, unpack
-from gradwire.kvstore.protocol.optimizer_states import from_bytes, to_bytes
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig, Updater
-from gradwire.kvstore.protocol.payloads import require_alone
-from gradwire.kvstore.server.joint_requests import ServerJoints
-from gradwire.kvstore.server.membership import StrangerError
-from gradwire.kvstore.server.parts import AHEAD, StoredPart, expected_nbytes, raw
+from gradwire.errors import GradwireError, WireError
+from gradwire.kvstore.protocol.messages import CHUNK, Outgoing, chunk_count, pack, unpack
+from gradwire.kvstore.server.members import Barriers, Members, StrangerError
+from gradwire.kvstore.server.parts import Contribution, StoredPart
+from gradwire.kvstore.server.progress import Progress
+from gradwire.kvstore.server.requests import FIELDS, REQUESTS
+from gradwire.kvstore.server.rules import Counters, Rules
 from gradwire.kvstore.server.session import WorkerSession
-from gradwire.kvstore.server.state import workers
-from gradwire.kvstore.server.waiting import Topic, Waiting
+from gradwire.kvstore.server.settings import OptimizerSettings
+from gradwire.kvstore.server.values import ValueFrames, Values
+from gradwire.kvstore.server.waiting import Topic, Waiting, Waits
 
 __all__ = ["ServerCore"]
 
-SETTINGS = 2 * AHEAD
-"""Settings of the optimizer that pushes may name: a learning rate may change in every step."""
 
-
-class ServerCore(ServerJoints):
-    """One server: sessions and their requests.
+class ServerCore:
+    """One server: what it knows, and its answers.
 
     Args:
         rules: how it behaves.
-        entries: restored from a snapshot; None: it starts empty.
+        parts: restored from a snapshot; None: it starts empty.
     """
+
+    def __init__(self, rules: Rules, parts: Iterable[StoredPart] | None = None) -> None:
+        self.rules = rules
+        self.epoch = os.urandom(16)
+        self.restored = parts is not None
+        self.counters = Counters()
+        self.waits = Waits()
+        self.members = Members(rules, self.waits)
+        self.barriers = Barriers(self.waits)
+        self.progress = Progress(rules, self.members)
+        self.values = Values(rules, self.waits, self.counters, parts or ())
+        self.frames = ValueFrames()
+        self.optimizers = OptimizerSettings(self.values.alone)
+        self.now = 0.0
 
     # What the shell calls ----------------------------------------------------------------------------------------
 
@@ -60,293 +71,183 @@ class ServerCore(ServerJoints):
             now: seconds, from any start.
             owner: the rank whose key the sender has; None: keys are not used, or are nobody's alone.
         """
-        seq, self._now = 0, now
+        seq, self.now = 0, now
         try:
-            op, fields, rest = unpack(frames, REQUESTS)
+            op, fields, rest = unpack(frames, FIELDS)
             seq = fields.get("seq", 0)
             if op == "hello":
-                return [*self._hello(peer, now, owner, **fields), *self._progress()]
-            session = self._session(peer, now)
-            handler = getattr(self, f"_{op}")
-            return [*handler(session, rest, **fields), *self._progress()]
+                return [*REQUESTS[op].answer(self, peer, owner, **fields), *self._progress()]
+            session = self.members.session(peer, now)
+            data = {"rest": rest} if "chunk" in fields else {}
+            return [*REQUESTS[op].answer(self, session, **data, **fields), *self._progress()]
         except StrangerError as error:
-            return [self._error(peer, seq, "hello", error)]
+            return [self.error(peer, seq, "hello", error)]
         except WireError as error:
-            return [self._error(peer, seq, "wire", error), *self._close(peer)]
+            return self._break_off(peer, seq, error)
         except GradwireError as error:
-            return [self._error(peer, seq, "config", error)]
+            return [self.error(peer, seq, "config", error)]
         except Exception as error:
             # Of a message that got through all checks and should not have: it must not end the server for everybody.
             traceback.print_exc()
-            return [self._error(peer, seq, "wire", WireError(type(error).__name__)), *self._close(peer)]
+            return self._break_off(peer, seq, WireError(type(error).__name__))
 
     def tick(self, now: float) -> list[Outgoing]:
         """Notice who has been silent for too long; call it about once a second."""
-        self._now = now
-        silent = [s for s in self._sessions.values() if now - s.seen > self.rules.dead_after]
-        gone = [out for session in silent for out in self._lose(session)]
-        return [*gone, *self._progress()]
+        self.now = now
+        out: list[Outgoing] = []
+        for session in self.members.silent(now):
+            self.members.lose(session)
+            if self.rules.on_dead_worker == "error":
+                # Every wait that only the dead could end.
+                out += [self._dead(each.peer, each.seq, each.what) for each in self.waits.take_stuck()]
+        return [*out, *self._progress()]
 
-    # Requests ----------------------------------------------------------------------------------------------------
+    # Answers -----------------------------------------------------------------------------------------------------
 
-    def _ping(self, session: WorkerSession, rest: list[memoryview]) -> list[Outgoing]:
-        return [(session.peer, [self._pong()])]
+    def done(self, session: WorkerSession, seq: int, version: int = 0, durable: int | None = None) -> list[Outgoing]:
+        """Say that a request counts."""
+        told = {"version": version, "durable": version if durable is None else durable}
+        return [(session.peer, [pack("done", seq=seq, **told)])]
 
-    def _init(
-        self, session: WorkerSession, rest: list[memoryview], seq: int, chunk: int, chunks: int, key: StoreKey,
-        shape: list[int], dtype: str, start: int, total: int, sparse: bool,
-    ) -> list[Outgoing]:  # fmt: skip
-        kind = DTYPES[dtype]
-        nbytes = math.prod(shape) * kind.itemsize
-        if max([nbytes, *shape]) > self.rules.max_bytes:
-            raise ConfigError(f"key {key!r} has {nbytes} bytes, this server takes at most {self.rules.max_bytes}")
-        entry, form = self.entries.get(key), (torch.Size(shape), kind, start, total)
-        if entry is not None:
-            entry.check_same(*form)
-        elif len(self.entries) >= self.rules.max_keys:
-            raise ConfigError(f"this server keeps at most {self.rules.max_keys} keys")
-        elif self.stored + nbytes > self.rules.max_memory:
-            raise ConfigError(f"this server keeps at most {self.rules.max_memory} bytes, key {key!r} has {nbytes}")
-        if chunks and session.rank == 0 and entry is None:
-            data = session.take(seq, chunk, chunks, rest, range(nbytes, nbytes + 1))
-            if data is None:
-                return []
-            value = data.view(kind).view(shape)
-            self.entries[key] = StoredPart(key, value, start, total, sparse)
-            self.stored += nbytes
-        elif chunk + 1 < chunks:
-            return []
-        self._touched.add(key)
-        return self._when(
-            key, session, seq, lambda: f"key {key!r} waits for worker 0's value", lambda: key in self.entries,
-            partial(self._inited, session, seq, key, form),
-        )  # fmt: skip
+    def reached(self, session: WorkerSession, seq: int, parts: Sequence[StoredPart]) -> list[Outgoing]:
+        """Say that a request counts, and how far the worker's pushes of these keys are."""
+        return self.done(session, seq, *self.progress.reached(session.rank, parts))
 
-    def _inited(self, session: WorkerSession, seq: int, key: StoreKey, form: tuple[Any, ...]) -> list[Outgoing]:
-        """A worker may have asked before rank 0 said what the key is."""
-        try:
-            self.entries[key].check_same(*form)
-        except ConfigError as error:
-            return [self._error(session.peer, seq, "config", error)]
-        return self._done(session, seq, key)
+    def error(self, peer: bytes, seq: int, kind: str, error: Exception) -> Outgoing:
+        """Say that a request is refused."""
+        self.counters.refused += 1
+        return peer, [pack("error", seq=seq, kind=kind, text=printable(str(error)))]
 
-    def _config(
-        self, session: WorkerSession, rest: list[memoryview], seq: int, number: int, config: dict[str, Any]
+    def pong(self) -> bytes:
+        """A sign of life, with who is dead."""
+        return pack("pong", dead=sorted(self.members.dead))
+
+    def value(
+        self, session: WorkerSession, seq: int, data: Tensor, parts: Sequence[StoredPart], method: str = "none"
     ) -> list[Outgoing]:
-        try:
-            compression = Compression.from_config(config)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(f"a compression is refused: {error}") from None
-        require_alone(compression.push)
-        session.declare(number, compression)
-        return self._done(session, seq)
+        """Answer with bytes.
 
-    def _optimizer(
-        self, session: WorkerSession, rest: list[memoryview], seq: int, number: int, name: str, numbers: dict[str, Any]
+        Args:
+            session: whose request it is.
+            seq: of the request.
+            data: uint8.
+            parts: that the bytes are of.
+            method: that made them.
+        """
+        version, durable = self.progress.reached(session.rank, parts)
+        return self.pieces(session, seq, "value", data, method, version=version, durable=durable)
+
+    def pieces(
+        self, session: WorkerSession, seq: int, op: str, data: Tensor, method: str = "none", **more: object
     ) -> list[Outgoing]:
-        config, newest = OptimizerConfig(name, numbers), self._newest()
-        if newest is not None and session.joined:
-            number = self._joined_number(config)
-        elif newest is not None and number > max(self.updaters) + 1:
-            raise WireError(f"optimizer setting {number} is not the next one, {max(self.updaters) + 1}")
-        known = self.updaters.get(number)
-        if known is not None and known.config != config:
-            raise ConfigError(
-                f"set_optimizer must get the same values from all workers: another worker's call {number} gave "
-                f"{known.config}, this one's {config}"
-            )
-        if known is None:
-            same = newest is not None and newest.config.name == name
-            self.updaters[number] = newest.with_config(config) if same and newest is not None else Updater(config)
-            oldest = max(self.updaters) - SETTINGS
-            self.updaters = {n: each for n, each in self.updaters.items() if n > oldest}
-            if self.saved_states:
-                self._load(self.updaters[number], self.saved_states)
-                self.saved_states = {}
-        return self._done(session, seq, number=number)
+        """Messages with the bytes of an answer, none longer than a chunk; ``more`` is told in each."""
+        count, view = chunk_count(data.numel()), data.numpy().data
+        self.counters.send(method, data.numel())
+        told = {"seq": seq, "chunks": count, "nbytes": data.numel(), **more}
+        return [(session.peer, [pack(op, chunk=i, **told), view[i * CHUNK : (i + 1) * CHUNK]]) for i in range(count)]
 
-    def _joined_number(self, config: OptimizerConfig) -> int:
-        """A process that came later counts its settings from 1; here they go on from those that there are."""
-        same = [number for number, each in self.updaters.items() if each.config == config]
-        return max(same, default=max(self.updaters) + 1)
+    # Pushes ------------------------------------------------------------------------------------------------------
 
-    def _push(
-        self, session: WorkerSession, rest: list[memoryview], seq: int, chunk: int, chunks: int, key: StoreKey,
-        step: int, config: int, optimizer: int, rows: int,
-    ) -> list[Outgoing]:  # fmt: skip
-        entry, compression = self._entry(key), self._compression(session, config)
-        self._check_optimizer(optimizer)
-        if rows > len(entry.value) if entry.value.dim() else rows >= 0:
-            raise WireError(f"a push names {rows} rows of key {key!r}")
-        sizes = expected_nbytes(entry, compression, rows)
-        extra = 8 * max(rows, 0)
-        data = session.take(seq, chunk, chunks, rest, range(sizes.start + extra, sizes.stop + extra))
-        if data is None:
-            return []
-        contribution = entry.contribution(compression, data, rows, optimizer)
-        method = compression.push.name if compression.push is not None else "none"
-        self._take_push(session, entry, step, contribution, method)
-        return self._when(
-            key, session, seq, self._missing(entry, session.rank, step), partial(self._within_bound, entry, step),
-            lambda: self._done(session, seq, key),
-        )  # fmt: skip
-
-    def _pull(
-        self, session: WorkerSession, rest: list[memoryview], seq: int, key: StoreKey, step: int
-    ) -> list[Outgoing]:
-        entry = self._entry(key)
-        return self._when_there(session, seq, entry, step, partial(self._value, session, seq, entry))
-
-    def _follow(
-        self, session: WorkerSession, rest: list[memoryview], seq: int, key: StoreKey, step: int, config: int, have: int
-    ) -> list[Outgoing]:
-        entry, compressor = self._entry(key), self._compression(session, config).pull
-        answer = partial(self._answer, session, seq, entry, have, compressor)
-        return self._when_there(session, seq, entry, step, answer)
-
-    def _rows(
-        self,
-        session: WorkerSession,
-        rest: list[memoryview],
-        seq: int,
-        chunk: int,
-        chunks: int,
-        key: StoreKey,
-        step: int,
-    ) -> list[Outgoing]:
-        entry = self._entry(key)
-        data = session.take(seq, chunk, chunks, rest, range(8 * self.rules.max_keys))
-        if data is None:
-            return []
-        if data.numel() % 8:
-            raise WireError("rows are int64")
-        rows = data.view(torch.int64)
-        count = len(entry.value) if entry.value.dim() else 0
-        if len(rows) > count:
-            raise ConfigError(f"key {key!r} has {count} rows, {len(rows)} were asked for")
-        if rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < count):
-            raise ConfigError(f"row_ids of key {key!r} must be in [0, {count})")
-
-        def answer() -> list[Outgoing]:
-            self.counters.pulls += 1
-            return self._chunks(session, seq, raw(entry.value[rows]), [entry])
-
-        return self._when_there(session, seq, entry, step, answer)
-
-    def _staleness(self, session: WorkerSession, rest: list[memoryview], seq: int, steps: int) -> list[Outgoing]:
-        if self.sync:
-            raise ConfigError("a bound on staleness is for dist_async: in dist_sync nobody is ahead")
-        if self.staleness not in (None, steps):
-            raise ConfigError(
-                f"staleness must be the same on all workers and servers: it is {self.staleness} here, worker "
-                f"{session.rank} asks for {steps}"
-            )
-        self.staleness = steps
-        return self._done(session, seq)
-
-    def _barrier(self, session: WorkerSession, rest: list[memoryview], seq: int, number: int) -> list[Outgoing]:
-        number += session.barriers
-        if self.restored:
-            # Nobody told this server which were passed: who comes to one has passed those before it.
-            self._pass(number - 1)
-        if number > self._passed + 1:
-            raise WireError(f"barrier {number} is not the next one, {self._passed + 1}")
-        arrived = self._barriers.setdefault(number, set())
-        arrived.add(session.rank)
-        self._barriers = {n: ranks for n, ranks in self._barriers.items() if n > number - 2}
-
-        def ready() -> bool:
-            return number <= self._passed or self.live <= arrived
-
-        def answer() -> list[Outgoing]:
-            self._pass(number)
-            return self._done(session, seq)
-
-        topic = ("barrier", number)
-        self._touched.add(topic)
-        return self._when(
-            topic, session, seq, lambda: f"barrier {number} waits for {workers(self.live - arrived)}", ready, answer
-        )
-
-    def _pass(self, number: int) -> None:
-        """Barriers up to this one are behind all workers."""
-        if number > self._passed:
-            self._passed = number
-            self._touched |= {("barrier", each) for each in self._barriers if each <= number}
-
-    def _why(self, session: WorkerSession, rest: list[memoryview], seq: int, of: int) -> list[Outgoing]:
-        """Say what another request of this worker waits for: its deadline has passed."""
-        text = self._waits.reason(session.peer, of)
-        return self._chunks(session, seq, torch.frombuffer(bytearray(f" {text}".encode()), dtype=torch.uint8), [])
-
-    def _finish(self, session: WorkerSession, rest: list[memoryview], seq: int) -> list[Outgoing]:
-        self.finished.add(session.rank)
-        self._touch_all()
-        return self._done(session, seq)
-
-    def _states(self, session: WorkerSession, rest: list[memoryview], seq: int) -> list[Outgoing]:
-        updater = self._newest()
-        if updater is None:
-            raise ConfigError("a store has optimizer states after set_optimizer, and not before")
-        data = torch.frombuffer(bytearray(to_bytes(updater.state_dict(), updater.config)), dtype=torch.uint8)
-        return self._chunks(session, seq, data, [])
-
-    def _restore(
-        self, session: WorkerSession, rest: list[memoryview], seq: int, chunk: int, chunks: int
-    ) -> list[Outgoing]:
-        updater = self._newest()
-        if updater is None:
-            raise ConfigError("optimizer states are loaded after set_optimizer, and not before")
-        # The optimizers keep two or three tensors of a value's size, and some numbers.
-        most = 4 * self.stored + 1024 * len(self.entries) + CHUNK
-        data = session.take(seq, chunk, chunks, rest, range(most + 1))
-        if data is None:
-            return []
-        states, _ = from_bytes(data.numpy().tobytes())
-        self._load(updater, states)
-        return self._done(session, seq)
-
-    def _load(self, updater: Updater, states: Mapping[StoreKey, Mapping[str, Any]]) -> None:
-        for key, state in states.items():
-            updater.config.check_state(key, state, self._entry(key).value)
-        updater.load_state_dict(states)
+    def take_push(self, session: WorkerSession, part: StoredPart, step: int, push: Contribution) -> None:
+        """Let one push count, once."""
+        method = push.compression.push.name if push.compression.push is not None else "none"
+        self.counters.take(method, push.data.numel(), part.count)
+        if self.progress.sync:
+            fresh = part.offer(session.rank, step, push)
+            if fresh:
+                self.counters.begin(part.topic, step, session.seen)
+        else:
+            fresh = part.apply_one(session.rank, step, push, self.optimizers.updaters)
+            self.counters.steps += fresh * part.count
+        self.counters.repeated += part.count * (not fresh)
+        self.waits.touched.add(part.topic)
 
     # Waiting -----------------------------------------------------------------------------------------------------
 
-    def _when_there(
-        self, session: WorkerSession, seq: int, entry: StoredPart, step: int, answer: Callable[[], list[Outgoing]]
-    ) -> list[Outgoing]:
-        """Answer when a worker's own step is in the value, and not too far ahead of the others."""
-        ready, missing = partial(self._has_step, entry, session.rank, step), self._missing(entry, session.rank, step)
-        return self._when(entry.key, session, seq, missing, ready, answer)
-
-    def _when(
+    def when(
         self, topic: Topic, session: WorkerSession, seq: int, what: Callable[[], str], ready: Callable[[], bool],
         answer: Callable[[], list[Outgoing]],
     ) -> list[Outgoing]:  # fmt: skip
+        """Answer now or later.
+
+        Args:
+            topic: at whose changes it is looked again.
+            session: whose request it is.
+            seq: of the request.
+            what: it waits for, in words.
+            ready: whether it can be answered.
+            answer: makes the answer.
+        """
         if ready():
             return answer()
-        if self.dead and self.rules.on_dead_worker == "error":
-            return [(session.peer, [pack("error", seq=seq, kind="dead", text=f"{self._silence()}: {what()}")])]
-        self._waits.add(topic, Waiting(session.peer, seq, what, ready, answer))
+        if self.members.dead and self.rules.on_dead_worker == "error":
+            return [self._dead(session.peer, seq, what)]
+        self.waits.add(topic, Waiting(session.peer, seq, what, ready, answer))
         return []
+
+    def when_there(
+        self, session: WorkerSession, seq: int, part: StoredPart, step: int, answer: Callable[[], list[Outgoing]]
+    ) -> list[Outgoing]:
+        """Answer when a worker's own step is in the value, and not too far ahead of the others."""
+        ready = partial(self.progress.has_step, part, session.rank, step)
+        return self.when(part.topic, session, seq, self.progress.missing(part, session.rank, step), ready, answer)
+
+    def when_all(
+        self, session: WorkerSession, seq: int, units: Callable[[], Sequence[tuple[StoredPart, int]]],
+        holds: Callable[[StoredPart, int], bool], answer: Callable[[], list[Outgoing]],
+    ) -> list[Outgoing]:  # fmt: skip
+        """Answer when something holds for several keys, one after the other.
+
+        Args:
+            session: whose request it is.
+            seq: of the request.
+            units: what has the keys' steps, and the step; asked anew whenever one of them was waited for.
+            holds: what has to.
+            answer: makes the answer.
+        """
+        for part, step in units():
+            ready = partial(holds, part, step)
+            if not ready():
+                missing = self.progress.missing(part, session.rank, step)
+                again = partial(self.when_all, session, seq, units, holds, answer)
+                return self.when(part.topic, session, seq, missing, ready, again)
+        return answer()
 
     def _progress(self) -> list[Outgoing]:
         """Apply steps that are complete, and answer those who waited for that; an answer may put keys apart."""
+        if self.members.changed:
+            self.waits.touched |= self.waits.topics() | {each.topic for each in self.values.units() if each.pending}
+            self.members.changed = False
         out: list[Outgoing] = []
-        while self._touched or self._again:
+        while self.waits.touched or self.waits.again:
             out += self._progress_once()
         return out
 
     def _progress_once(self) -> list[Outgoing]:
-        touched, self._touched = self._touched, set()
-        live = self.live
+        touched, self.waits.touched = self.waits.touched, set()
+        live = self.members.live
         # All steps first: a pull of many keys would find one after the other.
         for topic in touched:
-            entry = self._unit(topic)
-            while self.sync and entry is not None and (pushes := entry.ready(live)) is not None:
-                entry.apply(pushes, self.updaters)
-                self.counters.complete(entry.topic, entry.version, self._now, entry.count)
-        again, self._again = self._again, []
+            part = self.values.unit(topic)
+            while self.progress.sync and part is not None and (pushes := part.ready(live)) is not None:
+                part.apply(pushes, self.optimizers.updaters)
+                self.counters.complete(part.topic, part.version, self.now, part.count)
+        again, self.waits.again = self.waits.again, []
         out = [out for each in again for out in each.answer()]
-        return out + [out for topic in touched for each in self._waits.take_ready(topic) for out in each.answer()]
+        return out + [out for topic in touched for each in self.waits.take_ready(topic) for out in each.answer()]
+
+    def _dead(self, peer: bytes, seq: int, what: Callable[[], str]) -> Outgoing:
+        return peer, [pack("error", seq=seq, kind="dead", text=f"{self.members.silence()}: {what()}")]
+
+    def _break_off(self, peer: bytes, seq: int, error: Exception) -> list[Outgoing]:
+        self.members.close(peer)
+        return [self.error(peer, seq, "wire", error)]
+
+
+def printable(text: str) -> str:
+    r"""For a terminal and a log: nothing in it that moves a cursor or starts a line, and not without end.
+
+    >>> printable("a\x1b[2J\nb")
+    'a\\x1b[2J\\nb'
+    """
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text[:500])

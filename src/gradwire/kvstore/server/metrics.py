@@ -37,8 +37,8 @@ class ServerCollector(Collector):
             "gradwire_step_seconds", "From the first push of a step of a key to its update", counters.steps,
             counters.waited,
         )  # fmt: skip
-        yield GaugeMetricFamily("gradwire_waiting", "Requests that wait", value=self.core.queued)
-        yield GaugeMetricFamily("gradwire_dead_workers", "Workers that are silent", value=len(self.core.dead))
+        yield GaugeMetricFamily("gradwire_waiting", "Requests that wait", value=len(self.core.waits))
+        yield GaugeMetricFamily("gradwire_dead_workers", "Workers that are silent", value=len(self.core.members.dead))
 
 
 def serve(core: ServerCore, port: int, address: str = "127.0.0.1") -> int:

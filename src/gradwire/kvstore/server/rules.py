@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gradwire.kvstore.server.waiting import Topic
@@ -51,9 +52,25 @@ class Counters:
     begun: dict[tuple[Topic, int], float] = field(default_factory=dict)
     """When the first push of a step came that is not complete."""
 
+    def take(self, method: str, nbytes: int, count: int) -> None:
+        """A push of so many keys is here."""
+        self.bytes_in[method] = self.bytes_in.get(method, 0) + nbytes
+        self.pushes[method] = self.pushes.get(method, 0) + count
+
+    def send(self, method: str, nbytes: int) -> None:
+        """A value goes out."""
+        self.bytes_out[method] = self.bytes_out.get(method, 0) + nbytes
+
     def begin(self, topic: Topic, step: int, now: float) -> None:
         """A push of a step is here."""
         self.begun.setdefault((topic, step), now)
+
+    def share(self, begun: tuple[Topic, int], topics: Iterable[Topic]) -> None:
+        """A step that was begun is one of each of several keys now."""
+        if begun in self.begun:
+            since = self.begun.pop(begun)
+            for topic in topics:
+                self.begin(topic, begun[1], since)
 
     def complete(self, topic: Topic, step: int, now: float, count: int) -> None:
         """A step was made of so many keys."""

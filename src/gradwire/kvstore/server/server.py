@@ -71,7 +71,7 @@ class Server:
         self._context = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         self._socket = self._context.socket(zmq.ROUTER)
-        self._outbox = Outbox(self._socket, lambda: core.stored)
+        self._outbox = Outbox(self._socket, lambda: core.values.nbytes)
         self._guard = Guard(self._socket, core.rules.workers)
         self._ranks: dict[str, int] = {}
         # A peer that is gone is an error here and not a silent loss; a worker that comes again takes its name over.
@@ -131,7 +131,7 @@ class Server:
             return False
         name, parts = peer.bytes, [frame.buffer for frame in frames]
         replies = self.core.receive(name, parts, time.monotonic(), self._owner(peer))
-        if self.core.knows(name) and not self._guard.knows(name):
+        if self.core.members.knows(name) and not self._guard.knows(name):
             self._guard.introduced(name, peer)
         self._guard.heard(name)
         self._send(replies)
@@ -144,9 +144,9 @@ class Server:
     def _part(self) -> None:
         """Tell the core who is gone, and who does not read."""
         for peer in self._outbox.unreachable:
-            self.core.unreachable(peer)
+            self.core.members.unreachable(peer)
         for peer in self._outbox.deaf:
-            self.core.give_up(peer)
+            self.core.members.close(peer)
         self._outbox.unreachable.clear()
         self._outbox.deaf.clear()
 
@@ -169,9 +169,9 @@ class Finished:
     def __call__(self) -> bool:
         """Whether that is so now."""
         now = time.monotonic()
-        if self._core.present:
+        if len(self._core.members):
             self._seen = now
-        return len(self._core.left) == self._core.rules.workers or now - self._seen > self._quiet
+        return len(self._core.members.left) == self._core.rules.workers or now - self._seen > self._quiet
 
 
 def keep_memory() -> bool:

@@ -59,6 +59,26 @@ class WorkerSession:
     joints: dict[int, Joint] = field(default_factory=dict)
     open: dict[int, Assembly] = field(default_factory=dict)
 
+    def compression(self, number: int) -> Compression:
+        """Find a compression by its number.
+
+        Raises:
+            WireError: there is none.
+        """
+        if number not in self.configs:
+            raise WireError(f"a push names compression {number}, which was never sent")
+        return self.configs[number]
+
+    def joint(self, number: int) -> Joint:
+        """Find a list of keys by its number.
+
+        Raises:
+            WireError: there is none.
+        """
+        if number not in self.joints:
+            raise WireError(f"a request names list {number} of keys, which was never sent")
+        return self.joints[number]
+
     def declare(self, number: int, compression: Compression) -> None:
         """Know a compression by its number, and forget the oldest of too many."""
         self.configs[number] = compression

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gradwire._files import replace_file
 from gradwire.errors import ConfigError, is_int, require
+from gradwire.kvstore.protocol.checks import DTYPES
 from gradwire.kvstore.protocol.keys import key_list
-from gradwire.kvstore.protocol.messages import DTYPES
 from gradwire.kvstore.protocol.replica import Replica
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.parts import StoredPart
@@ -36,11 +36,11 @@ TOLD = {"key", "start", "total", "sparse", "version", "replaced"}
 
 def save_core(core: ServerCore, path: Path) -> None:
     """Write what a server knows; after it the workers may forget what is in it."""
-    core.apart()
+    core.values.apart()
     tensors: dict[str, Tensor] = {}
     told = []
-    states = core.optimizer_states()
-    for i, entry in enumerate(core.entries.values()):
+    states = core.optimizers.states()
+    for i, entry in enumerate(core.values.parts.values()):
         tensors[f"{i}/value"] = entry.value
         tensors |= {f"{i}/merger/{name}": kept for name, kept in entry.merger.kept.items()}
         for name, value in states.get(entry.key, {}).items():
@@ -54,10 +54,10 @@ def save_core(core: ServerCore, path: Path) -> None:
             "version": entry.version, "replaced": entry.replaced, "last": sorted(entry.last.items()),
         })  # fmt: skip
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    metadata = {"format": FORMAT, "entries": json.dumps(told), "sync": json.dumps(core.sync)}
+    metadata = {"format": FORMAT, "entries": json.dumps(told), "sync": json.dumps(core.progress.sync)}
     data = save(contiguous, metadata=metadata)
     replace_file(path, lambda temporary: Path(temporary).write_bytes(data))
-    core.mark_durable()
+    core.values.mark_durable()
 
 
 def load_core(path: Path, rules: Rules) -> ServerCore:
@@ -80,12 +80,12 @@ def load_core(path: Path, rules: Rules) -> ServerCore:
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"snapshot {path} cannot be read: {error}") from error
     core = ServerCore(rules, entries)
-    core.sync = sync
+    core.progress.sync = sync
     for i, entry in enumerate(entries):
         saved = below(tensors, f"{i}/optimizer/")
         if saved:
-            core.saved_states[entry.key] = saved
-    core.mark_durable()
+            core.optimizers.saved[entry.key] = saved
+    core.values.mark_durable()
     return core
 
 
@@ -139,7 +139,7 @@ class Snapshots:
 
     def after(self, core: ServerCore) -> None:
         """Called between messages."""
-        newest = max((entry.version for entry in core.units()), default=0)
+        newest = max((entry.version for entry in core.values.units()), default=0)
         if newest < self._due:
             return
         self._due = newest + self.every

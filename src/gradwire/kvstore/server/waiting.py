@@ -38,6 +38,10 @@ class Waits:
     def __init__(self) -> None:
         self._by_topic: dict[Topic, dict[tuple[bytes, int], Waiting]] = {}
         self._count: Counter[bytes] = Counter()
+        self.touched: set[Topic] = set()
+        """Topics about which something has changed; the core looks at what waits for them."""
+        self.again: list[Waiting] = []
+        """Requests that waited for something that is no more: they are looked at anew."""
 
     def __len__(self) -> int:
         return self._count.total()
@@ -82,6 +86,7 @@ class Waits:
         for topic in self.topics() if self._count[peer] else ():
             self._take(topic, lambda each: each.peer == peer)
         self._count.pop(peer, None)
+        self.again = [each for each in self.again if each.peer != peer]
 
     def _take(self, topic: Topic, which: Callable[[Waiting], bool]) -> list[Waiting]:
         those = self._by_topic.get(topic, {})

@@ -1,0 +1,218 @@
+"""Who is there: introductions, silence, who may have which rank, and the barriers at which all of them meet.
+
+    hello, another token   taken in where the rank is free, or its session has been silent or cannot be reached
+    hello, the same token  the same process after a cut cable: it goes on with what it had told the server
+    silence                the rank counts as dead; the same process may come back, another one may take its place
+
+A rank with a key of its own (CURVE) belongs to that key. Without keys whoever can reach the server may take a free
+place, but not that of a worker that is heard of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gradwire.errors import ConfigError, WireError
+from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.server.session import WorkerSession
+from gradwire.kvstore.server.waiting import Waits
+
+__all__ = ["Barriers", "Members", "StrangerError", "workers"]
+
+TAKEN = 3.0
+"""Seconds of silence in which a session that can be reached keeps its rank; workers ping every second."""
+
+
+class StrangerError(WireError):
+    """Somebody who has no session. A worker introduces itself then, and sends again what was not answered."""
+
+
+class Members:
+    """A server's sessions, and the ranks that are dead, have finished or have left.
+
+    Args:
+        rules: how the server behaves.
+        waits: what those who go do not wait for any more.
+    """
+
+    def __init__(self, rules: Rules, waits: Waits) -> None:
+        self.rules, self._waits = rules, waits
+        self.dead: set[int] = set()
+        self.finished: set[int] = set()
+        self.left: set[int] = set()
+        self.changed = False
+        """Who lives is not what it was: any step or wait may be complete; the core looks, and says that it did."""
+        self._sessions: dict[bytes, WorkerSession] = {}
+        self._lost: dict[int, WorkerSession] = {}
+        self._seen: set[int] = set()
+
+    def __len__(self) -> int:
+        """Workers that are connected."""
+        return len(self._sessions)
+
+    @property
+    def live(self) -> set[int]:
+        """Ranks whose pushes a step waits for."""
+        gone = self.finished | (self.dead if self.rules.on_dead_worker == "continue" else set())
+        return set(range(self.rules.workers)) - gone
+
+    def sessions(self) -> list[WorkerSession]:
+        """Those that are there, and those that may come back."""
+        return [*self._sessions.values(), *self._lost.values()]
+
+    def knows(self, peer: bytes) -> bool:
+        """Whether it has a session."""
+        return peer in self._sessions
+
+    def unreachable(self, peer: bytes) -> None:
+        """What was to be sent to a worker could not be: its connection is gone, and its rank may be taken."""
+        if peer in self._sessions:
+            self._sessions[peer].reachable = False
+
+    def session(self, peer: bytes, now: float) -> WorkerSession:
+        """Find the session of somebody who has introduced himself; he is alive.
+
+        Raises:
+            StrangerError: he has not.
+        """
+        session = self._sessions.get(peer)
+        if session is None:
+            session = next((each for each in self._lost.values() if each.peer == peer), None)
+            if session is None:
+                raise StrangerError("a session starts with hello")
+            # Silent for long, as a process that was stopped, and never cut off: it goes on.
+            self._enter(session)
+        session.seen, session.reachable = now, True
+        return session
+
+    def check_place(self, owner: int | None, rank: int, world: int) -> None:
+        """Refuse who does not belong here.
+
+        Raises:
+            ConfigError: a rank or a number of workers that does not fit, or a rank that another key owns.
+        """
+        if world != self.rules.workers or rank >= world:
+            raise ConfigError(
+                f"rank {rank} of {world} workers does not fit this server of {self.rules.workers}: give it as many "
+                "workers (--workers) as the environment of the workers says"
+            )
+        if owner not in (None, rank):
+            raise ConfigError(
+                f"rank {rank} has a key of its own, this is the key of worker {owner}: GRADWIRE_KEYS must be the "
+                f"folder worker-{rank} of `gradwire keygen`, or the one around it"
+            )
+
+    def holder(self, peer: bytes, rank: int, token: bytes, now: float) -> WorkerSession | None:
+        """Who has a rank, is another process than the one that asks for it, and was heard of lately."""
+        if self._known(rank, token) is not None:
+            return None
+        those = (each for each in self._of(rank) if each.peer != peer)
+        return next((each for each in those if each.reachable and now - each.seen < TAKEN), None)
+
+    def take_in(self, peer: bytes, rank: int, token: bytes, now: float) -> tuple[WorkerSession, bool]:
+        """Give a rank to a process: its session, and whether it is another process than before, or the first."""
+        known, fresh = self._known(rank, token), WorkerSession(peer, rank, token, now)
+        for each in self._of(rank):
+            self.close(each.peer)
+        if known is not None:
+            fresh.configs, fresh.barriers, fresh.given = known.configs, known.barriers, known.given
+            fresh.joined, fresh.joints = known.joined, known.joints
+        else:
+            fresh.joined = rank in self._seen
+            self.finished.discard(rank)
+        self._enter(fresh)
+        return fresh, known is None
+
+    def finish(self, rank: int) -> None:
+        """A worker pushes no more."""
+        self.finished.add(rank)
+        self.changed = True
+
+    def leave(self, session: WorkerSession) -> None:
+        """Of who did not say ``finish`` before, the connection was closed and no more: it may come again."""
+        if session.rank in self.finished:
+            self.left.add(session.rank)
+            self.close(session.peer)
+
+    def close(self, peer: bytes) -> None:
+        """End a session, also that of a worker that does not read what it is sent."""
+        if self._sessions.pop(peer, None) is not None:
+            self._waits.drop(peer)
+
+    def silent(self, now: float) -> list[WorkerSession]:
+        """Find those from which nothing has come for too long."""
+        return [each for each in self._sessions.values() if now - each.seen > self.rules.dead_after]
+
+    def lose(self, session: WorkerSession) -> None:
+        """Count a worker as dead."""
+        self.dead.add(session.rank)
+        self.close(session.peer)
+        self._lost[session.rank] = session
+        self.changed = True
+
+    def silence(self) -> str:
+        """Who is dead, in words."""
+        have = "has" if len(self.dead) == 1 else "have"
+        return f"{workers(self.dead)} {have} not been heard of for {self.rules.dead_after:g} s"
+
+    def _of(self, rank: int) -> list[WorkerSession]:
+        return [each for each in self._sessions.values() if each.rank == rank]
+
+    def _known(self, rank: int, token: bytes) -> WorkerSession | None:
+        before = [*self._of(rank), *([self._lost[rank]] if rank in self._lost else [])]
+        return next((each for each in before if each.token == token), None)
+
+    def _enter(self, session: WorkerSession) -> None:
+        self._seen.add(session.rank)
+        self._lost.pop(session.rank, None)
+        self.dead.discard(session.rank)
+        self.left.discard(session.rank)
+        self._sessions[session.peer] = session
+        self.changed = True
+
+
+class Barriers:
+    """Barriers by their numbers: who has come to which, and which are behind all workers.
+
+    Args:
+        waits: what waits at them.
+    """
+
+    def __init__(self, waits: Waits) -> None:
+        self.passed = 0
+        self._waits = waits
+        self._arrived: dict[int, set[int]] = {}
+
+    def arrive(self, rank: int, number: int) -> set[int]:
+        """Note that a worker is at a barrier; all who are.
+
+        Raises:
+            WireError: it is not the next one.
+        """
+        if number > self.passed + 1:
+            raise WireError(f"barrier {number} is not the next one, {self.passed + 1}")
+        arrived = self._arrived.setdefault(number, set())
+        arrived.add(rank)
+        self._arrived = {n: ranks for n, ranks in self._arrived.items() if n > number - 2}
+        return arrived
+
+    def pass_to(self, number: int) -> None:
+        """Put barriers up to this one behind all workers."""
+        if number > self.passed:
+            self.passed = number
+            self._waits.touched |= {("barrier", each) for each in self._arrived if each <= number}
+
+    def forget(self, rank: int) -> None:
+        """Another process has this rank: it has come to none."""
+        for arrived in self._arrived.values():
+            arrived.discard(rank)
+
+
+def workers(ranks: Iterable[int]) -> str:
+    """Ranks in words.
+
+    >>> workers([3]), workers({2, 0})
+    ('worker 3', 'workers 0, 2')
+    """
+    names = sorted(ranks)
+    return f"worker{'' if len(names) == 1 else 's'} {', '.join(map(str, names))}"

@@ -1,0 +1,151 @@
+"""Requests about the run: who is there, barriers, compressions, optimizers, and the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradwire.errors import ConfigError, WireError
+from gradwire.kvstore.protocol.compression import Compression
+from gradwire.kvstore.protocol.messages import CHUNK, VERSION, Outgoing, pack
+from gradwire.kvstore.protocol.optimizers import OptimizerConfig
+from gradwire.kvstore.protocol.payloads import require_alone
+from gradwire.kvstore.server.members import workers
+from gradwire.kvstore.server.session import WorkerSession
+
+if TYPE_CHECKING:
+    from gradwire.kvstore.server.core import ServerCore
+
+__all__ = [
+    "barrier", "config", "finish", "hello", "leave", "optimizer", "ping", "restore", "staleness", "states", "why",
+]  # fmt: skip
+
+
+def hello(
+    core: ServerCore, peer: bytes, owner: int | None, version: int, rank: int, world: int, sync: bool, session: bytes
+) -> list[Outgoing]:
+    """Take a worker in, or say who has its place."""
+    members, progress = core.members, core.progress
+    if version != VERSION:
+        raise WireError(
+            f"this server speaks version {VERSION} of the protocol, not {version}: install the same gradwire on "
+            "all machines"
+        )
+    members.check_place(owner, rank, world)
+    if progress.sync not in (None, sync):
+        names = ("dist_sync", "dist_async") if progress.sync else ("dist_async", "dist_sync")
+        raise ConfigError(f"all workers must create a {names[0]} store, as the first did, got {names[1]}")
+    holder = members.holder(peer, rank, session, core.now)
+    if holder is not None:
+        text = f"rank {rank} is taken by a worker that was heard of {core.now - holder.seen:.1f} s ago"
+        # Whether that one can still be reached is known when something is sent to it.
+        return [(holder.peer, [core.pong()]), (peer, [pack("error", seq=0, kind="taken", text=text)])]
+    progress.sync = sync
+    fresh, another = members.take_in(peer, rank, session, core.now)
+    if another:
+        fresh.barriers = core.barriers.passed
+        core.barriers.forget(rank)
+        for unit in () if sync else core.values.units():
+            unit.forget_early(rank)
+    told = {"restored": core.restored, "snapshots": core.rules.snapshots}
+    return [(peer, [pack("welcome", epoch=core.epoch, rank=rank, world=world, **told)])]
+
+
+def ping(core: ServerCore, session: WorkerSession) -> list[Outgoing]:
+    """Answer a sign of life."""
+    return [(session.peer, [core.pong()])]
+
+
+def config(core: ServerCore, session: WorkerSession, seq: int, number: int, config: dict[str, Any]) -> list[Outgoing]:
+    """Know a compression by a number."""
+    try:
+        compression = Compression.from_config(config)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"a compression is refused: {error}") from None
+    require_alone(compression.push)
+    session.declare(number, compression)
+    return core.done(session, seq)
+
+
+def optimizer(
+    core: ServerCore, session: WorkerSession, seq: int, number: int, name: str,
+    numbers: dict[str, Any],
+) -> list[Outgoing]:  # fmt: skip
+    """Know a setting of the optimizer by a number, and say which it is."""
+    known = core.optimizers.declare(number, OptimizerConfig(name, numbers), joined=session.joined)
+    return core.done(session, seq, known)
+
+
+def staleness(core: ServerCore, session: WorkerSession, seq: int, steps: int) -> list[Outgoing]:
+    """Set how far ahead of the slowest a worker may be."""
+    progress = core.progress
+    if progress.sync:
+        raise ConfigError("a bound on staleness is for dist_async: in dist_sync nobody is ahead")
+    if progress.staleness not in (None, steps):
+        raise ConfigError(
+            f"staleness must be the same on all workers and servers: it is {progress.staleness} here, worker "
+            f"{session.rank} asks for {steps}"
+        )
+    progress.staleness = steps
+    return core.done(session, seq)
+
+
+def barrier(core: ServerCore, session: WorkerSession, seq: int, number: int) -> list[Outgoing]:
+    """Let a worker go on when all have come."""
+    number += session.barriers
+    if core.restored:
+        # Nobody told this server which were passed: who comes to one has passed those before it.
+        core.barriers.pass_to(number - 1)
+    arrived = core.barriers.arrive(session.rank, number)
+
+    def ready() -> bool:
+        return number <= core.barriers.passed or core.members.live <= arrived
+
+    def answer() -> list[Outgoing]:
+        core.barriers.pass_to(number)
+        return core.done(session, seq)
+
+    topic = ("barrier", number)
+    core.waits.touched.add(topic)
+    return core.when(
+        topic, session, seq, lambda: f"barrier {number} waits for {workers(core.members.live - arrived)}", ready, answer
+    )
+
+
+def why(core: ServerCore, session: WorkerSession, seq: int, of: int) -> list[Outgoing]:
+    """Say what another request of this worker waits for: its deadline has passed."""
+    text = core.waits.reason(session.peer, of)
+    return core.value(session, seq, torch.frombuffer(bytearray(f" {text}".encode()), dtype=torch.uint8), [])
+
+
+def states(core: ServerCore, session: WorkerSession, seq: int) -> list[Outgoing]:
+    """Give the optimizer's states."""
+    data = torch.frombuffer(bytearray(core.optimizers.to_bytes()), dtype=torch.uint8)
+    return core.value(session, seq, data, [])
+
+
+def restore(
+    core: ServerCore, session: WorkerSession, rest: list[memoryview], seq: int, chunk: int, chunks: int
+) -> list[Outgoing]:
+    """Take the optimizer's states back."""
+    core.optimizers.require_any()
+    # The optimizers keep two or three tensors of a value's size, and some numbers.
+    most = 4 * core.values.nbytes + 1024 * len(core.values.parts) + CHUNK
+    data = session.take(seq, chunk, chunks, rest, range(most + 1))
+    if data is None:
+        return []
+    core.optimizers.restore(data.numpy().tobytes())
+    return core.done(session, seq)
+
+
+def finish(core: ServerCore, session: WorkerSession, seq: int) -> list[Outgoing]:
+    """Make steps without this worker from now on."""
+    core.members.finish(session.rank)
+    return core.done(session, seq)
+
+
+def leave(core: ServerCore, session: WorkerSession) -> list[Outgoing]:
+    """Let a worker go that has finished."""
+    core.members.leave(session)
+    return []

@@ -1,0 +1,118 @@
+"""The settings of a server's optimizer by their numbers, and what the optimizer keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gradwire.errors import ConfigError, WireError
+from gradwire.kvstore.protocol.keys import StoreKey
+from gradwire.kvstore.protocol.optimizer_states import from_bytes, to_bytes
+from gradwire.kvstore.protocol.optimizers import OptimizerConfig, Updater
+from gradwire.kvstore.server.parts import AHEAD, StoredPart
+
+__all__ = ["OptimizerSettings"]
+
+SETTINGS = 2 * AHEAD
+"""Settings of the optimizer that pushes may name: a learning rate may change in every step."""
+
+
+class OptimizerSettings:
+    """Settings, each with the states that it goes on with.
+
+    Args:
+        part: finds a key alone, or refuses it.
+    """
+
+    def __init__(self, part: Callable[[StoreKey], StoredPart]) -> None:
+        self.updaters: dict[int, Updater] = {}
+        self.saved: dict[StoreKey, dict[str, Any]] = {}
+        """States of a snapshot, for the first setting."""
+        self._part = part
+
+    def check(self, number: int) -> None:
+        """Refuse a push that names no setting that there is.
+
+        Raises:
+            WireError: it does.
+        """
+        if number and number not in self.updaters:
+            raise WireError(f"a push names optimizer setting {number}, which was never sent")
+
+    def declare(self, number: int, config: OptimizerConfig, *, joined: bool) -> int:
+        """Know a setting by its number, and forget the oldest of too many.
+
+        Args:
+            number: the worker's.
+            config: of the setting.
+            joined: whether the worker came later, and counts its settings from 1.
+
+        Returns:
+            The number by which pushes name it.
+
+        Raises:
+            ConfigError: another worker gave this number to another setting.
+            WireError: numbers were left out.
+        """
+        newest = self._newest()
+        if newest is not None and joined:
+            number = self._joined_number(config)
+        elif newest is not None and number > max(self.updaters) + 1:
+            raise WireError(f"optimizer setting {number} is not the next one, {max(self.updaters) + 1}")
+        known = self.updaters.get(number)
+        if known is not None and known.config != config:
+            raise ConfigError(
+                f"set_optimizer must get the same values from all workers: another worker's call {number} gave "
+                f"{known.config}, this one's {config}"
+            )
+        if known is None:
+            same = newest is not None and newest.config.name == config.name
+            self.updaters[number] = newest.with_config(config) if same and newest is not None else Updater(config)
+            oldest = max(self.updaters) - SETTINGS
+            self.updaters = {n: each for n, each in self.updaters.items() if n > oldest}
+            if self.saved:
+                self._load(self.updaters[number], self.saved)
+                self.saved = {}
+        return number
+
+    def states(self) -> dict[StoreKey, dict[str, Any]]:
+        """What the optimizer keeps, by key."""
+        newest = self._newest()
+        return self.saved if newest is None else newest.state_dict()
+
+    def to_bytes(self) -> bytes:
+        """The states, as they travel.
+
+        Raises:
+            ConfigError: there is no optimizer.
+        """
+        newest = self._newest()
+        if newest is None:
+            raise ConfigError("a store has optimizer states after set_optimizer, and not before")
+        return to_bytes(newest.state_dict(), newest.config)
+
+    def require_any(self) -> None:
+        """Refuse states that nothing is there for.
+
+        Raises:
+            ConfigError: there is no optimizer.
+        """
+        if not self.updaters:
+            raise ConfigError("optimizer states are loaded after set_optimizer, and not before")
+
+    def restore(self, data: bytes) -> None:
+        """Take the states that ``to_bytes`` gave."""
+        self._load(self.updaters[max(self.updaters)], from_bytes(data)[0])
+
+    def _load(self, updater: Updater, states: Mapping[StoreKey, Mapping[str, Any]]) -> None:
+        for key, state in states.items():
+            updater.config.check_state(key, state, self._part(key).value)
+        updater.load_state_dict(states)
+
+    def _joined_number(self, config: OptimizerConfig) -> int:
+        """A process that came later counts its settings from 1; here they go on from those that there are."""
+        same = [number for number, each in self.updaters.items() if each.config == config]
+        return max(same, default=max(self.updaters) + 1)
+
+    def _newest(self) -> Updater | None:
+        return self.updaters[max(self.updaters)] if self.updaters else None
