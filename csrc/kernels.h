@@ -6,9 +6,8 @@
 
 #include <cstdint>
 
-#include "args/basic.h"
+#include "args/buckets.h"
 #include "args/common.h"
-#include "args/eightbit.h"
 #include "args/entries.h"
 #include "args/entropy.h"
 #include "args/lowrank.h"
@@ -27,25 +26,13 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(add_buckets, AddBuckets)                         \
   X(add_waves, AddWaves)                             \
   X(block_norms, BlockNorms)                         \
-  X(cast_add_decoded, CastAddDecoded)                \
-  X(cast_encode, CastEncode)                         \
-  X(cast_encode_feedback, CastEncodeFeedback)        \
   X(count_ones, CountOnes)                           \
   X(mark_beyond, MarkBeyond)                         \
   X(mark_drawn, MarkDrawn)                           \
   X(eden_add_decoded, EdenAddDecoded)                \
   X(eden_encode, EdenEncode)                         \
-  X(eightbit_add_decoded, EightbitAddDecoded)        \
-  X(eightbit_encode, EightbitEncode)                 \
-  X(eightbit_encode_feedback, EightbitEncodeFeedback)\
   X(exponent_add_decoded, ExponentAddDecoded)        \
   X(exponent_codes, ExponentCodes)                   \
-  X(inceptionn_add_decoded, InceptionnAddDecoded)    \
-  X(inceptionn_codes, InceptionnCodes)               \
-  X(inceptionn_sizes, InceptionnSizes)               \
-  X(inceptionn_tags, InceptionnTags)                 \
-  X(largest, Largest)                                \
-  X(largest_sum, LargestSum)                         \
   X(lowrank_add_decoded, LowrankAddDecoded)            \
   X(lowrank_left, LowrankLeft)                       \
   X(lowrank_right, LowrankRight)                     \

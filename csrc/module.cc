@@ -22,8 +22,6 @@ NB_MODULE(_kernels, m) {
   m.def("set_target", &set_target, "name"_a);
   m.def("calls", &calls, "name"_a);
   for (const auto* each = operations::Operation::first; each != nullptr; each = each->next) each->define(m);
-  bind_basic(m);
-  bind_eightbit(m);
   bind_entries(m);
   bind_entropy(m);
   bind_lowrank(m);

@@ -6,7 +6,8 @@
 //   Column         a field of the payloads of all ranks: two numbers, the address and the bytes from a row to the next
 //   numbers        as they are; a word is its place among those that are known
 //
-// After them come the symbols of the declaration, n as the last, and where the work is shared out the number of threads.
+// After them come the addresses of the tables of the declaration, its symbols, n as the last, and where the work is shared
+// out the number of threads.
 // What a tensor is has been checked in Python; here only what would make C++ itself undefined.
 #pragma once
 

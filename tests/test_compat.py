@@ -9,9 +9,9 @@ from gradwire.comm.allreduce import AllReduce
 from gradwire.comm.broadcast import Broadcast
 from gradwire.comm.two_phase import TwoPhase
 from gradwire.compat import Recipe, from_params
-from gradwire.compressors.fp16 import FP16
+from gradwire.compressors.casts.fp16 import FP16
+from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.none import Identity
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
 from gradwire.compressors.signs.onebit_sgd import OneBitSGD

@@ -45,8 +45,6 @@ void serial(nb::module_& m, const char* name, Function function, const Arguments
   m.def(name, function, arguments..., "n"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
-void bind_basic(nb::module_& m);
-void bind_eightbit(nb::module_& m);
 void bind_entries(nb::module_& m);
 void bind_entropy(nb::module_& m);
 void bind_lowrank(nb::module_& m);

@@ -12,6 +12,6 @@ for target in scalar neon; do
   done
 done
 compile -static -DGRADWIRE_SELFTEST src/gradwire/ops/*.cc src/gradwire/compressors/*/*.cc csrc/tests/selftest.cc csrc/tests/entries.cc csrc/dispatch.cc csrc/entries.cc csrc/exponents.cc \
-  csrc/inceptionn.cc csrc/lowrank.cc csrc/radix_select.cc csrc/threshold.cc csrc/topk.cc \
+  csrc/lowrank.cc csrc/radix_select.cc csrc/threshold.cc csrc/topk.cc \
   build/neon/*.o -o build/selftest-neon
 qemu-aarch64 build/selftest-neon

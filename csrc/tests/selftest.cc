@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "inceptionn.h"
 #include "lowrank.h"
 #include "selftest.h"
 #include "threshold.h"
@@ -28,54 +27,6 @@ void check_topk(const std::string& target, std::int64_t divisor) {
     const auto indices = reinterpret_cast<std::uint16_t*>(x.bytes.data());
     const Feedback feedback = {x.a.data(), x.b.data(), x.status.data()};
     topk({feedback, x.b.data(), x.c.data(), indices, places(x, n), n / divisor, n}, 1);
-  });
-}
-
-void check_eightbit(const std::string& target, Codebook kind, std::int64_t block) {
-  std::vector<float> values(272);
-  for (std::size_t i = 0; i < values.size(); ++i) values[i] = float(i) / 200 - 0.5f;
-  const auto eightbit = [&](Buffers& x) { return Eightbit{x.c.data(), x.bytes.data(), values.data(), kind, block}; };
-  check(target, "eightbit_encode", &KernelTable::eightbit_encode, [&](Buffers& x, std::int64_t) {
-    return EightbitEncode{eightbit(x), x.a.data()};
-  });
-  check(target, "eightbit_encode_feedback", &KernelTable::eightbit_encode_feedback, [&](Buffers& x, std::int64_t) {
-    return EightbitEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, eightbit(x)};
-  });
-  check(target, "eightbit_add_decoded", &KernelTable::eightbit_add_decoded, [&](Buffers& x, std::int64_t n) {
-    return EightbitAddDecoded{x.rows(n), x.rows(n), x.a.data(), values.data(), kind, block, 0.3f};
-  });
-}
-
-void check_inceptionn(const std::string& target, int bound) {
-  compare(target, "inceptionn_encode", [&](Buffers& x, std::int64_t n) {
-    std::vector<std::uint8_t> stream(std::size_t(1 + 4 * n));
-    inceptionn_encode({x.a.data(), x.status.data(), stream.data(), bound, n}, 1);
-    std::memcpy(x.bytes.data(), stream.data(), stream.size());
-  });
-  compare(target, "inceptionn_encode_feedback", [&](Buffers& x, std::int64_t n) {
-    std::vector<std::uint8_t> stream(std::size_t(1 + 4 * n));
-    std::int32_t used = 0;
-    const Feedback feedback = {x.a.data(), x.b.data(), x.status.data()};
-    // Which of two NaNs a sum becomes is not laid down, and the stream holds its bits.
-    for (float& value : x.b) value = value - value == 0.0f ? value : 1.0f;
-    inceptionn_encode_feedback({x.b.data(), &used, stream.data(), bound, n}, feedback, 1);
-    std::memcpy(x.bytes.data(), stream.data(), std::size_t(used));
-  });
-  compare(target, "inceptionn_add_decoded", [&](Buffers& x, std::int64_t n) {
-    x.bytes[0] = std::uint8_t(bound % 2);
-    inceptionn_add_decoded({x.rows(n), 2 * n, x.a.data(), bound, 0.3f, n}, 1);
-  });
-}
-
-void check_cast(const std::string& target, CastTo to) {
-  check(target, "cast_encode", &KernelTable::cast_encode, [&](Buffers& x, std::int64_t) {
-    return CastEncode{x.a.data(), x.bytes.data(), 0.3f, to};
-  });
-  check(target, "cast_encode_feedback", &KernelTable::cast_encode_feedback, [&](Buffers& x, std::int64_t) {
-    return CastEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), to};
-  });
-  check(target, "cast_add_decoded", &KernelTable::cast_add_decoded, [&](Buffers& x, std::int64_t n) {
-    return CastAddDecoded{x.rows(n), x.a.data(), 0.3f, to};
   });
 }
 
@@ -156,13 +107,7 @@ void check_lowrank(const std::string& target, std::int64_t columns, std::int64_t
   });
 }
 
-#define CHECK(name, ...) \
-  check(target, #name, &KernelTable::name, [](Buffers& x, std::int64_t n) { return static_cast<void>(n), __VA_ARGS__; })
-
 void check_all(const std::string& target) {
-  for (const CastTo to : {CastTo::float16, CastTo::bfloat16, CastTo::float32}) check_cast(target, to);
-  CHECK(largest, Largest{x.a.data(), reinterpret_cast<std::uint32_t*>(x.status.data())});
-  CHECK(largest_sum, LargestSum{x.a.data(), x.b.data(), reinterpret_cast<std::uint32_t*>(x.status.data())});
   check_entries(target);
   for (const std::int64_t divisor : {1, 3, 100}) check_topk(target, divisor);
   const std::vector<float> addends = Buffers::values(kRanks * kBuckets);
@@ -176,11 +121,6 @@ void check_all(const std::string& target) {
   for (const int group : {16, 32, 64}) check_eden(target, 8, group);
   for (const int rows : {1, 3}) check_sketch(target, rows);
   for (const float level : {0.0f, 0.9f}) check_threshold(target, level);
-  for (const std::int64_t block : {0, 48})
-    for (const Codebook kind : {Codebook::linear, Codebook::dynamic, Codebook::e4m3, Codebook::e5m2})
-      check_eightbit(target, kind, block);
-  for (const int bound : {1, 10, 15}) check_inceptionn(target, bound);
-#undef CHECK
 }
 
 }  // namespace

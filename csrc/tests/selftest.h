@@ -45,6 +45,12 @@ struct Buffers {
   }
 };
 
+// Which of two NaNs a sum becomes is not laid down: here b is none where a is one. For codes that hold bits of it.
+inline void leave_one_nan(Buffers& x) {
+  for (std::size_t i = 0; i < x.a.size(); ++i)
+    if (x.a[i] != x.a[i] && x.b[i] != x.b[i]) x.b[i] = 1.0f;
+}
+
 inline bool same(const std::vector<float>& x, const std::vector<float>& y) {
   for (std::size_t i = 0; i < x.size(); ++i) {
     const bool nan = x[i] != x[i] && y[i] != y[i];

@@ -183,7 +183,7 @@ class Reader:
         max_bytes: as for ``unframe``; also what bounds the memory that an unfinished frame may hold.
 
     Example:
-        >>> from gradwire.compressors.none import Identity
+        >>> from gradwire.compressors.casts.none import Identity
         >>> data = frame(Identity(), (2,), Identity().compress(torch.tensor([1.0, 2.0])))
         >>> reader = Reader()
         >>> [len(reader.feed(part)) for part in (data[:30], data[30:] + data)]

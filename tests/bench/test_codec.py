@@ -9,8 +9,8 @@ from gradwire.bench.budget import available_bytes
 from gradwire.bench.steps import STEPS
 from gradwire.bench.verify import check
 from gradwire.bench.workload import Workload
+from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.none import Identity
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK

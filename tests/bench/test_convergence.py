@@ -13,7 +13,7 @@ from gradwire.bench.method import Method
 from gradwire.bench.method_text import parse_method
 from gradwire.bench.recommended import BY_TASK, MIN_NUMEL, RECOMMENDED, labels, min_numel_of, recommended, setup_of
 from gradwire.bench.tasks.segmentation import Segmentation
-from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.casts.bf16 import BF16
 from gradwire.exchange.policy import Policy
 
 GOOD = ConvergenceRow("topk", {}, 2, 10, (0.97, 0.99), 0.99, 1234.5, 33.0, 75_008, identical=True, reason="", misses="")

@@ -18,8 +18,8 @@ from gradwire.bench.tasks.base import Task
 from gradwire.bench.tasks.classification import Classification
 from gradwire.bench.tasks.language import LanguageModelling
 from gradwire.bench.train import train
+from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.none import Identity
 from gradwire.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from gradwire.bench import models
 from gradwire.bench.launch import launch
 from gradwire.bench.netlab import Link, Netlab
 from gradwire.bench.replay import Contestant, Replayed, ReplayPlan, Result, _figures, exchange, replay
-from gradwire.compressors.none import Identity
+from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError, GroupError
 from tests.bench.jobs import meet

@@ -13,7 +13,7 @@ from gradwire.bench.process_figures import digest
 from gradwire.bench.recipe import Recipe
 from gradwire.bench.tasks.classification import Classification
 from gradwire.bench.train import train
-from gradwire.compressors.none import Identity
+from gradwire.compressors.casts.none import Identity
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.bf16 import BF16
-from gradwire.compressors.fp8 import FP8
+from gradwire.compressors.casts.bf16 import BF16
+from gradwire.compressors.casts.fp8 import FP8
 from gradwire.compressors.levels.natural import Natural
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.oktopk import OkTopk

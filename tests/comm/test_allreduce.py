@@ -26,7 +26,7 @@ def test_large_values_are_divided_before_they_are_summed() -> None:
 def _large(rank: int) -> float:
     import torch.distributed as dist
 
-    from gradwire.compressors.fp16 import FP16
+    from gradwire.compressors.casts.fp16 import FP16
     from gradwire.exchange.exchange import Exchange
 
     exchange = Exchange(FP16(), group=dist.group.WORLD)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.compressors.fp8 import FP8
+from gradwire.compressors.casts.fp8 import FP8
 from gradwire.compressors.levels.natural import Natural
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.oktopk import OkTopk

@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.casts.bf16 import BF16
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange, default_strategy
 from gradwire.testing.strategies import gradients

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from gradwire.compressors.blockwise8 import Blockwise8
+from gradwire.compressors.casts.blockwise8 import Blockwise8
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.strategies import gradients

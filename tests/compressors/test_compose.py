@@ -11,12 +11,12 @@ from gradwire.compressors.acp_sgd import ACPSGD
 from gradwire.compressors.adaptive_sparse import AdaptiveSparse
 from gradwire.compressors.adaptive_threshold import AdaptiveThreshold
 from gradwire.compressors.atomo import Atomo
-from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.casts.bf16 import BF16
+from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.demo import DeMo
 from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.gradiveq import GradiVeQ
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.none import Identity
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.sidco import SIDCo

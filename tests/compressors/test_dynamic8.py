@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from gradwire.compressors.dynamic8 import Dynamic8
+from gradwire.compressors.casts.dynamic8 import Dynamic8
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.testing.strategies import gradients
 from gradwire.types import Key

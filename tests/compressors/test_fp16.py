@@ -1,6 +1,6 @@
 import torch
 
-from gradwire.compressors.fp16 import FP16
+from gradwire.compressors.casts.fp16 import FP16
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key
 

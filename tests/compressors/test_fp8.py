@@ -4,7 +4,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.fp8 import FP8
+from gradwire.compressors.casts.fp8 import FP8
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from tests.cases import together

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gradwire import registry
-from gradwire.compressors.none import Identity
+from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradwire.compressors.base import MultiRound
-from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.randomk import RandomK

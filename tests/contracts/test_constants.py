@@ -15,17 +15,17 @@ from torch import Tensor
 
 from gradwire.compressors.adaptive_sparse import AdaptiveSparse
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.bf16 import BF16
-from gradwire.compressors.blockwise8 import Blockwise8
+from gradwire.compressors.casts.bf16 import BF16
+from gradwire.compressors.casts.blockwise8 import Blockwise8
+from gradwire.compressors.casts.dynamic8 import Dynamic8
+from gradwire.compressors.casts.fp8 import FP8
+from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.compose import Compose
 from gradwire.compressors.demo import DeMo, _cosines
-from gradwire.compressors.dynamic8 import Dynamic8
-from gradwire.compressors.fp8 import FP8
 from gradwire.compressors.levels.lpc_svrg import LpcSvrg
 from gradwire.compressors.levels.natural import Natural
 from gradwire.compressors.levels.nuqsgd import NUQSGD
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.none import Identity
 from gradwire.compressors.oktopk import OkTopk
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.signs.efsignsgd import EFSignSGD

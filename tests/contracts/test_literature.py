@@ -13,10 +13,10 @@ import torch
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor
+from gradwire.compressors.casts.dynamic8 import Dynamic8
+from gradwire.compressors.casts.fp16 import FP16
+from gradwire.compressors.casts.inceptionn import Inceptionn
 from gradwire.compressors.dgc import DGC
-from gradwire.compressors.dynamic8 import Dynamic8
-from gradwire.compressors.fp16 import FP16
-from gradwire.compressors.inceptionn import Inceptionn
 from gradwire.compressors.levels.natural import Natural
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradwire import registry
-from gradwire.compressors.fp16 import FP16
+from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.memory.demo import DeMoMemory

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.dgc import DGC
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.ternary.twobit import TwoBit

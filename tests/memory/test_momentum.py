@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
 from gradwire.compressors.signs.signum import Signum
 from gradwire.errors import ConfigError

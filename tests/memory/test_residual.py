@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.casts.bf16 import BF16
 from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
 from gradwire.types import Key

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.variance import Variance
 from gradwire.errors import ConfigError
 from gradwire.memory.variance import VarianceMemory

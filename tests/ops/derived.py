@@ -14,6 +14,7 @@ from tests.ops.example_tensors import RANKS, N
 VALUES = {
     "beta": 0.9,
     "bits": 4,
+    "bound": 10,
     "floor": 0.5,
     "key": 1,
     "length": 9,

@@ -122,6 +122,24 @@ def test_what_annotations_cannot_say_is_checked_by_a_function_of_what_it_names()
         checked(**arguments(strict=True))
 
 
+TABLE = torch.arange(4)
+
+
+def table_of(bits: int) -> Tensor:
+    return TABLE[bits:]
+
+
+def test_a_kernel_is_given_the_tables_that_it_needs_after_the_parameters() -> None:
+    def looked_up(x: Floats, bits: int) -> None: ...
+
+    given: list[tuple[object, ...]] = []
+    x, kernels = torch.ones(6), SimpleNamespace(looked_up=lambda *told: given.append(told))
+    Declaration(looked_up, tables=("table_of(bits)", "TABLE")).kernel(kernels, False)(x, 2)
+    assert given == [(x.data_ptr(), 2, TABLE.data_ptr() + 16, TABLE.data_ptr(), 6)]
+    with pytest.raises(TypeError, match=r"looked_up: nothing defines tables in 'tables\[0\]'"):
+        Declaration(looked_up, tables=("tables[0]",)).kernel(kernels, False)
+
+
 def test_the_parameter_n_is_the_number_of_elements() -> None:
     def counted(codes: Annotated[Tensor, Flat(torch.uint8, "half(n)")], n: int, words: bool = False) -> None: ...
 
@@ -141,7 +159,7 @@ def of_an_unknown_size(x: Floats, y: Annotated[Tensor, Flat(torch.uint8, "2 * m"
     [
         (of_nothing, "of_nothing.x is a tensor of which nothing is said"),
         (of_a_list, "of_a_list.x is annotated with list"),
-        (of_an_unknown_size, "of_an_unknown_size: nothing defines m in the size '2 [*] m'"),
+        (of_an_unknown_size, "of_an_unknown_size: nothing defines m in '2 [*] m'"),
     ],
 )
 def test_an_annotation_from_which_nothing_follows_is_refused(function: object, said: str) -> None:

@@ -3,9 +3,15 @@
 import pytest
 import torch
 
+from gradwire.compressors.casts.ops import (
+    KINDS,
+    codebook,
+    eightbit_add_decoded,
+    eightbit_encode,
+    eightbit_encode_feedback,
+    scale_count,
+)
 from gradwire.errors import ConfigError
-from gradwire.ops import eightbit_add_decoded, eightbit_encode, eightbit_encode_feedback
-from gradwire.ops._eightbit import KINDS, codebook, count
 from tests.cases import pairwise, together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
@@ -17,7 +23,7 @@ def blocks(n):
 
 
 def outputs(n, block):
-    return {"scales": ((count(n, block),), torch.float32), "codes": ((n,), torch.uint8)}
+    return {"scales": ((scale_count(n, block),), torch.float32), "codes": ((n,), torch.uint8)}
 
 
 def moderate(n, seed):
@@ -73,7 +79,7 @@ def test_a_long_range_is_worked_through_in_parts(kind):
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_add_decoded(n, threads, offset, kind, ranks):
     for block in blocks(n):
-        scales = gradient(ranks * count(n, block), 4, finite=False).abs().view(ranks, count(n, block))
+        scales = gradient(ranks * scale_count(n, block), 4, finite=False).abs().view(ranks, scale_count(n, block))
         inputs = {"scales": scales, "codes": random_bytes((ranks, n), 5)}
         arguments = {"kind": kind, "block": block, "scale": -1 / 3}
         case = Case(eightbit_add_decoded, inputs, {"out": gradient(n, 6)}, arguments, pitch=8)
@@ -104,7 +110,7 @@ def test_every_value_of_a_codebook_has_its_own_code(kind):
 def test_decoded_and_residual_are_the_input(kind):
     n, block = 1000, 64
     grad, residual = gradient(n, 8).clamp(-2, 2), torch.zeros(n)
-    scales, codes = torch.empty(count(n, block)), torch.empty(n, dtype=torch.uint8)
+    scales, codes = torch.empty(scale_count(n, block)), torch.empty(n, dtype=torch.uint8)
     eightbit_encode_feedback(grad, residual, scales, codes, kind, block)
     eightbit_add_decoded(scales[None], codes[None], residual, kind, block, 1.0)
     torch.testing.assert_close(residual, grad, rtol=0, atol=1e-6)
@@ -114,7 +120,7 @@ def test_decoded_and_residual_are_the_input(kind):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"kind": "e3m4"}, "kind must be one of linear, dynamic, e4m3, e5m2, got 'e3m4'"),
+        ({"kind": "e3m4"}, "kind must be 'linear' or 'dynamic' or 'e4m3' or 'e5m2', got 'e3m4'"),
         ({"block": 24}, "block must be a multiple of 16 from 16 to 65536, or 0 for the whole tensor, got 24"),
         ({"block": 131072}, "block must be a multiple of 16 from 16 to 65536, or 0 for the whole tensor, got 131072"),
     ],
@@ -126,8 +132,10 @@ def test_a_wrong_parameter_is_named(changed, message):
 
 
 def test_ranks_of_scales_and_codes_must_agree():
-    with pytest.raises(ConfigError, match=r"^eightbit_add_decoded.scales must be 2 rows, as codes, got 3$"):
-        eightbit_add_decoded(torch.ones(3, 1), torch.zeros(2, 16, dtype=torch.uint8), torch.zeros(16), "e4m3", 16, 1.0)
+    for scales, codes in ((3, 2), (2, 3)):
+        given = torch.ones(scales, 1), torch.zeros(codes, 16, dtype=torch.uint8), torch.zeros(16)
+        with pytest.raises(ConfigError, match=rf"^eightbit_add_decoded.codes must be .* of shape \({scales}, 16\)"):
+            eightbit_add_decoded(*given, "e4m3", 16, 1.0)
 
 
 def test_threads_agree_on_the_scale_of_a_whole_tensor():

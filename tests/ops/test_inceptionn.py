@@ -3,9 +3,13 @@
 import pytest
 import torch
 
+from gradwire.compressors.casts.ops import (
+    capacity,
+    inceptionn_add_decoded,
+    inceptionn_encode,
+    inceptionn_encode_feedback,
+)
 from gradwire.errors import ConfigError
-from gradwire.ops import inceptionn_add_decoded, inceptionn_encode, inceptionn_encode_feedback
-from gradwire.ops._inceptionn import capacity
 from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 

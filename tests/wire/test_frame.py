@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.none import Identity
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError, GradwireError, WireError

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gradwire import registry
-from gradwire.compressors.bf16 import BF16
+from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.compose import compose
 from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.levels.qsgd import QSGD

@@ -24,7 +24,7 @@ from gradwire.bench.triad import Triad
 from gradwire.bench.verify import Checks
 from gradwire.bench.workload import Workload
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.none import Identity
+from gradwire.compressors.casts.none import Identity
 
 __all__ = ["BUDGET", "SIZES", "label", "registered", "rows"]
 

@@ -28,7 +28,7 @@ from gradwire.bench.synchronisation import CORRECTED
 from gradwire.bench.tasks.base import Task
 from gradwire.bench.torchhooks import check_hook
 from gradwire.bench.train import Run, train
-from gradwire.compressors.none import Identity
+from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, GradwireError, nearest, require
 from gradwire.exchange import settings as exchange
 

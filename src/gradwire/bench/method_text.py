@@ -12,7 +12,7 @@ from gradwire.bench.method import Method
 from gradwire.bench.recommended import BY_TASK, recommended
 from gradwire.bench.torchhooks import PREFIX, check_hook
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.none import Identity
+from gradwire.compressors.casts.none import Identity
 from gradwire.registry import named_of
 
 __all__ = ["method_of", "parse_method", "text_of"]

@@ -206,7 +206,7 @@ def compose(outer: Compressor, inner: Compressor) -> Compose:
         ConfigError: they do not fit together.
 
     Example:
-        >>> from gradwire.compressors.bf16 import BF16
+        >>> from gradwire.compressors.casts.bf16 import BF16
         >>> from gradwire.compressors.topk import TopK
         >>> compose(TopK(0.01), BF16()).inner
         BF16(rounding='nearest')

@@ -27,7 +27,7 @@ from gradwire.comm._dense import DenseSession
 from gradwire.comm._part import Unit
 from gradwire.comm.base import Site, Strategy
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.none import Identity
+from gradwire.compressors.casts.none import Identity
 from gradwire.errors import Told, as_python, is_float32, is_int, require
 from gradwire.exchange import checkpoint
 from gradwire.exchange.plan import Moving, Named, Plan, carries, default_strategy, grouped, same_choices, try_retune

@@ -14,7 +14,7 @@ from gradwire.comm._part import Piece, Unit, nonfinite
 from gradwire.comm._scatter import ScatterSession
 from gradwire.comm.base import Site
 from gradwire.compressors.base import Compressor, MultiRound
-from gradwire.compressors.none import Identity
+from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Exchange

@@ -10,19 +10,10 @@ from gradwire.ops.block_norms import block_norms
 from gradwire.ops.bucket_add_decoded import bucket_add_decoded
 from gradwire.ops.bucket_encode import bucket_encode
 from gradwire.ops.byte_counts import byte_counts
-from gradwire.ops.cast_add_decoded import cast_add_decoded
-from gradwire.ops.cast_encode import cast_encode
-from gradwire.ops.cast_encode_feedback import cast_encode_feedback
 from gradwire.ops.eden_add_decoded import eden_add_decoded
 from gradwire.ops.eden_encode import eden_encode
-from gradwire.ops.eightbit_add_decoded import eightbit_add_decoded
-from gradwire.ops.eightbit_encode import eightbit_encode
-from gradwire.ops.eightbit_encode_feedback import eightbit_encode_feedback
 from gradwire.ops.exponent_add_decoded import exponent_add_decoded
 from gradwire.ops.exponent_encode import exponent_encode
-from gradwire.ops.inceptionn_add_decoded import inceptionn_add_decoded
-from gradwire.ops.inceptionn_encode import inceptionn_encode
-from gradwire.ops.inceptionn_encode_feedback import inceptionn_encode_feedback
 from gradwire.ops.lowrank_add_decoded import lowrank_add_decoded
 from gradwire.ops.lowrank_left import lowrank_left
 from gradwire.ops.lowrank_left_feedback import lowrank_left_feedback
@@ -75,19 +66,10 @@ __all__ = [
     "bucket_add_decoded",
     "bucket_encode",
     "byte_counts",
-    "cast_add_decoded",
-    "cast_encode",
-    "cast_encode_feedback",
     "eden_add_decoded",
     "eden_encode",
-    "eightbit_add_decoded",
-    "eightbit_encode",
-    "eightbit_encode_feedback",
     "exponent_add_decoded",
     "exponent_encode",
-    "inceptionn_add_decoded",
-    "inceptionn_encode",
-    "inceptionn_encode_feedback",
     "kernel_info",
     "lowrank_add_decoded",
     "lowrank_left",

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError
 
-__all__ = ["CASTS", "check_cast", "check_rows", "check_status", "check_vector", "float32"]
+__all__ = ["check_rows", "check_status", "check_vector", "float32"]
 
 
 def float32(value: float) -> float:
@@ -28,16 +28,6 @@ def check_vector(what: str, tensor: Tensor, dtype: torch.dtype, like: Tensor, co
         raise ConfigError(
             f"{what} must be a flat contiguous {dtype} tensor{size} on {like.device}, got {_form(tensor)}"
         )
-
-
-CASTS = (torch.float16, torch.bfloat16, torch.float32)
-"""What a float32 may be cast to, in the order of ``CastTo`` in csrc/args/basic.h."""
-
-
-def check_cast(what: str, tensor: Tensor) -> None:
-    """Raise unless ``tensor`` holds floats of a kind in ``CASTS``."""
-    if tensor.dtype not in CASTS:
-        raise ConfigError(f"{what} must be float16, bfloat16 or float32, got {tensor.dtype}")
 
 
 def check_rows(what: str, tensor: Tensor, dtype: torch.dtype, like: Tensor, count: int) -> None:

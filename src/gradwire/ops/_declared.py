@@ -1,7 +1,8 @@
 """From the annotated signature of a reference: the operator's schema, the check of its arguments, the kernel's call.
 
 Law: the order of all of them is that of the signature. A kernel is called with what ``arguments`` says of each
-parameter, then with the symbols in the order of their definition, ``n`` as the last, then with the threads:
+parameter, then with the tables that it needs besides, then with the symbols in the order of their definition, ``n`` as
+the last, then with the threads:
 
     kernels.twobit_add_decoded(codes, stride, out, threshold, scale, steps, steps_stride, ranks, n, threads)
 
@@ -34,6 +35,7 @@ class Declaration:
     Args:
         reference: its plain-torch version; every tensor of it is annotated with ``Flat`` or ``Rows``.
         check: called in each call, too, with the operation's name and with those of its arguments that it names.
+        tables: expressions for tensors of which a kernel is given the addresses, too.
 
     Attributes:
         types: the type of each parameter, without what is said of it.
@@ -44,10 +46,13 @@ class Declaration:
         TypeError: an annotation from which nothing follows.
     """
 
-    def __init__(self, reference: Callable[..., None], check: Callable[..., None] | None = None) -> None:
+    def __init__(
+        self, reference: Callable[..., None], check: Callable[..., None] | None = None, tables: tuple[str, ...] = ()
+    ) -> None:
         self.name = reference.__name__
         self._parameters = inspect.signature(reference).parameters
         self._check = check
+        self._tables = tables
         self._known: dict[str, Any] = {
             **vars(builtins), **reference.__globals__, "refuse": refuse, "refuse_flat": refuse_flat,
             "refuse_rows": refuse_rows, "get_num_threads": torch.get_num_threads, "extra_check": check,
@@ -127,6 +132,7 @@ class Declaration:
             threads: whether it takes the number of threads as its last argument.
         """
         given = [argument for name in self._parameters for argument in self._given(name)]
+        given += [f"{self._expression(table)}.data_ptr()" for table in self._tables]
         symbols = sorted(self._symbols, key=lambda symbol: symbol == "n")
         given += [*symbols, *(["n"] if "n" in self._parameters else []), *(["get_num_threads()"] if threads else [])]
         return self._function([*self._checks(), f"kernels.{self.name}({', '.join(given)})"], kernels=kernels)
@@ -194,7 +200,7 @@ class Declaration:
             *self._symbols, *self._parameters, *self._known,
         }  # fmt: skip
         if unknown:
-            raise TypeError(f"{self.name}: nothing defines {', '.join(sorted(unknown))} in the size {size!r}")
+            raise TypeError(f"{self.name}: nothing defines {', '.join(sorted(unknown))} in {size!r}")
         return f"({size})"
 
     def _constant(self, value: Any) -> str:

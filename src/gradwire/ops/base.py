@@ -119,17 +119,19 @@ def operation(schema: str, check: Callable[P, None]) -> Callable[[Callable[P, No
 def declared(reference: Callable[P, None], /) -> Op[P]: ...
 @overload
 def declared(
-    *, check: Callable[..., None] | None = None, threads: bool = True, native: bool = True
+    *, check: Callable[..., None] | None = None, tables: tuple[str, ...] = (), threads: bool = True, native: bool = True
 ) -> Callable[[Callable[P, None]], Op[P]]: ...
 def declared(
-    reference: Callable[P, None] | None = None, /, *, check: Callable[..., None] | None = None, threads: bool = True,
-    native: bool = True,
+    reference: Callable[P, None] | None = None, /, *, check: Callable[..., None] | None = None,
+    tables: tuple[str, ...] = (), threads: bool = True, native: bool = True,
 ) -> Op[P] | Callable[[Callable[P, None]], Op[P]]:  # fmt: skip
     """Make an ``Op`` of the decorated reference; schema, check and the call of its kernel follow from the annotations.
 
     Args:
         check: what the annotations cannot say: called in each call with the operation's name and with those of its
             arguments that it names; raises ``ConfigError``.
+        tables: expressions over what is known of the call: tensors that somebody keeps and that its C++ kernel needs,
+            too; it is given their addresses after the parameters.
         threads: whether its C++ kernel takes the number of threads as its last argument.
         native: whether that kernel is called as the annotations say; False: ``Op.kernel`` registers another call.
 
@@ -138,7 +140,7 @@ def declared(
     """
 
     def make(function: Callable[P, None]) -> Op[P]:
-        said = Declaration(function, check)
+        said = Declaration(function, check, tables)
         op = Op(said.schema, function, said.checked, said)
         if native and kernels is not None and problem is None:
             _library.impl(op.name, said.kernel(kernels, threads), "CPU")

@@ -20,7 +20,7 @@ from gradwire.comm._dense import joined
 from gradwire.comm._part import Message, Part, Piece, Unit
 from gradwire.comm.base import Site
 from gradwire.compressors.base import Compressor, MultiRound
-from gradwire.compressors.none import Identity
+from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, GroupError, WireError, require
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.plan import grouped

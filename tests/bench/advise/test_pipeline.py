@@ -16,7 +16,7 @@ from gradwire.bench.advise.profile import BucketProfile, Profile, assigned
 from gradwire.bench.advise.traffic import PredictedTraffic
 from gradwire.bench.advise.wire import Round, Wire
 from gradwire.bench.netlab import Link
-from gradwire.compressors.none import Identity
+from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
 

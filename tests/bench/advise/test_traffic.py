@@ -14,8 +14,8 @@ from gradwire.bench.advise.wire import PAYLOAD_SHARE, Round, Wire
 from gradwire.bench.netlab import Link
 from gradwire.bench.recommended import labels, recommended
 from gradwire.compressors.base import Compressor, MultiRound
-from gradwire.compressors.fp16 import FP16
-from gradwire.compressors.none import Identity
+from gradwire.compressors.casts.fp16 import FP16
+from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.oktopk import OkTopk
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.ternary.strom import Strom

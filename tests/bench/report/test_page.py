@@ -15,8 +15,8 @@ import pytest
 from gradwire.bench import codec, report
 from gradwire.bench.plot import write_violins
 from gradwire.bench.report import Results
+from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.none import Identity
 from gradwire.errors import ConfigError
 from tests.bench.report.made import record, replayed, seeds
 from tests.bench.report.test_figures import everything

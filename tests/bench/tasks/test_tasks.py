@@ -15,7 +15,7 @@ from gradwire.bench.method import Method
 from gradwire.bench.models import names, trained
 from gradwire.bench.tasks.base import Task
 from gradwire.bench.train import train
-from gradwire.compressors.none import Identity
+from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError
 from tests.bench.narrow import narrowed
 

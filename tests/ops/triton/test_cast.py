@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.ops import cast_add_decoded, cast_encode, cast_encode_feedback
+from gradwire.compressors.casts.ops import cast_add_decoded, cast_encode, cast_encode_feedback
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient
 from tests.ops.triton.checks import check, sizes

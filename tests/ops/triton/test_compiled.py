@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ops.derived import variants
-from tests.ops.examples import EXAMPLES, RANKS, N
+from tests.ops.examples import EXAMPLES
 from tests.ops.found import OPS
 from tests.ops.triton import worker
 from tests.ops.triton.test_contract import KERNELS
@@ -18,9 +18,6 @@ INEXACT = re.compile(r"\b(?:fma|mad)\.\w*\.?f32|\S+\.ftz\b|\S+\.approx\b|div\.fu
 # What is compiled apart from the examples. Nothing runs, so sizes need not fit.
 WIDE, LONG, UNWATCHED = {"bits": 8}, {"bits": 3, "block": 65536}, {"status": None}
 VARIANTS = {
-    "cast_add_decoded": [{"payloads": torch.ones(RANKS, N, dtype=torch.bfloat16)}],
-    "cast_encode": [{"out": torch.empty(N, dtype=torch.float16)}],
-    "cast_encode_feedback": [{"out": torch.empty(N, dtype=torch.float16)}, {"out": torch.empty(N)}, UNWATCHED],
     "qsgd_add_decoded": [WIDE, LONG],
     "qsgd_encode": [WIDE, LONG],
     "qsgd_encode_feedback": [WIDE, LONG],

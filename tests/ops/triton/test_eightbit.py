@@ -1,8 +1,13 @@
 import pytest
 import torch
 
-from gradwire.ops import eightbit_add_decoded, eightbit_encode, eightbit_encode_feedback
-from gradwire.ops._eightbit import KINDS, count
+from gradwire.compressors.casts.ops import (
+    KINDS,
+    eightbit_add_decoded,
+    eightbit_encode,
+    eightbit_encode_feedback,
+    scale_count,
+)
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check
@@ -13,7 +18,7 @@ shapes = pytest.mark.parametrize(("n", "block"), [(0, 16), (1, 16), (33, 16), (1
 
 
 def _payload(n, block):
-    return {"scales": ((count(n, block),), torch.float32), "codes": ((n,), torch.uint8)}
+    return {"scales": ((scale_count(n, block),), torch.float32), "codes": ((n,), torch.uint8)}
 
 
 @pairwise
@@ -41,7 +46,7 @@ def test_encode_feedback(on, n, block, kind, watched):
 @kinds
 def test_add_decoded(on, n, block, kind):
     for ranks in (0, 1, 3):
-        scales = gradient(ranks * count(n, block), 4, finite=False).abs().view(ranks, count(n, block))
+        scales = gradient(ranks * scale_count(n, block), 4, finite=False).abs().view(ranks, scale_count(n, block))
         payload = {"scales": scales, "codes": random_bytes((ranks, n), 5)}
         arguments = {"kind": kind, "block": block, "scale": -1 / 3}
         check(Case(eightbit_add_decoded, payload, {"out": gradient(n, 6)}, arguments, pitch=3), on, n % 3)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.ops import inceptionn_encode_feedback
+from gradwire.compressors.casts.ops import inceptionn_encode_feedback
 from tests.ops.harness import Case, gradient
 from tests.ops.test_inceptionn import outputs
 from tests.ops.triton.checks import check, sizes

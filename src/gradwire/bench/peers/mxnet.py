@@ -24,7 +24,7 @@ from gradwire.bench.peers._venv import PeerError, python_with
 from gradwire.bench.statistics import interleave, stopwatch, summarise
 from gradwire.bench.triad import Triad
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.none import Identity
+from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.types import Key
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gradwire.compressors._eightbit import EightBit
+from gradwire.compressors.casts._eightbit import EightBit
 from gradwire.errors import is_int, require
 
 __all__ = ["Blockwise8"]

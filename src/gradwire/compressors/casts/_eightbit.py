@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors.base import Compressor
+from gradwire.compressors.casts import ops
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["EightBit"]
@@ -36,7 +36,7 @@ class EightBit(Compressor):
     @property
     @abstractmethod
     def codebook(self) -> str:
-        """Which 256 values, as ``gradwire.ops.eightbit_encode`` names them."""
+        """Which 256 values, as ``eightbit_encode`` names them."""
 
     @property
     @abstractmethod

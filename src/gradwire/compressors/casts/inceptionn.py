@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors.base import Compressor
+from gradwire.compressors.casts import ops
 from gradwire.errors import WireError, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 
@@ -64,7 +64,7 @@ class Inceptionn(Compressor):
 
     def layout(self, shape: Sequence[int]) -> Layout:
         n = math.prod(shape)
-        return Layout((Field("used", torch.int32, 1), Field("stream", torch.uint8, 1 + 4 * n if n else 0)))
+        return Layout((Field("used", torch.int32, 1), Field("stream", torch.uint8, ops.capacity(n))))
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, stream = payload

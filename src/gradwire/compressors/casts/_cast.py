@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors.base import Compressor
+from gradwire.compressors.casts import ops
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["Cast"]

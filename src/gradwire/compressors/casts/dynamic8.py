@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradwire.compressors._eightbit import EightBit
+from gradwire.compressors.casts._eightbit import EightBit
 
 __all__ = ["Dynamic8"]
 

@@ -1,0 +1,301 @@
+"""Casts and 8-bit codes on a GPU, these in the tiles of ``_qsgd``; the values of a code are looked up in the codebook.
+
+Of tagged codes only what is done before and after them: where a code lies depends on those before it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.compressors.casts import ops
+from gradwire.compressors.casts.ops import KINDS, codebook
+from gradwire.ops._checks import float32
+from gradwire.ops.triton._accumulate import add_residual
+from gradwire.ops.triton._launch import BLOCK, launch
+from gradwire.ops.triton._qsgd import blocks, groups, largest, load, norm_of, store, tile
+from gradwire.ops.triton._qsgd import elements as elements_of
+from gradwire.ops.triton._status import flag_nonfinite
+from gradwire.ops.triton._tile import elements
+
+__all__ = [
+    "cast_add_decoded", "cast_encode", "cast_encode_feedback", "eightbit_add_decoded", "eightbit_encode",
+    "eightbit_encode_feedback", "inceptionn_encode_feedback",
+]  # fmt: skip
+
+_LINEAR = tl.constexpr(0)
+_DYNAMIC = tl.constexpr(1)
+_E4M3 = tl.constexpr(2)
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+_BYTE = tl.constexpr(0xFF)
+_MIDDLE = tl.constexpr(12582912.0)
+_AHEAD = tl.constexpr(0.8888888955116272)  # 8 / 9 in float32
+
+
+@triton.jit
+def _bfloat_bits(x: tl.tensor) -> tl.tensor:
+    """The bits of x in bfloat16, rounded to nearest even, as int16: the interpreter's own conversion truncates."""
+    bits = x.to(tl.uint32, bitcast=True)
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+    quiet = bits | 0x400000
+    return (tl.where(x == x, rounded, quiet) >> 16).to(tl.int16)
+
+
+@triton.jit
+def _cast(
+    x: tl.tensor, out: tl.tensor, n: tl.tensor, scale: tl.float32, BFLOAT: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    i = elements(BLOCK)
+    inside = i < n
+    scaled = tl.load(x + i, mask=inside) * scale
+    if BFLOAT:
+        tl.store(out + i, _bfloat_bits(scaled), mask=inside)
+    else:
+        tl.store(out + i, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+def cast_encode(x: Tensor, out: Tensor, scale: float) -> None:
+    """As the operation."""
+    n, bfloat = x.numel(), out.dtype is torch.bfloat16
+    target = out.view(torch.int16) if bfloat else out
+    launch(_cast, (triton.cdiv(n, BLOCK),), x, target, n, float32(scale), BFLOAT=bfloat, BLOCK=BLOCK)
+
+
+@triton.jit
+def _cast_feedback(
+    grad: tl.tensor, residual: tl.tensor, out: tl.tensor, status: tl.tensor, n: tl.tensor, BFLOAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    i = elements(BLOCK)
+    inside = i < n
+    old = tl.load(residual + i, mask=inside, other=0.0)
+    x = old + tl.load(grad + i, mask=inside, other=0.0)
+    if BFLOAT:
+        bits = _bfloat_bits(x)
+        code, value = bits, (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    else:
+        code = x.to(out.dtype.element_ty)
+        value = code.to(tl.float32)
+    tl.store(out + i, code, mask=inside)
+    tl.store(residual + i, x - value, mask=inside)
+    if status is not None:
+        tl.store(grad + i, old, mask=inside)
+        flag_nonfinite(x - value, status)
+
+
+def cast_encode_feedback(grad: Tensor, residual: Tensor, out: Tensor, status: Tensor | None = None) -> None:
+    """As the operation."""
+    n, bfloat = grad.numel(), out.dtype is torch.bfloat16
+    target = out.view(torch.int16) if bfloat else out
+    launch(_cast_feedback, (triton.cdiv(n, BLOCK),), grad, residual, target, status, n, BFLOAT=bfloat, BLOCK=BLOCK)
+
+
+@triton.jit
+def _cast_sum(
+    payload: tl.tensor, stride: tl.tensor, ranks: tl.tensor, out: tl.tensor, n: tl.tensor, scale: tl.float32,
+    BFLOAT: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    i = elements(BLOCK)
+    inside = i < n
+    total = tl.load(out + i, mask=inside)
+    for _ in range(ranks):
+        value = tl.load(payload + i, mask=inside)
+        if BFLOAT:
+            total += (value.to(tl.int32) << 16).to(tl.float32, bitcast=True) * scale
+        else:
+            total += value.to(tl.float32) * scale
+        payload += stride
+    tl.store(out + i, total, mask=inside)
+
+
+def cast_add_decoded(payloads: Tensor, out: Tensor, scale: float) -> None:
+    """As the operation."""
+    n, ranks, bfloat = out.numel(), payloads.size(0), payloads.dtype is torch.bfloat16
+    # As integers, since the interpreter's own conversion of subnormal bfloat16 is wrong.
+    source = payloads.view(torch.int16) if bfloat else payloads
+    rows = source, source.stride(0), ranks
+    launch(_cast_sum, (triton.cdiv(n, BLOCK),), *rows, out, n, float32(scale), BFLOAT=bfloat, BLOCK=BLOCK)
+
+
+@triton.jit
+def _scale_of(x: tl.tensor) -> tl.tensor:
+    """The scale of each block of a tile."""
+    return norm_of(largest(x))
+
+
+@triton.jit
+def _step_of(norm: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+    """What the values of a codebook are multiplied by in each block."""
+    return tl.div_rn(norm, tl.full(norm.shape, _largest_of(KIND), tl.float32))
+
+
+@triton.jit
+def _code_of(x: tl.tensor, norm: tl.tensor, book: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+    """The code of each element of a tile, as int32."""
+    usable = (norm > 0.0) & (norm < float("inf"))
+    inverse = tl.where(usable, tl.div_rn(tl.full(norm.shape, 1.0, tl.float32), norm), 0.0)
+    y = x * inverse[:, None, None]
+    if KIND == _LINEAR:
+        code = (y * 127.0 + _MIDDLE).to(tl.int32, bitcast=True) & _BYTE
+    elif KIND == _DYNAMIC:
+        code = _dynamic(y, book)
+    elif KIND == _E4M3:
+        code = _float8(y * 448.0, 3, 7)
+    else:
+        code = _float8(y * 57344.0, 2, 15)
+    return tl.where(usable[:, None, None], code, 127 if KIND == _DYNAMIC else 0)
+
+
+@triton.jit
+def _largest_of(KIND: tl.constexpr) -> tl.constexpr:
+    return 127.0 if KIND == _LINEAR else 1.0 if KIND == _DYNAMIC else 448.0 if KIND == _E4M3 else 57344.0
+
+
+@triton.jit
+def _dynamic(y: tl.tensor, book: tl.tensor) -> tl.tensor:
+    magnitude = tl.abs(y)
+    first = tl.full(y.shape, 1.0, tl.float32)
+    slope = first * tl.load(book + 264)
+    for d in tl.static_range(1, 7):
+        above = magnitude >= tl.load(book + 256 + d)
+        first = tl.where(above, 1.0 * (1 << d), first)
+        slope = tl.where(above, tl.load(book + 264 + d), slope)
+    # Nothing is negative here, so the conversion to an integer is the floor.
+    place = tl.minimum(magnitude * slope + first * _AHEAD, first + first - 1.0).to(tl.int32)
+    place = tl.where(magnitude >= tl.load(book + 256), place, 0)
+    place = tl.where(y >= tl.load(book + 263), 128, place)
+    return 127 + tl.where(y < 0.0, -place, place)
+
+
+@triton.jit
+def _float8(scaled: tl.tensor, FRACTION: tl.constexpr, BIAS: tl.constexpr) -> tl.tensor:
+    shift: tl.constexpr = 23 - FRACTION
+    bits = scaled.to(tl.int32, bitcast=True)
+    word = bits & _MAGNITUDE
+    normal = ((word + (1 << (shift - 1)) - 1 + ((word >> shift) & 1)) >> shift) - ((127 - BIAS) << FRACTION)
+    unit = 1.0 * (1 << (24 - BIAS - FRACTION))
+    subnormal = (tl.abs(scaled) + unit).to(tl.int32, bitcast=True) - ((151 - BIAS - FRACTION) << 23)
+    small = word < ((128 - BIAS) << 23)
+    return tl.where(small, subnormal, normal) | ((bits >> 24) & 0x80)
+
+
+@triton.jit
+def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """By their bits, so that a NaN is larger than infinity."""
+    return tl.maximum(a.to(tl.int32, bitcast=True), b.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _eightbit(
+    x: tl.tensor, scales: tl.tensor, codes: tl.tensor, book: tl.tensor, n: tl.tensor, count: tl.tensor,
+    KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    group = groups(block, 0, GROUPS, SPAN)
+    values = load(x, group, n)
+    norm = _scale_of(values)
+    for start in range(SPAN, GROUPS, SPAN):
+        norm = _larger(norm, _scale_of(load(x, groups(block, start, GROUPS, SPAN), n)))
+    tl.store(scales + block, norm, mask=block < count)
+    # The first part, all of it where blocks are short, is still in registers.
+    store(codes, _code_of(values, norm, book, KIND).to(tl.uint8), group, n)
+    for start in range(SPAN, GROUPS, SPAN):
+        group = groups(block, start, GROUPS, SPAN)
+        store(codes, _code_of(load(x, group, n), norm, book, KIND).to(tl.uint8), group, n)
+
+
+def eightbit_encode(x: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int) -> None:
+    """As the operation; a block of 0 runs its reference, on the GPU."""
+    if block == 0:
+        ops.eightbit_encode.reference(x, scales, codes, kind, block)
+        return
+    n, count, part = x.numel(), scales.numel(), tile(block)
+    grid = (triton.cdiv(count, part["ROWS"]),)
+    launch(_eightbit, grid, x, scales, codes, codebook(kind, x.device), n, count, KIND=KINDS.index(kind), **part)
+
+
+@triton.jit
+def _write(
+    grad: tl.tensor, residual: tl.tensor, codes: tl.tensor, book: tl.tensor, norm: tl.tensor, group: tl.tensor,
+    n: tl.tensor, KIND: tl.constexpr, UNDO: tl.constexpr,
+) -> None:  # fmt: skip
+    old = load(residual, group, n)
+    x = old + load(grad, group, n)
+    code = _code_of(x, norm, book, KIND)
+    store(codes, code.to(tl.uint8), group, n)
+    store(residual, x - _step_of(norm, KIND)[:, None, None] * tl.load(book + code), group, n)
+    if UNDO:
+        store(grad, old, group, n)
+
+
+@triton.jit
+def _eightbit_feedback(
+    grad: tl.tensor, residual: tl.tensor, scales: tl.tensor, codes: tl.tensor, book: tl.tensor, status: tl.tensor,
+    n: tl.tensor, count: tl.tensor, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    group = groups(block, 0, GROUPS, SPAN)
+    magnitude = largest(load(residual, group, n) + load(grad, group, n))
+    for start in range(SPAN, GROUPS, SPAN):
+        group = groups(block, start, GROUPS, SPAN)
+        magnitude = tl.maximum(magnitude, largest(load(residual, group, n) + load(grad, group, n)))
+    norm = norm_of(magnitude)
+    tl.store(scales + block, norm, mask=block < count)
+    if status is not None:
+        flag_nonfinite(norm, status)
+    for start in range(0, GROUPS, SPAN):
+        group = groups(block, start, GROUPS, SPAN)
+        _write(grad, residual, codes, book, norm, group, n, KIND, status is not None)
+
+
+def eightbit_encode_feedback(
+    grad: Tensor, residual: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int, status: Tensor | None = None
+) -> None:
+    """As the operation; a block of 0 runs its reference, on the GPU."""
+    if block == 0:
+        ops.eightbit_encode_feedback.reference(grad, residual, scales, codes, kind, block, status)
+        return
+    n, count, part = grad.numel(), scales.numel(), tile(block)
+    grid = (triton.cdiv(count, part["ROWS"]),)
+    tensors = grad, residual, scales, codes, codebook(kind, grad.device), status
+    launch(_eightbit_feedback, grid, *tensors, n, count, KIND=KINDS.index(kind), **part)
+
+
+@triton.jit
+def _eightbit_sum(
+    scales: tl.tensor, scale_stride: tl.tensor, codes: tl.tensor, code_stride: tl.tensor, ranks: tl.tensor,
+    out: tl.tensor, book: tl.tensor, n: tl.tensor, count: tl.tensor, scale: tl.float32, KIND: tl.constexpr,
+    GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    block = blocks(ROWS)
+    i = elements_of(groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN))
+    total = tl.load(out + i, mask=i < n)
+    for _ in range(ranks):
+        step = _step_of(tl.load(scales + block, mask=block < count, other=0.0), KIND) * scale
+        code = tl.load(codes + i, mask=i < n, other=0).to(tl.int32)
+        total += step[:, None, None] * tl.load(book + code)
+        scales += scale_stride
+        codes += code_stride
+    tl.store(out + i, total, mask=i < n)
+
+
+def eightbit_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, kind: str, block: int, scale: float) -> None:
+    """As the operation; a block of 0 runs its reference, on the GPU."""
+    if block == 0:
+        ops.eightbit_add_decoded.reference(scales, codes, out, kind, block, scale)
+        return
+    (ranks, n), count, part = codes.shape, scales.size(1), tile(block)
+    grid = (triton.cdiv(count, part["ROWS"]), triton.cdiv(part["GROUPS"], part["SPAN"]))
+    rows = scales, scales.stride(0), codes, codes.stride(0), ranks
+    book = codebook(kind, out.device)
+    launch(_eightbit_sum, grid, *rows, out, book, n, count, float32(scale), KIND=KINDS.index(kind), **part)
+
+
+def inceptionn_encode_feedback(
+    grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, bound: int, status: Tensor | None = None
+) -> None:
+    """As the operation: compensated, encoded, and what the codes say taken away."""
+    add_residual(grad, residual, status)
+    ops.inceptionn_encode(residual, used, stream, bound)
+    if residual.numel():
+        ops.inceptionn_add_decoded(stream[None], residual, bound, -1.0)
