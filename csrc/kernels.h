@@ -9,7 +9,6 @@
 #include "args/buckets.h"
 #include "args/common.h"
 #include "args/entries.h"
-#include "args/entropy.h"
 #include "args/lowrank.h"
 #include "args/rounding.h"
 #include "args/sketch.h"
@@ -36,7 +35,6 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(lowrank_add_decoded, LowrankAddDecoded)            \
   X(lowrank_left, LowrankLeft)                       \
   X(lowrank_right, LowrankRight)                     \
-  X(rans_decode, RansDecode)                         \
   X(sketch_add, SketchAdd)                           \
   X(sketch_estimate, SketchEstimate)                 \
   X(sparse_add_decoded, SparseAddDecoded)            \

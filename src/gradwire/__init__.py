@@ -9,8 +9,8 @@ Importing it loads torch and the kernels, and neither triton, zmq, the command l
 from gradwire import _started, helpers, optim, schedules  # noqa: F401  (_started comes before what is slow)
 from gradwire.compat import from_params
 from gradwire.compressors.base import Compressor, MultiRound
-from gradwire.compressors.compose import compose
 from gradwire.compressors.simple import SimpleCompressor
+from gradwire.compressors.wrappers.compose import compose
 from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
 from gradwire.exchange.checkpoint import merge_states
 from gradwire.exchange.exchange import Exchange

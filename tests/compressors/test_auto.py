@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from gradwire import ops
-from gradwire.compressors.compose import compose
-from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.threshold import Threshold
 from gradwire.compressors.topk import TopK
+from gradwire.compressors.wrappers.compose import compose
+from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy

@@ -6,7 +6,6 @@ import torch
 
 import gradwire
 from gradwire import registry
-from gradwire.compressors import _together
 from gradwire.compressors.acp_sgd import ACPSGD
 from gradwire.compressors.adaptive_sparse import AdaptiveSparse
 from gradwire.compressors.adaptive_threshold import AdaptiveThreshold
@@ -14,7 +13,6 @@ from gradwire.compressors.atomo import Atomo
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.demo import DeMo
-from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.gradiveq import GradiVeQ
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
@@ -24,6 +22,8 @@ from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.signs.signsgd import SignSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
+from gradwire.compressors.wrappers import _together
+from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing import contract
 from gradwire.testing.inputs import SPECIAL, gaussian

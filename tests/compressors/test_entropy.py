@@ -5,13 +5,13 @@ import torch
 import torch.distributed as dist
 
 from gradwire import registry
-from gradwire.compressors import _together
-from gradwire.compressors._coders import CODERS
 from gradwire.compressors.base import MultiRound
-from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
+from gradwire.compressors.wrappers import _together
+from gradwire.compressors.wrappers._coders import CODERS
+from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy

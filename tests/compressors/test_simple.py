@@ -12,10 +12,10 @@ import torch
 
 from gradwire import wire
 from gradwire.compressors._adapted import Adapted
-from gradwire.compressors.compose import compose
-from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.topk import TopK
+from gradwire.compressors.wrappers.compose import compose
+from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange.exchange import Exchange
 from gradwire.testing import contract, inputs

@@ -15,15 +15,15 @@ from torch import Tensor
 from gradwire import registry
 from gradwire.compressors.atomo import Atomo
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.compose import Compose
 from gradwire.compressors.eden import EDEN
-from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.levels.lpc_svrg import LpcSvrg
 from gradwire.compressors.levels.nuqsgd import NUQSGD
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.compressors.topk import TopK
+from gradwire.compressors.wrappers.compose import Compose
+from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.memory.base import Memory

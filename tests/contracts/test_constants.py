@@ -20,7 +20,6 @@ from gradwire.compressors.casts.blockwise8 import Blockwise8
 from gradwire.compressors.casts.dynamic8 import Dynamic8
 from gradwire.compressors.casts.fp8 import FP8
 from gradwire.compressors.casts.none import Identity
-from gradwire.compressors.compose import Compose
 from gradwire.compressors.demo import DeMo, _cosines
 from gradwire.compressors.levels.lpc_svrg import LpcSvrg
 from gradwire.compressors.levels.natural import Natural
@@ -33,6 +32,7 @@ from gradwire.compressors.signs.onebit_sgd import OneBitSGD
 from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.compressors.ternary.three_lc import ThreeLC
 from gradwire.compressors.topk import TopK
+from gradwire.compressors.wrappers.compose import Compose
 from gradwire.testing._expect import decode, encode
 from gradwire.types import Key
 

@@ -21,6 +21,7 @@ VALUES = {
     "levels": 7,
     "n": N,
     "offset": 0,
+    "room": 128,
     "scale": 0.5,
     "shrink": 1.0,
     "sparsity": 1.0,
@@ -33,7 +34,7 @@ VALUES = {
 SIZES = {"block": (16, 32)}
 """Of those that differ between operations: the first that one allows."""
 
-FILLED = {"ranks": 1}
+FILLED = {"ranks": 1, "table": 16}
 """What integers in a tensor of this name are, where 0 would have no meaning."""
 
 

@@ -21,23 +21,6 @@ def _sparse() -> dict[str, Tensor]:
     return {"values": torch.empty(4), "indices": indices, "counts": counts}
 
 
-def _sizes() -> Tensor:
-    return torch.zeros(1, dtype=torch.int32)
-
-
-def _table() -> Tensor:
-    """Symbol 0 is all there is: 4096 parts of 4096."""
-    return torch.tensor([4096] + [0] * 255, dtype=torch.int32)
-
-
-def _encoding() -> dict[str, Tensor]:
-    return {"symbols": _codes(N), "table": _table(), "sizes": _sizes(), "out": _codes(64)}
-
-
-def _decoding() -> dict[str, Tensor]:
-    return {"stream": _codes(32), "sizes": _sizes(), "table": _table(), "symbols": _codes(N), "status": _status()}
-
-
 def _places() -> dict[str, Any]:
     return {"indices": torch.arange(4, dtype=torch.int16), "counts": torch.full((1,), 4, dtype=torch.int32)}
 
@@ -91,12 +74,8 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
             "bits": 2,
             "sent": 64,
         },
-        "prefix_decode": _decoding,
-        "prefix_encode": _encoding,
         "sketch_add": lambda: {"x": _float(), "table": torch.zeros(3 * N), "rows": 3, "key": 1, "step": 2},
         "sketch_estimate": lambda: {"table": torch.zeros(3 * N), "out": _float(), "rows": 3, "key": 1, "step": 2},
-        "rans_decode": _decoding,
-        "rans_encode": _encoding,
         "randomk_add_decoded": lambda: {
             "values": torch.ones(RANKS, 4),
             "header": torch.ones(RANKS, 5),

@@ -39,10 +39,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
         "sums": torch.empty(256, dtype=torch.float64),
         "counts": torch.empty(256, dtype=torch.int64),
     },
-    "byte_counts": lambda: {
-        "symbols": torch.zeros(N, dtype=torch.uint8),
-        "counts": torch.empty(256, dtype=torch.int64),
-    },
     "exponent_add_decoded": lambda: {
         "streams": torch.zeros(RANKS, 6, dtype=torch.uint8),
         "used": _count(RANKS, 1),

@@ -3,9 +3,16 @@
 import pytest
 import torch
 
-from gradwire.compressors._coders import elias, frequencies, huffman
-from gradwire.ops import byte_counts, prefix_decode, prefix_encode, rans_decode, rans_encode
-from gradwire.ops._entropy import CHUNK, chunk_count
+from gradwire.compressors.wrappers._coders import elias, frequencies, huffman
+from gradwire.compressors.wrappers.ops import (
+    CHUNK,
+    byte_counts,
+    chunk_count,
+    prefix_decode,
+    prefix_encode,
+    rans_decode,
+    rans_encode,
+)
 from tests.cases import together
 from tests.ops.harness import TARGETS, Case, check_against_reference, dispatched, random_bytes, sweep, torch_threads
 
@@ -137,6 +144,22 @@ def test_too_little_room_and_useless_tables_are_told(coder):
         assert encoded(function, symbols, table, needed)[0].sum() == needed
         assert encoded(function, symbols, table, needed - 1)[0].tolist() == [-1] * 2
         assert encoded(function, symbols, useless)[0].tolist() == [-1] * 2
+
+
+@together
+@pytest.mark.parametrize("coder", CODERS)
+def test_no_bytes_and_no_room_are_told_too(coder):
+    encode, decode, make = CODERS[coder]
+    symbols = skewed(100)
+    table, nothing, none = (
+        table_for(symbols, make),
+        torch.empty(0, dtype=torch.uint8),
+        torch.zeros(1, dtype=torch.int32),
+    )
+    assert encoded(encode, symbols, table, 0)[0].tolist() == [-1]
+    found, status = decoded(decode, nothing, none, table, 100)
+    assert torch.equal(found, decoded(decode.reference, nothing, none, table, 100)[0])
+    assert status == 1
 
 
 def test_rans_by_hand():

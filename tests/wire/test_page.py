@@ -14,14 +14,14 @@ import torch
 
 from gradwire import registry
 from gradwire.compressors.casts.bf16 import BF16
-from gradwire.compressors.compose import compose
-from gradwire.compressors.entropy import Entropy
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.topk import TopK
+from gradwire.compressors.wrappers.compose import compose
+from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.testing import golden
 from gradwire.testing.inputs import gaussian
 from gradwire.types import Key

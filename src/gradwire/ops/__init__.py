@@ -9,7 +9,6 @@ from gradwire.ops.bitmap_encode import bitmap_encode
 from gradwire.ops.block_norms import block_norms
 from gradwire.ops.bucket_add_decoded import bucket_add_decoded
 from gradwire.ops.bucket_encode import bucket_encode
-from gradwire.ops.byte_counts import byte_counts
 from gradwire.ops.eden_add_decoded import eden_add_decoded
 from gradwire.ops.eden_encode import eden_encode
 from gradwire.ops.exponent_add_decoded import exponent_add_decoded
@@ -23,12 +22,8 @@ from gradwire.ops.mark_beyond import mark_beyond
 from gradwire.ops.mark_drawn import mark_drawn
 from gradwire.ops.native import kernel_info
 from gradwire.ops.parts_add_decoded import parts_add_decoded
-from gradwire.ops.prefix_decode import prefix_decode
-from gradwire.ops.prefix_encode import prefix_encode
 from gradwire.ops.randomk_add_decoded import randomk_add_decoded
 from gradwire.ops.randomk_encode import randomk_encode
-from gradwire.ops.rans_decode import rans_decode
-from gradwire.ops.rans_encode import rans_encode
 from gradwire.ops.rice_decode import rice_decode
 from gradwire.ops.rice_encode import rice_encode
 from gradwire.ops.shared import (
@@ -65,7 +60,6 @@ __all__ = [
     "block_norms",
     "bucket_add_decoded",
     "bucket_encode",
-    "byte_counts",
     "eden_add_decoded",
     "eden_encode",
     "exponent_add_decoded",
@@ -84,12 +78,8 @@ __all__ = [
     "philox",
     "precondition",
     "precondition_update",
-    "prefix_decode",
-    "prefix_encode",
     "randomk_add_decoded",
     "randomk_encode",
-    "rans_decode",
-    "rans_encode",
     "rice_decode",
     "rice_encode",
     "sketch_add",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.compressors._declared import declare_as
 from gradwire.compressors.base import Compressor, Feedback, MultiRound
+from gradwire.compressors.wrappers._declared import declare_as
 from gradwire.errors import require
 from gradwire.types import Key, Layout, Payload, State
 

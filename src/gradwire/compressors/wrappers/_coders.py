@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire.compressors.wrappers import ops
+from gradwire.compressors.wrappers.ops import SYMBOLS, TOTAL, chunk_count
 from gradwire.errors import WireError
 
 __all__ = ["CODERS", "RAW", "Coder", "elias", "frequencies", "huffman", "read_section", "write_section"]
 
 RAW = 0
-CHUNK, SYMBOLS, TOTAL, LONGEST = 32768, 256, 4096, 15
+LONGEST = 15
 BITMAP = SYMBOLS // 8
 
 
@@ -128,7 +129,7 @@ def write_section(symbols: Tensor, out: Tensor, coder: Coder) -> int:
     ops.byte_counts(symbols, found)
     counts = found.tolist()
     table = coder.table(counts)
-    sizes = torch.empty(-(-symbols.numel() // CHUNK), dtype=torch.int32, device=symbols.device)
+    sizes = torch.empty(chunk_count(symbols.numel()), dtype=torch.int32, device=symbols.device)
     present = [i for i in range(SYMBOLS) if counts[i]]
     start = 1 + BITMAP + coder.width * len(present) + sizes.nbytes
     if start < symbols.numel():
@@ -158,7 +159,7 @@ def read_section(stream: Tensor, symbols: Tensor) -> int:
         return 1 + symbols.numel()
     if form not in FORMS or stream.numel() < 1 + BITMAP:
         raise WireError(f"a section of {symbols.numel()} bytes starts with form {form} and {stream.numel()} are left")
-    coder, chunks = FORMS[form], -(-symbols.numel() // CHUNK)
+    coder, chunks = FORMS[form], chunk_count(symbols.numel())
     bitmap = int.from_bytes(bytes(stream[1 : 1 + BITMAP].tolist()), "little")
     present = [i for i in range(SYMBOLS) if bitmap >> i & 1]
     middle = 1 + BITMAP + coder.width * len(present)
