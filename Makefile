@@ -32,7 +32,7 @@ demo: .venv/.bench
 	$(BIN)/gradwire demo $(DEMO)
 
 convergence: .venv/.bench
-	$(BIN)/gradwire check convergence --json src/gradwire/bench/advise/convergence.json --markdown docs/methods.md
+	$(BIN)/gradwire check convergence --json src/gradwire/advise/convergence.json --markdown docs/methods.md
 
 # Threads of OpenMP that wait for each other sleep: every core has a worker of pytest, and those that spin keep it from
 # the thread that they wait for.

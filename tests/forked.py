@@ -16,13 +16,13 @@ import time
 from functools import partial
 from multiprocessing.connection import Connection
 
-from gradwire.bench import launch
+from gradwire.experiments import launch
 from gradwire.kvstore.launch.machines import Machine, new_lines, pump
 
 IMPORTED = [
     "torch", "torch.distributed", "torch._dynamo", "gradwire", "gradwire.kvstore.worker.store", "gradwire.cli.main",
-    "gradwire.cli.server", "gradwire.cli.launch", "gradwire.cli.meeting", "gradwire.bench.convergence",
-    "gradwire.bench.replay", "gradwire.bench.sweep", "sklearn.datasets", "tests.frozen",
+    "gradwire.cli.server", "gradwire.cli.launch", "gradwire.cli.meeting", "gradwire.experiments.convergence",
+    "gradwire.experiments.replay", "gradwire.experiments.sweep", "sklearn.datasets", "tests.frozen",
 ]  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def context():
 
 
 def fork_workers(monkeypatch):
-    """Let ``gradwire.bench.launch`` fork its workers, which it starts with interpreters of their own otherwise."""
+    """Let ``experiments.launch`` fork its workers, which it starts with interpreters of their own otherwise."""
     context()
     monkeypatch.setattr(launch, "LaunchConfig", partial(launch.LaunchConfig, start_method="forkserver"))
 

@@ -19,16 +19,18 @@ class Moved(MetaPathFinder, Loader):
 
     Args:
         package: in which the module was.
-        find: called with the module's name in it; gives its place below the package, None where it never was there.
+        find: called with the module's name in it; gives the full name of where it is, None where it never was there.
     """
 
     def __init__(self, package: str, find: Callable[[str], str | None]) -> None:
         self._package, self._find = package, find
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
-        package, _, name = fullname.rpartition(".")
-        place = self._find(name) if package == self._package else None
-        return None if place is None else ModuleSpec(fullname, self, origin=f"{package}.{place}")
+        if not fullname.startswith(f"{self._package}."):
+            return None
+        name, dot, inside = fullname.removeprefix(f"{self._package}.").partition(".")
+        place = self._find(name)
+        return None if place is None else ModuleSpec(fullname, self, origin=f"{place}{dot}{inside}")
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(str(spec.origin))
@@ -42,15 +44,16 @@ class Moved(MetaPathFinder, Loader):
         module.__spec__ = module.__spec__.loader_state
 
 
-def in_folders(package: str) -> Callable[[str], str | None]:
+def in_folders(package: str, path: str) -> Callable[[str], str | None]:
     """What finds a module in the folders of a package's folder: a method in that of its family.
 
     Args:
-        package: its folder.
+        package: its name.
+        path: its folder.
     """
 
     def find(name: str) -> str | None:
-        folders = [file.parent.name for file in Path(package).glob(f"*/{name}.py") if name not in ("ops", "triton")]
-        return f"{folders[0]}.{name}" if folders else None
+        folders = [file.parent.name for file in Path(path).glob(f"*/{name}.py") if name not in ("ops", "triton")]
+        return f"{package}.{folders[0]}.{name}" if folders else None
 
     return find

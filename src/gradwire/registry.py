@@ -13,14 +13,17 @@ import inspect
 import json
 import pkgutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any
 
 from gradwire.errors import ConfigError, nearest, require
 
-__all__ = ["assignment", "build", "find", "from_config", "named_of", "names", "to_config"]
+__all__ = [
+    "assignment", "build", "find", "from_config", "load", "named_of", "names", "names_in", "to_config",
+]  # fmt: skip
 
 _MACHINERY = frozenset({"base", "ops", "simple", "triton"})
 _DEPTH = 3
@@ -32,11 +35,43 @@ def _places(kind: str) -> dict[str, str]:
     package = importlib.import_module(f"gradwire.{kind}")
     found: dict[str, str] = {}
     inside = pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
-    for folder in (package, *(importlib.import_module(module.name) for module in inside if module.ispkg)):
-        for module in pkgutil.iter_modules(folder.__path__):
-            if not (module.ispkg or module.name.startswith("_") or module.name in _MACHINERY):
-                found[module.name] = f"{folder.__name__}.{module.name}"
+    folders = [module.name for module in inside if module.ispkg]
+    for folder in (package, *map(importlib.import_module, folders)):
+        for name in names_in(folder.__path__):
+            if name not in _MACHINERY and f"{folder.__name__}.{name}" not in folders:
+                found[name] = f"{folder.__name__}.{name}"
     return found
+
+
+def names_in(path: Iterable[str]) -> tuple[str, ...]:
+    """The modules of a package that are no machinery, sorted: in any folder that is a list.
+
+    Args:
+        path: its ``__path__``.
+
+    >>> from gradwire import memory
+    >>> "residual" in names_in(memory.__path__)
+    True
+    """
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(path) if not module.name.startswith("_")))
+
+
+def load(package: str, what: str, name: str, known: Iterable[str]) -> ModuleType:
+    """The module of a name, in a folder that is a list.
+
+    Args:
+        package: its full name.
+        what: a file of it is called.
+        name: wanted.
+        known: the names there are.
+
+    Raises:
+        ConfigError: it is not one of them.
+    """
+    known = tuple(known)
+    if name not in known:
+        raise ConfigError(f"unknown {what} {name!r}: {nearest(name, known)}")
+    return importlib.import_module(f"{package}.{name}")
 
 
 @cache
@@ -213,4 +248,4 @@ def from_config(kind: str, config: Mapping[str, Any]) -> Any:
 
 
 def _singular(kind: str) -> str:
-    return {"compressors": "compressor", "comm": "strategy", "bench.tasks": "task"}.get(kind, kind)
+    return {"compressors": "compressor", "comm": "strategy", "experiments.tasks": "task"}.get(kind, kind)

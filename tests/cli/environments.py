@@ -68,7 +68,7 @@ def inside(environment, pipe):
 def main():
     import torch._dynamo  # noqa: F401
 
-    from gradwire.bench import launch
+    from gradwire.experiments import launch
 
     # Workers fork from a process that has loaded torch, and find what it finds.
     launch.LaunchConfig = functools.partial(launch.LaunchConfig, start_method="fork")

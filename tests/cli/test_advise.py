@@ -4,12 +4,12 @@ import json
 import pytest
 from rich.console import Console
 
-from gradwire.bench.advise.check import Compared, Setting, holds
-from gradwire.bench.advise.pipeline import PipelineStep
-from gradwire.bench.advise.wire import PAYLOAD_SHARE
-from gradwire.bench.netlab import Link
+from gradwire.advise.check import Compared, Setting, holds
+from gradwire.advise.pipeline import PipelineStep
+from gradwire.advise.wire import PAYLOAD_SHARE
 from gradwire.cli._check_advise import _line, _table
 from gradwire.errors import ConfigError
+from gradwire.netlab import Link
 
 NUMBERS = ("--model", "resnet9", "--compute", "0.05", "--codec", "0.5,0.3")
 

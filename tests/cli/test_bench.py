@@ -5,12 +5,12 @@ import subprocess
 import pytest
 
 from gradwire import registry
-from gradwire.bench.method_text import parse_method
 from gradwire.bench.steps import STEPS
 from gradwire.cli._options import parse_size
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
+from gradwire.experiments.method_text import parse_method
 from tests.forked import Forked
 
 COLUMNS = {

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from gradwire.bench.bandwidth import device_bandwidth
-from gradwire.bench.netlab import NetlabError
 from gradwire.bench.peers._mxnet import REQUIREMENTS
 from gradwire.bench.peers._venv import PeerError, python_with
-from gradwire.bench.shapes import network_shapes
 from gradwire.bench.store_over_link import pushed_bytes
 from gradwire.errors import ConfigError
+from gradwire.experiments.shapes import network_shapes
+from gradwire.netlab import NetlabError
 
 PEER = Path(__file__).parents[2] / ".peers" / "mxnet"
 

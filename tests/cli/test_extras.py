@@ -12,9 +12,9 @@ from packaging.utils import canonicalize_name
 
 from gradwire._extras import declared, extra_of, install
 from gradwire.cli._folder import app
-from tests.bench.report.made import replayed
 from tests.extras import EXTRAS, brought, hidden, modules, variables
 from tests.house.source import ROOT
+from tests.report.made import replayed
 
 pytestmark = pytest.mark.timeout(900)
 

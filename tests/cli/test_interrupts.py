@@ -42,7 +42,7 @@ class Interpreter(subprocess.Popen):
 
 
 class Fork:
-    """The same, from a process that has imported torch: for what starts no workers of ``gradwire.bench.launch``."""
+    """The same, from a process that has imported torch: for what starts no workers."""
 
     def __init__(self, arguments, out, err):
         self._process = context().Process(target=be_the_command, args=(arguments, out, err))

@@ -1,6 +1,6 @@
 import json
 
-from gradwire.bench import models
+from gradwire.experiments import models
 
 
 def test_json_has_name_parameters_and_tensors(gradwire):

@@ -3,9 +3,9 @@ import os
 
 import pytest
 
-from gradwire.bench.netlab import _warden
-from gradwire.bench.netlab.check import LinkRow
-from tests.bench.netlab.conftest import here, namespaces
+from gradwire.netlab import _warden
+from gradwire.netlab.check import LinkRow
+from tests.netlab.conftest import here, namespaces
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.bench.report.made import record, replayed, seeds
+from tests.report.made import record, replayed, seeds
 
 
 @pytest.fixture

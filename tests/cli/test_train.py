@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from gradwire import registry
-from gradwire.bench.records import read
-from gradwire.bench.snapshots import steps_in
 from gradwire.cli._options import chosen
 from gradwire.cli.train import command
 from gradwire.compressors.topk import TopK
+from gradwire.experiments.records import read
+from gradwire.experiments.snapshots import steps_in
 from tests.forked import Forked, fork_own_workers
 
 COMMAND = ["-m", "gradwire", "train", "classification"]

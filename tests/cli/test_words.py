@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from gradwire.bench import models
-from gradwire.bench.shapes import network_shapes
 from gradwire.errors import ConfigError
+from gradwire.experiments import models
+from gradwire.experiments.shapes import network_shapes
 from gradwire.version import __version__
 from tests.forked import Forked
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from gradwire import registry
-from gradwire.bench.demo import DemoReport, compare
-from gradwire.bench.method import Method
-from gradwire.bench.models.resnet20 import resnet20_small
-from gradwire.bench.recommended import MIN_NUMEL, recommended
 from gradwire.errors import ConfigError, GroupError
+from gradwire.experiments.demo import DemoReport, compare
+from gradwire.experiments.method import Method
+from gradwire.experiments.models.resnet20 import resnet20_small
+from gradwire.experiments.recommended import MIN_NUMEL, recommended
 from tests.forked import Forked, fork_workers
 
 GRADWIRE = str(Path(sys.executable).parent / "gradwire")

@@ -38,15 +38,18 @@ LAYERS = (
     ("rounds",),
     ("",),
     ("testing",),
+    ("netlab",),
     ("bench",),
+    ("experiments",),
+    ("advise", "report"),
     ("cli",),
     ("__main__",),
 )
 """Lowest first. A name is a module or a folder of gradwire, or one in such a folder; the empty one is
 ``gradwire/__init__.py``."""
 
-VARIANTS = ("ops", "ops.triton", "compressors", "memory", "comm", "integrations", "optim", "bench.models",
-            "bench.data", "bench.tasks", "bench.peers", "bench.report", "cli")  # fmt: skip
+VARIANTS = ("ops", "ops.triton", "compressors", "memory", "comm", "integrations", "optim", "bench.peers",
+            "experiments.models", "experiments.data", "experiments.tasks", "report", "cli")  # fmt: skip
 """Folders of one variant in each file."""
 
 MACHINERY = {"arguments", "base", "simple", "native", "ddp"}

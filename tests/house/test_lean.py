@@ -11,8 +11,8 @@ from tests.house.source import ROOT
 from tests.once import once
 
 HEAVY = ("triton", "click", "rich", "sklearn", "scipy", "plotly", "zmq", "msgpack", "hypothesis", "gradwire.bench",
-         "gradwire.cli", "gradwire.testing", "accelerate", "jax", "keras", "lightning",
-         "tensorboard", "tensorflow", "transformers", "wandb")  # fmt: skip
+         "gradwire.experiments", "gradwire.report", "gradwire.cli", "gradwire.testing", "accelerate", "jax", "keras",
+         "lightning", "tensorboard", "tensorflow", "transformers", "wandb")  # fmt: skip
 
 FRAMEWORKS = {
     "jax": ("gradwire.jax", "jax"),
@@ -45,7 +45,8 @@ for package, (module, _) in {FRAMEWORKS!r}.items():
 STATEMENTS = """
 import torch, torch.distributed, torch.nn.parallel
 import gradwire
-from gradwire.bench import models; [models.facts(name, small=small) for name in models.names() for small in (0, 1)]
+from gradwire.experiments import models
+[models.facts(name, small=small) for name in models.names() for small in (0, 1)]
 """
 
 
@@ -67,7 +68,7 @@ def test_importing_gradwire_loads_nothing_heavy_on_top_of_torch() -> None:
 
 def test_the_sizes_of_models_are_found_without_torchs_compiler() -> None:
     _, _, added_by_models = added()
-    assert "gradwire.bench.models.gpt2" in added_by_models
+    assert "gradwire.experiments.models.gpt2" in added_by_models
     assert not [name for name in added_by_models if name.startswith(("torch._dynamo", "sympy"))]
 
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gradwire.bench.machine import environment
-from gradwire.bench.netlab import Netlab
 from gradwire.bench.statistics import summarise
 from gradwire.bench.storegroup import StoreGroup
 from gradwire.kvstore.protocol.compression import parse
+from gradwire.netlab import Netlab
 
 __all__ = ["least_seconds", "rows"]
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gradwire.bench.netlab import Netlab
 from gradwire.bench.peers._process import Process
 from gradwire.kvstore.launch.machines import Here, Lines, Machine, Piped
 from gradwire.kvstore.launch.processes import Group
+from gradwire.netlab import Netlab
 
 __all__ = ["DEADLINE", "StoreGroup", "ask_all"]
 

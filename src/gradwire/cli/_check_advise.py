@@ -7,11 +7,11 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from gradwire.bench.advise.check import SHARE, WITHIN, Compared, Setting, compare, holds
-from gradwire.bench.method_text import parse_method
-from gradwire.bench.netlab import Link
+from gradwire.advise.check import SHARE, WITHIN, Compared, Setting, compare, holds
 from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import emit, json_option
+from gradwire.experiments.method_text import parse_method
+from gradwire.netlab import Link
 
 __all__ = ["advise_command"]
 

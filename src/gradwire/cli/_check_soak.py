@@ -7,9 +7,9 @@ import dataclasses
 import click
 from rich.console import RenderableType
 
-from gradwire.bench.soak import GROWTH, ROUNDING, SoakPlan, SoakReport, soak
 from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import emit, json_option
+from gradwire.experiments.soak import GROWTH, ROUNDING, SoakPlan, SoakReport, soak
 
 __all__ = ["soak_command"]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import pkgutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ from gradwire import cli
 from gradwire._extras import remedy
 from gradwire.cli._groups import CommandGroup
 from gradwire.errors import GradwireError
+from gradwire.registry import names_in
 from gradwire.version import __version__
 
 __all__ = ["INTERRUPTED", "Folder", "app"]
@@ -44,8 +44,7 @@ class Folder(CommandGroup):
     """A group whose commands are the modules of ``gradwire.cli``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        found = (module.name for module in pkgutil.iter_modules(cli.__path__))
-        return sorted({name for name in found if not name.startswith("_") and name != "main"})
+        return [name for name in names_in(cli.__path__) if name != "main"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):

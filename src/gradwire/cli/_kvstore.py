@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 
-from gradwire.bench.shapes import NETWORKS, network_shapes
 from gradwire.cli._groups import Integer
 from gradwire.cli._output import json_option
 from gradwire.cli._rows import RowFile
+from gradwire.experiments.shapes import NETWORKS, network_shapes
 
 __all__ = ["command"]
 

@@ -10,11 +10,11 @@ from typing import Any
 import click
 
 from gradwire import registry
-from gradwire.bench.method import Method
-from gradwire.bench.method_text import method_of, text_of
-from gradwire.bench.torchhooks import PREFIX
 from gradwire.cli._groups import Number
 from gradwire.errors import ConfigError, nearest
+from gradwire.experiments.method import Method
+from gradwire.experiments.method_text import method_of, text_of
+from gradwire.experiments.torchhooks import PREFIX
 from gradwire.registry import assignment
 
 __all__ = ["PATIENCE", "Seconds", "chosen", "pairs", "parse_size"]

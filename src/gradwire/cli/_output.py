@@ -14,8 +14,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from gradwire._files import replace_text
-from gradwire.bench.records import check
 from gradwire.errors import ConfigError
+from gradwire.experiments.records import check
 
 __all__ = ["appendable", "counted", "emit", "json_option", "show", "writable"]
 

@@ -10,15 +10,15 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from gradwire.bench.advise import consult
-from gradwire.bench.advise.advice import Advice, AdviceRow
-from gradwire.bench.advise.consult import Question
-from gradwire.bench.method_text import parse_method
-from gradwire.bench.netlab import Link
-from gradwire.bench.progress import Stages
+from gradwire.advise import consult
+from gradwire.advise.advice import Advice, AdviceRow
+from gradwire.advise.consult import Question
 from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import emit, json_option
 from gradwire.errors import ConfigError
+from gradwire.experiments.method_text import parse_method
+from gradwire.experiments.progress import Stages
+from gradwire.netlab import Link
 
 __all__ = ["command"]
 

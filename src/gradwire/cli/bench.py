@@ -14,8 +14,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from gradwire.bench import codec, peers
-from gradwire.bench.method_text import parse_method
-from gradwire.bench.plot import write_violins
 from gradwire.bench.steps import STEPS
 from gradwire.cli import _kvstore
 from gradwire.cli._groups import CommandGroup, Integer, Number
@@ -24,6 +22,8 @@ from gradwire.cli._options import parse_size
 from gradwire.cli._output import json_option
 from gradwire.cli._rows import RowFile
 from gradwire.compressors.base import Compressor
+from gradwire.experiments.method_text import parse_method
+from gradwire.report import write_violins
 
 __all__ = ["command"]
 

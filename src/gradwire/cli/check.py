@@ -10,15 +10,15 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from gradwire.bench import convergence
-from gradwire.bench.convergence import BASELINE, TOLERANCE, ConvergenceRow
-from gradwire.bench.method_text import method_of
-from gradwire.bench.recommended import labels
 from gradwire.cli._check_advise import advise_command
 from gradwire.cli._check_soak import soak_command
 from gradwire.cli._groups import CommandGroup, Integer
 from gradwire.cli._markers import write_between
 from gradwire.cli._output import emit, json_option
+from gradwire.experiments import convergence
+from gradwire.experiments.convergence import BASELINE, TOLERANCE, ConvergenceRow
+from gradwire.experiments.method_text import method_of
+from gradwire.experiments.recommended import labels
 from gradwire.memory.residual import DTYPES
 
 __all__ = ["command"]

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gradwire import registry
-from gradwire.bench.demo import DemoReport, compare
-from gradwire.bench.method_text import method_of
 from gradwire.cli._groups import Integer
 from gradwire.cli._output import counted, emit, json_option
+from gradwire.experiments.demo import DemoReport, compare
+from gradwire.experiments.method_text import method_of
 
 __all__ = ["command"]
 
@@ -37,7 +37,7 @@ _NOTE = (
 @click.option("--workers", default=2, show_default=True, type=Integer(2, 64), help="Worker processes.")
 @click.option("--epochs", type=Integer(1), help="Passes over the data. Default: as the task's recipe says.")
 @click.option(
-    "--task", default="classification", show_default=True, type=click.Choice(registry.names("bench.tasks")),
+    "--task", default="classification", show_default=True, type=click.Choice(registry.names("experiments.tasks")),
     help="What is trained, with the data that is embedded.",
 )  # fmt: skip
 @json_option

@@ -9,8 +9,8 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from gradwire.bench import models
 from gradwire.cli._output import emit, json_option
+from gradwire.experiments import models
 
 __all__ = ["command"]
 

@@ -10,14 +10,14 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gradwire.bench.netlab import Netlab, _warden
-from gradwire.bench.netlab.check import LinkRow, check
-from gradwire.bench.netlab.names import INTERFACE, MOST_WORKERS, LabNames
-from gradwire.bench.netlab.status import lab_of, labs
-from gradwire.bench.netlab.system import require_system
 from gradwire.cli._groups import CommandGroup, Integer, Number
 from gradwire.cli._output import emit, json_option
 from gradwire.errors import ConfigError, nearest
+from gradwire.netlab import Netlab, _warden
+from gradwire.netlab.check import LinkRow, check
+from gradwire.netlab.names import INTERFACE, MOST_WORKERS, LabNames
+from gradwire.netlab.status import lab_of, labs
+from gradwire.netlab.system import require_system
 
 __all__ = ["command"]
 

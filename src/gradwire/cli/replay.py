@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from gradwire.bench.method_text import parse_method
-from gradwire.bench.netlab import Link
-from gradwire.bench.records import append_line
-from gradwire.bench.replay import HOOKS, Contestant, ReplayPlan, replay
 from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import appendable
+from gradwire.experiments.method_text import parse_method
+from gradwire.experiments.records import append_line
+from gradwire.experiments.replay import HOOKS, Contestant, ReplayPlan, replay
+from gradwire.netlab import Link
 
 __all__ = ["command"]
 

@@ -13,10 +13,10 @@ from rich.console import JustifyMethod, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from gradwire.bench import report
-from gradwire.bench.report import Results, Section, Table
+from gradwire import report
 from gradwire.cli._markers import write_all
 from gradwire.cli._output import emit, json_option, writable
+from gradwire.report import Results, Section, Table
 
 __all__ = ["command"]
 

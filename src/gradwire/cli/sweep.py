@@ -12,14 +12,14 @@ from pathlib import Path
 
 import click
 
-from gradwire.bench.records import read
-from gradwire.bench.suite import load
-from gradwire.bench.sweep import Order, Standing, duration, standing, sweep
 from gradwire.cli._groups import Integer
 from gradwire.cli._options import PATIENCE
 from gradwire.cli._output import appendable, counted
 from gradwire.cli._signals import interrupt
 from gradwire.errors import ConfigError
+from gradwire.experiments.records import read
+from gradwire.experiments.suite import load
+from gradwire.experiments.sweep import Order, Standing, duration, standing, sweep
 
 __all__ = ["command"]
 

@@ -15,19 +15,19 @@ import torch
 import torch.distributed as dist
 
 from gradwire import registry
-from gradwire.bench.cluster import Place, placed
-from gradwire.bench.job import BACKENDS, MOST_SEED, Job, begun, device_of, failed, perform, settings_of
-from gradwire.bench.launch import begin, launch
-from gradwire.bench.method import Method
-from gradwire.bench.netlab import Link, lab_for
-from gradwire.bench.records import Record, append
-from gradwire.bench.snapshots import newest
-from gradwire.bench.tasks.base import Task
 from gradwire.cli._groups import Integer
 from gradwire.cli._options import PATIENCE, chosen, pairs
 from gradwire.cli._output import appendable, counted
 from gradwire.cli._signals import interrupt
 from gradwire.errors import ConfigError, GroupError, require
+from gradwire.experiments.cluster import Place, placed
+from gradwire.experiments.job import BACKENDS, MOST_SEED, Job, begun, device_of, failed, perform, settings_of
+from gradwire.experiments.launch import begin, launch
+from gradwire.experiments.method import Method
+from gradwire.experiments.records import Record, append
+from gradwire.experiments.snapshots import newest
+from gradwire.experiments.tasks.base import Task
+from gradwire.netlab import Link, lab_for
 from gradwire.registry import assignment, named_of
 
 __all__ = ["command"]
@@ -36,7 +36,7 @@ _LOCAL = 2
 
 
 @click.command("train", context_settings={"ignore_unknown_options": True})
-@click.argument("task", type=click.Choice(registry.names("bench.tasks")))
+@click.argument("task", type=click.Choice(registry.names("experiments.tasks")))
 @click.option("--workers", type=Integer(1, 64), help="Processes on this machine. Default: 2, or as the job has.")
 @click.option(
     "--compressor", default="none", show_default=True, metavar="METHOD", help="NAME or NAME:PARAMETER=VALUE,..."
@@ -89,7 +89,7 @@ def command(
     Every parameter of the compressor is an option. Started by torchrun or srun, each process is one worker of that job.
     """
     place = placed_as(workers)
-    made: Task = registry.find("bench.tasks", task)(model, data)
+    made: Task = registry.find("experiments.tasks", task)(model, data)
     method = with_options(chosen(compressor, (*pairs(rest), *map(assignment, named)), task, own=not recommend), options)
     if optimizer is not None:
         method = dataclasses.replace(method, label=f"{method.label}, {optimizer}", optimizer=named_of(optimizer))

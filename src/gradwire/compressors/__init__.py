@@ -8,4 +8,4 @@ import sys
 from gradwire._moved import Moved, in_folders
 
 # The last of all: it is asked for names that are nowhere.
-sys.meta_path.append(Moved(__name__, in_folders(__path__[0])))
+sys.meta_path.append(Moved(__name__, in_folders(__name__, __path__[0])))

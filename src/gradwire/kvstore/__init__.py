@@ -28,4 +28,4 @@ _PLACES = {
 """Modules that were in this folder, and the one where each is."""
 
 # The last of all: it is asked for names that are nowhere.
-sys.meta_path.append(Moved(__name__, lambda name: f"{_PLACES[name]}.{name}" if name in _PLACES else None))
+sys.meta_path.append(Moved(__name__, lambda name: f"{__name__}.{_PLACES[name]}.{name}" if name in _PLACES else None))

@@ -6,7 +6,7 @@ that both give the same bits and yields the rows of a benchmark, and ``row_count
 
 from types import ModuleType
 
-from gradwire.bench.folder import load, names_in
+from gradwire.registry import load, names_in
 
 __all__ = ["find", "names"]
 

@@ -1,0 +1,102 @@
+"""Who meets over which link: workers alone, or nodes of several workers.
+
+In nodes the exchange has two levels, as ``compress_fsdp(replicate=...)`` does it: a node's workers reduce-scatter a
+bucket uncompressed over the link inside, each of g workers exchanges its g-th of it with its like in the other nodes,
+and they gather what came back. The link of a node carries what its workers send together, and each encodes a g-th.
+DistributedDataParallel has no such strategy here: for it these figures are hypothetical.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gradwire.advise.codec import Codec
+from gradwire.advise.pipeline import PipelineJob, PipelineStep, compressed_step, dense_step
+from gradwire.advise.profile import Profile
+from gradwire.advise.traffic import ring, shared, traffic
+from gradwire.advise.wire import Wire
+from gradwire.compressors.base import Compressor
+from gradwire.errors import is_int, require
+from gradwire.exchange.policy import Policy
+
+__all__ = ["Cluster", "worlds"]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where a step runs.
+
+    Args:
+        workers: in all, >= 2.
+        wire: between workers, or between nodes; its number of workers is that of those who meet there.
+        inside: between the workers of a node; None: each worker is a node.
+        cores: of a worker for each of its threads, > 0.
+
+    Raises:
+        ConfigError: workers that cannot be dealt out to the nodes.
+    """
+
+    workers: int
+    wire: Wire
+    inside: Wire | None = None
+    cores: float = math.inf
+
+    def __post_init__(self) -> None:
+        require(is_int(self.workers, 2), "workers", "an integer >= 2", self.workers)
+        nodes = self.wire.workers
+        require(self.workers % nodes == 0, "nodes", f"a divisor of the {self.workers} workers", nodes)
+        require(self.cores > 0, "cores", "a number > 0", self.cores)
+        local = 1 if self.inside is None else self.inside.workers
+        require(local * nodes == self.workers, "nodes", f"{self.workers} workers over {local} of a node", nodes)
+
+    @property
+    def meeting(self) -> int:
+        """How many exchange compressed messages."""
+        return self.wire.workers
+
+    @property
+    def local(self) -> int:
+        """Workers of a node."""
+        return self.workers // self.meeting
+
+    def at(self, bits: float) -> Cluster:
+        """With another link between those who meet."""
+        return replace(self, wire=self.wire.at(bits))
+
+    def dense(self, profile: Profile) -> PipelineStep:
+        """A step without compression."""
+        return dense_step(profile, self.wire, self.inside)
+
+    def jobs(
+        self, profile: Profile, compressor: Compressor, codec: Codec, strategy: str, policy: Policy | None = None
+    ) -> list[PipelineJob]:
+        """What a method does for each bucket; it does not depend on the links between those who meet."""
+        jobs = []
+        columns = zip(profile.buckets, codec.encode, codec.decode, codec.message, strict=True)
+        for bucket, encode, decode, used in columns:
+            divided = shared(bucket.params, compressor, self.meeting, policy, strategy, used)
+            sent = traffic(divided, self.meeting)
+            jobs.append(PipelineJob(encode / self.local, decode / self.local, sent, self._inside(bucket.numel)))
+        return jobs
+
+    def compressed(self, profile: Profile, jobs: Sequence[PipelineJob]) -> PipelineStep:
+        """A step with a method."""
+        return compressed_step(profile, jobs, self.wire, self.cores)
+
+    def _inside(self, numel: int) -> float:
+        """Half of a ring inside a node: its reduce-scatter, or its all-gather."""
+        return 0.0 if self.inside is None else self.inside.seconds(ring(4 * numel, self.local)) / 2
+
+
+def worlds(strategy: str, workers: int) -> Sequence[int]:
+    """The numbers of workers with which a codec is measured, so that more can be extrapolated on a line.
+
+    >>> worlds("allreduce", 10_000), worlds("allgather", 6), worlds("two_phase", 10_000)
+    ((4,), (6,), (8, 64))
+    """
+    if strategy == "allreduce":
+        return (min(workers, 4),)
+    near, far = (8, 64) if strategy == "two_phase" else (4, 8)
+    return (workers,) if workers <= far else (near, far)

@@ -1,0 +1,303 @@
+"""Seconds that encoding and decoding take, bucket by bucket: the exchange itself, on a channel that carries nothing.
+
+Law: what is timed is ``Exchange.run`` on gradients of the real shapes, plan, memories, status words and all, minus the
+time in the channel. Whoever receives finds the bytes that this worker sent, so decoders do the work of W payloads.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.advise.profile import BucketProfile
+from gradwire.advise.wire import Round
+from gradwire.comm._channel import Channel
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
+from gradwire.metrics import Metrics
+
+__all__ = ["SAMPLE", "Codec", "CodecTimes", "DryChannel", "dry_exchange", "measure", "sample"]
+
+WARM_UP, REPEATS = 2, 5
+_SPREAD = 1e-2
+
+SAMPLE = 1 << 20
+"""Elements of a sample: enough that the work for each of them outweighs the work for each call."""
+
+UNHEARD = ("oktopk",)
+"""Strategies that refuse a worker's own message as that of a peer: each has indices of its sender's range."""
+
+
+class DryChannel(Channel):
+    """One of ``workers`` that are not there: rounds are written down, and end at once.
+
+    Args:
+        workers: how many there seem to be.
+        metrics: as for ``Channel``.
+        rank: which of them this one is.
+    """
+
+    def __init__(self, workers: int, metrics: Metrics, rank: int = 0) -> None:
+        super().__init__(None, metrics)
+        self.world, self.rank = workers, rank
+        self.rounds: list[Round] = []
+        self.inside = 0.0
+        self._sent: list[Tensor] = []
+
+    def begin_rows(self, rows: Tensor) -> Callable[[], None]:
+        """The rows with which a step begins travel beside the first encode, and are no round to wait for."""
+        return lambda: None
+
+    def begin_all_reduce(self, tensor: Tensor, how: str = "sum") -> Callable[[], None]:
+        """Note the round."""
+        if self.world > 1 and tensor.numel():
+            moved = 2 * (self.world - 1) * tensor.nbytes / self.world
+            self.rounds.append(Round("all_reduce", moved, moved))
+        return lambda: None
+
+    def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
+        """Note the round; every peer sends what this worker would send in its place."""
+        start = self.metrics.clock()
+        peers = [j for j in range(self.world) if j != self.rank]
+        for j in peers:
+            self._fill(receives[j], [sends[self.rank], sends[j], *self._sent[j : j + 1]])
+        self._sent = list(sends)
+        sent, received = sum(sends[j].nbytes for j in peers), sum(receives[j].nbytes for j in peers)
+        if peers:
+            self.rounds.append(Round("exchange", sent, received))
+        self.inside += self.metrics.clock() - start
+
+    def broadcast(self, rows: Tensor) -> None:
+        """Note the round."""
+        start = self.metrics.clock()
+        for j in range(self.world):
+            rows[j].copy_(rows[self.rank])
+        moved = (self.world - 1) * rows[0].nbytes
+        self.rounds.append(Round("broadcast", moved, moved))
+        self.inside += self.metrics.clock() - start
+
+    @staticmethod
+    def _fill(room: Tensor, found: Sequence[Tensor]) -> None:
+        """With the first message of its size: a payload of another size would be none."""
+        for message in found:
+            if message.numel() == room.numel() and message.data_ptr() != room.data_ptr():
+                room.copy_(message)
+                return
+
+
+@dataclass(frozen=True)
+class CodecTimes:
+    """One bucket on one worker, a number for each repeat; bytes are those of the last one.
+
+    Args:
+        encode: seconds.
+        decode: seconds: all of the exchange that is neither encoding nor a message.
+        rounds: that were asked of the channel.
+    """
+
+    encode: list[float]
+    decode: list[float]
+    rounds: tuple[Round, ...]
+
+    @classmethod
+    def joined(cls, repeats: Sequence[CodecTimes]) -> CodecTimes:
+        """Repeats of one bucket as one."""
+        encode, decode = ([getattr(each, name)[0] for each in repeats] for name in ("encode", "decode"))
+        return cls(encode, decode, repeats[-1].rounds)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Seconds of a method for each bucket, in the order of the profile; and the bytes of each where they are measured.
+
+    Args:
+        encode: seconds for each bucket.
+        decode: seconds for each bucket.
+        message: bytes that each peer got of a bucket, which may depend on the values; None: nobody knows.
+        timed: elements that were timed, where the seconds are scaled from these; 0: all of them were.
+    """
+
+    encode: tuple[float, ...]
+    decode: tuple[float, ...]
+    message: tuple[float | None, ...]
+    timed: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return sum(self.encode) + sum(self.decode)
+
+    @classmethod
+    def of_workers(
+        cls, found: Sequence[Sequence[CodecTimes]], workers: int, typical: Callable[[Iterable[float]], float] = min
+    ) -> Codec:
+        """From what workers measured at the same time.
+
+        Args:
+            found: of each worker, a measurement of each bucket.
+            workers: that the exchange believed in.
+            typical: of the repeats, in each of which the slowest worker counts. The least is what the codec takes where
+                nothing else uses the processor: on a busy machine the others say how busy it is.
+        """
+        buckets = list(zip(*found, strict=True))
+        encode = tuple(slowest([each.encode for each in bucket], typical) for bucket in buckets)
+        decode = tuple(slowest([each.decode for each in bucket], typical) for bucket in buckets)
+        return cls(encode, decode, tuple(message_of(bucket[0].rounds, workers) for bucket in buckets))
+
+    def scaled(self, sampled: BucketProfile, buckets: Sequence[BucketProfile]) -> Codec:
+        """Of other buckets, by their numbers of elements.
+
+        Args:
+            sampled: the one bucket of which this is.
+            buckets: of the model. Their messages are not known: an exact layout is better than a scaled one.
+        """
+        shares = [bucket.numel / sampled.numel for bucket in buckets]
+        encode, decode = (tuple(share * each[0] for share in shares) for each in (self.encode, self.decode))
+        return Codec(encode, decode, (None,) * len(shares), sampled.numel)
+
+    @classmethod
+    def at_rate(cls, buckets: Sequence[BucketProfile], encode: float, decode: float, workers: int) -> Codec:
+        """From numbers.
+
+        Args:
+            buckets: of the model.
+            encode: seconds an element.
+            decode: seconds an element of one payload.
+            workers: payloads that are decoded.
+        """
+        sizes = [bucket.numel for bucket in buckets]
+        return cls(tuple(encode * n for n in sizes), tuple(decode * n * workers for n in sizes), (None,) * len(sizes))
+
+    def towards(self, far: Codec, share: float, *, once: bool = False) -> Codec:
+        """On the line through this and ``far``: 0 is this, 1 is ``far``, and never below this.
+
+        Args:
+            far: the same of more workers.
+            share: of the way there, >= 0.
+            once: encoding is the same work for any number of workers and stays as it is: a line would only multiply the
+                noise between two measurements of it.
+        """
+
+        def line(near: Sequence[float], there: Sequence[float]) -> tuple[float, ...]:
+            return tuple(a + share * max(0.0, b - a) for a, b in zip(near, there, strict=True))
+
+        encode = self.encode if once else line(self.encode, far.encode)
+        return replace(self, encode=encode, decode=line(self.decode, far.decode))
+
+
+def message_of(rounds: Sequence[Round], workers: int) -> float | None:
+    """Bytes to each peer in the last exchange; None: there was none."""
+    exchanges = [each for each in rounds if each.kind == "exchange"]
+    return exchanges[-1].sent / (workers - 1) if exchanges else None
+
+
+def slowest(samples: Sequence[Sequence[float]], typical: Callable[[Iterable[float]], float] = median) -> float:
+    return float(typical(max(each) for each in zip(*samples, strict=True)))
+
+
+def sample(buckets: Sequence[BucketProfile], numel: int = SAMPLE) -> BucketProfile:
+    """A bucket that stands for all of them: the smallest that is large enough, of whose tensors a part of the rows.
+
+    Args:
+        buckets: of a model.
+        numel: elements that the sample has about, where the model has as many.
+
+    >>> sample([BucketProfile((("a", (4096, 1024)), ("b", (64,))), 0.0)], 1 << 20).params
+    (('a', (1024, 1024)), ('b', (16,)))
+    """
+    large = [bucket for bucket in buckets if bucket.numel >= numel]
+    chosen = min(large, key=lambda each: each.numel) if large else max(buckets, key=lambda each: each.numel)
+    share = min(1.0, numel / chosen.numel)
+    params = [
+        (name, (max(1, round(share * shape[0])), *shape[1:]) if len(shape) else shape) for name, shape in chosen.params
+    ]
+    return BucketProfile(tuple(params), chosen.ready)
+
+
+def dry_exchange(
+    compressor: Compressor, workers: int, rank: int = 0, policy: Policy | None = None, **options: Any
+) -> Exchange:
+    """An exchange that believes to be one of ``workers``.
+
+    Args:
+        compressor: with its parameters.
+        workers: how many.
+        rank: which of them.
+        policy: per-parameter choices.
+        options: for ``Exchange``.
+    """
+    made = Exchange(compressor, policy=policy, **options)
+    made.channel = DryChannel(workers, made.counters, rank)
+    made.residuals.world = workers
+    return made
+
+
+def measure(
+    buckets: Sequence[BucketProfile], compressor: Compressor, workers: int, *, options: Mapping[str, Any] | None = None,
+    meet: Callable[[float], float] = float, clock: Callable[[], float] = time.perf_counter, repeats: int = REPEATS,
+    budget: float = math.inf,
+) -> list[CodecTimes] | str:  # fmt: skip
+    """Time a method on one worker.
+
+    Args:
+        buckets: with the shapes to exchange.
+        compressor: with its parameters.
+        workers: that the exchange believes in.
+        options: for ``Exchange``.
+        meet: called before each bucket with the seconds so far, so that workers which share a machine compute at the
+            same time; returns those of the slowest.
+        clock: seconds of this thread; see ``machine.crowded``.
+        repeats: that count, after others that warm up.
+        budget: seconds; when they are over no further step is begun, nor bucket of the first one.
+
+    Returns:
+        A measurement for each bucket; or why there is none.
+    """
+    try:
+        compressor.check_world(workers)
+    except ConfigError as error:
+        return str(error)
+    exchange = dry_exchange(compressor, workers, **(options or {}))
+    name = exchange.strategy_for(compressor).name
+    if name in UNHEARD:
+        return f"what peers send under strategy {name!r} is their own, so it cannot be measured here: give --codec"
+    exchange.counters.clock = clock
+    noise = torch.Generator().manual_seed(0)
+    given = [torch.randn(bucket.numel, generator=noise).mul_(_SPREAD) for bucket in buckets]
+    flats = [torch.empty_like(each) for each in given]
+    steps: list[list[CodecTimes]] = []
+    begun = time.perf_counter()
+    while len(steps) < WARM_UP + repeats:
+        exchange.begin_step()
+        step: list[CodecTimes] = []
+        for bucket, flat, gradient in zip(buckets, flats, given, strict=True):
+            flat.copy_(gradient)
+            spent = meet(time.perf_counter() - begun)
+            if spent > budget and step and not steps:
+                return f"a first try took over {budget:g} s here: give more --budget, or measure on an idle machine"
+            step.append(_timed(exchange, flat, bucket))
+        steps.append(step)
+        if meet(time.perf_counter() - begun) > budget:
+            break
+    counted = steps[WARM_UP:] or steps[-1:]
+    return [CodecTimes.joined(column) for column in zip(*counted, strict=True)]
+
+
+def _timed(exchange: Exchange, flat: Tensor, bucket: BucketProfile) -> CodecTimes:
+    channel, metrics = exchange.channel, exchange.counters
+    assert isinstance(channel, DryChannel)
+    first, inside, encoded = len(channel.rounds), channel.inside, metrics.seconds["encode"]
+    start = metrics.clock()
+    exchange.run(flat, bucket.params)
+    total = metrics.clock() - start - (channel.inside - inside)
+    encode = metrics.seconds["encode"] - encoded
+    return CodecTimes([encode], [max(0.0, total - encode)], tuple(channel.rounds[first:]))

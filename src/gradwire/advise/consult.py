@@ -1,0 +1,305 @@
+"""From a question to an answer: measure what was not given, and predict."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradwire import registry
+from gradwire.advise.advice import Advice, Candidate, advisable, advise, plausible
+from gradwire.advise.cluster import Cluster, worlds
+from gradwire.advise.codec import SAMPLE, Codec, sample
+from gradwire.advise.gauge import Wanted, gauge_codecs, gauge_model, gauge_wire
+from gradwire.advise.profile import BucketProfile, Profile, assigned
+from gradwire.advise.script import profile_script
+from gradwire.advise.wire import MESSAGE, PAYLOAD_SHARE, Wire
+from gradwire.bench.machine import cores, environment
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, is_int, require
+from gradwire.experiments import models
+from gradwire.experiments.launch import OutOfTimeError
+from gradwire.experiments.recommended import RECOMMENDED, labels, recommended
+from gradwire.netlab import Link, Netlab
+
+__all__ = ["Question", "answer", "everything", "named"]
+
+BASELINE = "none"
+MEASURED_WORKERS = 4
+"""Between so many a link is measured, at most."""
+
+MOST_WORKERS = 100_000
+"""What each shard of a bucket takes is added up one by one."""
+
+MODEL_SHARE, STEPS_SHARE, SAMPLE_SHARE = 0.5, 0.25, 0.8
+"""Of --within: when the model's step is given up; seconds of its steps; when the last sample of a codec is begun."""
+
+FINALISTS = 5
+"""Methods that are timed with the whole model, of those that may be advised."""
+
+_STEPS = 3
+"""Steps for which there must be time, or a measurement is not begun: two that warm up, and one that counts."""
+
+DECODED = {"allreduce": 1, "two_phase": 2, "oktopk": 2}
+"""Payloads that a worker decodes, where it is not one of each worker."""
+
+ENCODED_ONCE = ("allgather", "broadcast")
+"""Strategies under which a worker encodes its gradients once, whole, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked; the options of ``gradwire advise`` say what each means.
+
+    Raises:
+        ConfigError: a combination that has no answer.
+    """
+
+    model: str | None = None
+    small: bool = False
+    batch: int = 8
+    script: Path | None = None
+    arguments: Sequence[str] = ()
+    deadline: float = 120.0
+    compute: float | None = None
+    link: Link = field(default_factory=lambda: Link.parse("1gbit", "100us"))
+    measure_link: bool = False
+    workers: int = 4
+    nodes: int | None = None
+    inside: Link | None = None
+    together: int = 1
+    methods: Mapping[str, Compressor] = field(default_factory=dict)
+    strategy: str | None = None
+    codec: tuple[float, float] | None = None
+    budget: float = 6.0
+    within: float = 40.0
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.script is None):
+            raise ConfigError("one of --model and --script must be given, got " + ("both" if self.model else "none"))
+        if self.model is not None:
+            models.find(self.model)
+        measured = self.compute is None
+        require(measured or 0 <= (self.compute or 0) < math.inf, "--compute", "a finite number >= 0", self.compute)
+        require(is_int(self.workers, 2, MOST_WORKERS), "--workers", f"in [2, {MOST_WORKERS}]", self.workers)
+        require(0 < self.within < math.inf, "--within", "seconds > 0", self.within)
+        require(self.link.rate is not None, "--link", "a rate, as 1gbit", "none")
+        if self.measure_link:
+            self.link.in_lab()
+        if self.nodes is not None:
+            right = self.workers % self.nodes == 0 and self.nodes < self.workers
+            require(right, "--nodes", f"a divisor of the {self.workers} workers, and fewer", self.nodes)
+        require(self.together <= self.workers, "--together", f"at most the {self.workers} workers", self.together)
+
+    @property
+    def meeting(self) -> int:
+        """How many exchange compressed messages."""
+        return self.nodes or self.workers
+
+    @property
+    def threads(self) -> int:
+        """Of a worker on this machine."""
+        return max(1, cores() // self.together)
+
+
+def everything() -> dict[str, Compressor]:
+    """Every registered method with its recommended settings."""
+    return {label: recommended(label).compressor for label in labels() if label != BASELINE}
+
+
+def named(text: str, parse: Callable[[str], Compressor]) -> Compressor:
+    """A bare name has the recommended settings, as in ``gradwire check convergence``."""
+    return recommended(text).compressor if text in RECOMMENDED or ":" not in text else parse(text)
+
+
+def answer(asked: Question, told: Callable[[str], object] = lambda _: None) -> tuple[Advice, dict[str, Any]]:
+    """Measure what is missing and predict all candidates.
+
+    Args:
+        asked: the question.
+        told: called with a line before each measurement.
+
+    Returns:
+        The advice, and the facts that it rests on, ready for JSON.
+
+    Raises:
+        ConfigError: something cannot be measured here.
+    """
+    candidates = [Candidate(label, each, asked.strategy) for label, each in asked.methods.items()]
+    for each in candidates:
+        registry.build("comm", each.strategy_for(asked.meeting)).check(each.compressor)
+    begun = time.time()
+    profile = profile_of(asked, told, begun)
+    # A script has a deadline of its own.
+    begun = begun if asked.script is None else time.time()
+    cluster = cluster_of(asked, told, begun)
+    codecs = codecs_of(asked, profile, cluster, candidates, told, begun)
+    advice = advise(profile, cluster, candidates, codecs)
+    facts = {
+        "title": _title(asked, profile), "notes": [*_scaled(advice, profile), *_notes(asked, candidates)],
+        "workers": asked.workers, "nodes": asked.nodes,
+        "link": str(asked.link), "rate": cluster.wire.rate, "latency": cluster.wire.latency,
+        "message": cluster.wire.message, "compute": profile.seconds, "parameters": profile.numel,
+        "buckets": [{"elements": each.numel, "ready": each.ready} for each in profile.buckets],
+    }  # fmt: skip
+    return advice, facts | environment() | {"threads": asked.threads}
+
+
+def profile_of(asked: Question, told: Callable[[str], object], begun: float) -> Profile:
+    """The step without an exchange.
+
+    Raises:
+        ConfigError: it takes too long, or nobody can tell.
+    """
+    if asked.script is not None:
+        told(f"running {asked.script} with one worker")
+        found = profile_script(asked.script, asked.arguments, deadline=asked.deadline)
+        return found if asked.compute is None else found.lasting(asked.compute)
+    name = str(asked.model)
+    if asked.compute is not None:
+        return assigned(list(models.facts(name, small=asked.small).shapes.items()), asked.compute)
+    told(f"training {name} on {asked.threads} threads, {asked.batch} examples a step")
+    budget, until = STEPS_SHARE * asked.within, begun + MODEL_SHARE * asked.within
+    try:
+        return gauge_model(
+            name, asked.batch, small=asked.small, threads=asked.threads, budget=budget, until=until
+        )  # fmt: skip
+    except OutOfTimeError:
+        raise ConfigError(
+            f"cannot tell: two steps of {name} on {asked.batch} examples take more than "
+            f"{MODEL_SHARE * asked.within:.3g} s here. Give the seconds of a step (--compute), a smaller --batch, or "
+            f"more time than --within {asked.within:g}"
+        ) from None
+
+
+def cluster_of(asked: Question, told: Callable[[str], object], begun: float) -> Cluster:
+    """The links."""
+    rate = (asked.link.rate or 0) / 8 * PAYLOAD_SHARE
+    wire = Wire(asked.meeting, rate, asked.link.delay, MESSAGE)
+    if asked.measure_link:
+        workers = min(asked.meeting, MEASURED_WORKERS)
+        told(f"measuring the link between {workers} workers")
+        try:
+            with Netlab(workers, str(Link(asked.link.rate))) as lab:
+                found = gauge_wire(workers, lab, begun + asked.within).wire(workers, asked.link)
+        except OutOfTimeError:
+            raise ConfigError(
+                f"cannot tell: {asked.link} could not be measured in time. Leave --measure-link out, or give more time "
+                f"than --within {asked.within:g}"
+            ) from None
+        wire = Wire(asked.meeting, found.rate, found.latency, found.message)
+    inside = None if asked.inside is None else Wire.of(asked.workers // asked.meeting, asked.inside)
+    return Cluster(asked.workers, wire, inside, cores() / asked.together / asked.threads)
+
+
+def codecs_of(
+    asked: Question, profile: Profile, cluster: Cluster, candidates: Sequence[Candidate],
+    told: Callable[[str], object], begun: float,
+) -> list[Codec | str]:  # fmt: skip
+    """Measured at one or two numbers of workers, or made of the numbers that were given.
+
+    Of a large model every candidate is timed with a sample first, those first that are likely to be advised. Then those
+    that are likely to be advised because of it are timed with the whole model, as far as there is time.
+
+    Returns:
+        One for each candidate; or why it was not measured.
+    """
+    if asked.codec is not None:
+        strategies = [each.strategy_for(asked.meeting) for each in candidates]
+        return [given_codec(profile, *asked.codec, name, asked.meeting) for name in strategies]
+    bucket = sample(profile.buckets)
+    exact = profile.numel <= SAMPLE
+    order = plausible(profile, cluster, candidates)
+    told(f"timing {len(order)} methods" + ("" if exact else f" with {bucket.numel:,} elements each"))
+    until = begun + (1.0 if exact else SAMPLE_SHARE) * asked.within
+    chosen = [candidates[i] for i in order]
+    found = dict(zip(order, _timed(asked, profile.buckets if exact else [bucket], chosen, until), strict=True))
+    codecs = [found[i] for i in range(len(candidates))]
+    if exact:
+        return codecs
+    codecs = [each if isinstance(each, str) else each.scaled(bucket, profile.buckets) for each in codecs]
+    final = _finalists(asked, advise(profile, cluster, candidates, codecs), candidates, codecs, begun)
+    told(f"timing {len(final)} of them with the whole model")
+    whole = _timed(asked, profile.buckets, [candidates[i] for i in final], begun + asked.within)
+    for i, each in zip(final, whole, strict=True):
+        codecs[i] = codecs[i] if isinstance(each, str) else each
+    return codecs
+
+
+def _timed(
+    asked: Question, buckets: Sequence[BucketProfile], candidates: Sequence[Candidate], until: float
+) -> list[Codec | str]:
+    """The candidates' codecs for these buckets, in this order."""
+    strategies = [each.strategy_for(asked.meeting) for each in candidates]
+    wanted = [
+        [Wanted(each.compressor, name, count) for count in worlds(name, asked.meeting)]
+        for each, name in zip(candidates, strategies, strict=True)
+    ]
+    flat = [each for group in wanted for each in group]
+    found = iter(
+        gauge_codecs(buckets, flat, together=asked.together, threads=asked.threads, budget=asked.budget, until=until)
+    )
+    return [_reached(group, [next(found) for _ in group], asked.meeting) for group in wanted]
+
+
+def _finalists(
+    asked: Question, rough: Advice, candidates: Sequence[Candidate], codecs: Sequence[Codec | str], begun: float
+) -> list[int]:
+    """The places of those that may be advised, fastest first, as far as there is time for them."""
+    places = {each.label: i for i, each in enumerate(candidates)}
+    left, chosen = begun + asked.within - time.time(), []
+    for row in [row for row in rough.rows if row.step is not None and advisable(row)][:FINALISTS]:
+        codec = codecs[places[row.label]]
+        counts = len(worlds(row.strategy, asked.meeting))
+        needed = math.inf if isinstance(codec, str) else _STEPS * codec.seconds
+        if needed < asked.budget and counts * needed < left:
+            chosen.append(places[row.label])
+            left -= counts * needed
+    return chosen
+
+
+def given_codec(profile: Profile, encode: float, decode: float, strategy: str, workers: int) -> Codec:
+    """From seconds of an element; an owner under ``two_phase`` also encodes the mean of its shard."""
+    elements = 1 + 1 / workers if strategy == "two_phase" else 1.0
+    return Codec.at_rate(profile.buckets, elements * encode, decode, DECODED.get(strategy, workers))
+
+
+def _reached(group: Sequence[Wanted], found: Sequence[Codec | str], workers: int) -> Codec | str:
+    near, far = found[0], found[-1]
+    if isinstance(near, str) or isinstance(far, str):
+        return near if isinstance(near, str) else str(far)
+    if len(group) == 1:
+        return near
+    first, last = group[0].workers, group[-1].workers
+    return near.towards(far, (workers - first) / (last - first), once=group[0].strategy in ENCODED_ONCE)
+
+
+def _title(asked: Question, profile: Profile) -> str:
+    nodes = "" if asked.nodes is None else f" in {asked.nodes} nodes"
+    sizes = f"{profile.numel:,} elements in {len(profile.buckets)} buckets"
+    alone = f"{1e3 * profile.seconds:,.1f} ms without an exchange"
+    return f"{asked.model or asked.script}: {sizes}, {alone}; {asked.workers} workers{nodes}, {asked.link}"
+
+
+def _scaled(advice: Advice, profile: Profile) -> Sequence[str]:
+    """How figures with a mark were found."""
+    timed = {row.timed for row in advice.rows if row.timed}
+    return [
+        f"~: timed with {numel:,} of the {profile.numel:,} elements, and scaled by their number." for numel in timed
+    ]
+
+
+def _notes(asked: Question, candidates: Sequence[Candidate]) -> Sequence[str]:
+    notes = []
+    if asked.nodes is not None:
+        notes.append(
+            "Two levels are what compress_fsdp(replicate=...) does: dense inside a node, compressed between nodes. "
+            "Under DistributedDataParallel they are hypothetical."
+        )
+    counts = [worlds(each.strategy_for(asked.meeting), asked.meeting) for each in candidates]
+    if asked.codec is None and any(len(each) > 1 for each in counts):
+        notes.append("Codecs were measured as of fewer workers and extrapolated on a line.")
+    return notes

@@ -1,0 +1,222 @@
+"""A step from its parts: the backward pass beside the communication thread.
+
+    bucket b is ready        when backward has computed and copied its gradients
+    the thread takes it      when it is ready and the bucket before it is done
+    encode, rounds, decode   one after the other; what is uncompressed travels meanwhile
+    the step ends            the tail of backward after the last bucket is back
+
+Law: a thread that computes gets the whole core while the other one waits or the network works. Where both compute and
+a worker has less than two cores, both are slowed down alike. Where the workers of a machine share its cores, moving
+their bytes slows codecs down, too. Without a method DDP starts each bucket's all-reduce when it is ready: the link
+works them off in order, and the latency of one passes beside the bytes of the next. In nodes the link inside is such a
+queue, too, which each bucket passes twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gradwire.advise.profile import BucketProfile, Profile
+from gradwire.advise.traffic import PredictedTraffic, dense_traffic
+from gradwire.advise.wire import Wire
+
+__all__ = ["PipelineJob", "PipelineStep", "compressed_step", "dense_step", "slowdown", "stretch"]
+
+
+@dataclass(frozen=True)
+class PipelineJob:
+    """What the communication thread does for one bucket.
+
+    Args:
+        encode: seconds of the processor before the first message.
+        decode: seconds of it after that.
+        traffic: rounds of messages.
+        inside: seconds of a node's own reduce-scatter before it, and again of the all-gather after it.
+    """
+
+    encode: float
+    decode: float
+    traffic: PredictedTraffic
+    inside: float = 0.0
+
+
+@dataclass(frozen=True)
+class PipelineStep:
+    """A predicted step; the terms before the total overlap, so they do not add up to it.
+
+    Args:
+        compute: seconds without an exchange.
+        encode: of all buckets.
+        wire: of all rounds, latencies and all.
+        decode: of all buckets.
+        total: of the step.
+        sent: bytes of the busiest worker; of workers in nodes, those that the busiest node sends to the others.
+    """
+
+    compute: float
+    encode: float
+    wire: float
+    decode: float
+    total: float
+    sent: float
+
+
+def slowdown(cores: float) -> float:
+    """How much longer two threads of a worker take that compute at the same time, beside one alone.
+
+    Args:
+        cores: of the machine over its workers, > 0. Times of one thread were measured while all workers computed.
+
+    >>> slowdown(4.0), slowdown(2.0), slowdown(1.5), slowdown(1.0), slowdown(0.5)
+    (1.0, 1.0, 1.3333333333333333, 2.0, 2.0)
+    """
+    return max(1.0, 2 / cores) / max(1.0, 1 / cores)
+
+
+def dense_step(profile: Profile, wire: Wire, inside: Wire | None = None) -> PipelineStep:
+    """DDP alone.
+
+    Args:
+        profile: of the backward pass.
+        wire: the link.
+        inside: the link between the workers of a node; None: workers are not in nodes.
+    """
+    node = _Node(inside)
+    free = busy = sent = 0.0
+    arrived = []
+    for bucket in profile.buckets:
+        there = free = max(free, node.scattered(bucket))
+        for each in dense_traffic(bucket.numel, wire.workers):
+            free += wire.transfer(each)
+            there = free + wire.alpha(each)
+            busy, sent = busy + wire.seconds(each), sent + each.sent
+        arrived.append(there)
+    back = max(node.gathered(bucket, there) for bucket, there in zip(profile.buckets, arrived, strict=True))
+    late = max(0.0, back - profile.buckets[-1].ready)
+    return PipelineStep(profile.seconds, 0.0, busy + node.busy, 0.0, profile.seconds + late, sent)
+
+
+class _Node:
+    """The link inside a node, which every bucket passes twice: a ring loads both directions of it, on either way.
+
+    Reduce-scatters queue for it as buckets come, and go first, because nothing else can begin without them. All-gathers
+    queue for the time that is left between; the latency of each passes beside the bytes of the next.
+
+    Args:
+        link: between the node's workers; None: each worker is a node, and passes nothing.
+    """
+
+    def __init__(self, link: Wire | None) -> None:
+        self._link, self._taken, self._free = link, [(0.0, 0.0)], 0.0
+        self.busy = 0.0
+
+    def scattered(self, bucket: BucketProfile) -> float:
+        """When a bucket is reduce-scattered; they are told in the order in which they come."""
+        moving, latency = self._half(bucket)
+        begin = max(self._taken[-1][1], bucket.ready)
+        self._taken.append((begin, begin + moving))
+        self.busy += 2 * (moving + latency)
+        return begin + moving + latency
+
+    def gathered(self, bucket: BucketProfile, now: float) -> float:
+        """When a bucket is gathered that is back from the other nodes now; asked when all are reduce-scattered."""
+        left, latency = self._half(bucket)
+        now = max(self._free, now)
+        for begin, end in self._taken:
+            if now < end:
+                between = max(0.0, begin - now)
+                if left <= between:
+                    break
+                left, now = left - between, end
+        self._free = now + left
+        return self._free + latency
+
+    def _half(self, bucket: BucketProfile) -> tuple[float, float]:
+        """Seconds of the bytes of half a ring, and its latency."""
+        if self._link is None:
+            return 0.0, 0.0
+        rounds = dense_traffic(bucket.numel, self._link.workers)
+        moving = sum(self._link.transfer(each) for each in rounds) / 2
+        latency = sum(self._link.alpha(each) for each in rounds) / 2
+        return moving, latency
+
+
+def stretch(cores: float, transport: float, share: float) -> float:
+    """How much longer codecs take because the processor also moves the bytes of workers that are not yet, or no longer,
+    at theirs; transport leaves them half of it at least.
+
+    Args:
+        cores: of the machine over its workers, > 0.
+        transport: of them, what a worker's bytes keep busy while they move.
+        share: of the step in which bytes move, 0 to 1.
+
+    >>> stretch(4.0, 0.5, 1.0), stretch(1.0, 0.5, 0.5), stretch(0.5, 0.25, 0.5)
+    (1.0, 1.3333333333333333, 1.3333333333333333)
+    """
+    left = max(cores / 2, cores - transport * share)
+    return max(1.0, 1 / left) / max(1.0, 1 / cores)
+
+
+def compressed_step(profile: Profile, jobs: Sequence[PipelineJob], wire: Wire, cores: float = math.inf) -> PipelineStep:
+    """A method on one communication thread.
+
+    Args:
+        profile: of the backward pass.
+        jobs: one for each bucket.
+        wire: the link.
+        cores: of a worker.
+    """
+    alone = _sequence(profile, jobs, wire, cores)
+    moving = sum(wire.transfer(each) for job in jobs for each in (*job.traffic.dense, *job.traffic.rounds))
+    share = min(1.0, moving / alone) if alone else 0.0
+    longer = stretch(cores, wire.cores, share) if profile.busy else 1.0
+    slower = [replace(job, encode=longer * job.encode, decode=longer * job.decode) for job in jobs]
+    rounds = [each for job in jobs for each in (*job.traffic.dense, *job.traffic.rounds)]
+    return PipelineStep(
+        profile.seconds, sum(job.encode for job in slower),
+        sum(wire.seconds(each) for each in rounds) + sum(2 * job.inside for job in jobs),
+        sum(job.decode for job in slower), _sequence(profile, slower, wire, cores), sum(each.sent for each in rounds),
+    )  # fmt: skip
+
+
+def _sequence(profile: Profile, jobs: Sequence[PipelineJob], wire: Wire, cores: float) -> float:
+    """Seconds of the step: buckets one after the other, beside the backward pass."""
+    factor = slowdown(cores) if profile.busy else 1.0
+    main = _Backward([bucket.ready for bucket in profile.buckets], factor)
+    now = 0.0
+    for number, job in enumerate(jobs):
+        now = max(now, main.ready(number)) + job.inside
+        encoded = main.beside(now, job.encode)
+        free = [now + wire.transfer(each) for each in job.traffic.dense]
+        dense = [end + wire.alpha(each) for end, each in zip(free, job.traffic.dense, strict=True)]
+        there = max([encoded, *free]) + sum(wire.seconds(each) for each in job.traffic.rounds)
+        now = main.beside(max([there, *dense]), job.decode) + job.inside
+    last = main.ready(len(jobs) - 1)
+    tail = profile.seconds - profile.buckets[-1].ready
+    return max(now, last) + tail
+
+
+class _Backward:
+    """The backward pass, which is slower while the communication thread computes beside it.
+
+    Args:
+        ready: seconds at which the buckets come if nothing else computes.
+        factor: by which both threads are slower together.
+    """
+
+    def __init__(self, ready: Sequence[float], factor: float) -> None:
+        self._ready, self._factor, self._lost = ready, factor, 0.0
+
+    def ready(self, number: int) -> float:
+        """When a bucket comes, after what has been beside it so far."""
+        return self._ready[number] + self._lost
+
+    def beside(self, now: float, seconds: float) -> float:
+        """Compute for so long, from now on; when it is done."""
+        left = max(0.0, self._ready[-1] + self._lost - now)
+        shared = min(left, seconds)
+        lost = shared * (self._factor - 1)
+        self._lost += lost
+        return now + seconds + lost

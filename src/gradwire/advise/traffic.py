@@ -1,0 +1,185 @@
+"""What a bucket's exchange sends, round by round, from configuration and shapes alone.
+
+Law: P is the message of a bucket (``Packing.nbytes``: status word, payloads, alignment), P_j that of shard j, k the
+entries of top-k over all workers' ranges. The busiest worker of W sends and receives, in bytes:
+
+    allreduce     2 (W-1)/W S, S the bytes of what is summed; of a method of R rounds 2 (W-1)/W S/R in each of them,
+                  S what it declares for a step, the mean over steps that differ
+    allgather     (W-1) P; where sizes depend on the values, 8 (W-1) before it
+    broadcast     (W-1) P; where sizes depend on the values, as allgather
+    two_phase     to the owners: (W-1) max P_j; from the owners: the same
+    oktopk        8 W (W-1), then 8 k (W-1)/W to the owners; 8 W (W-1), then 8 k (W-1)/W of winners
+    dense         2 (W-1)/W of 4 bytes for each element that is not compressed, and for each agreed number
+
+A test runs every method on a channel that carries nothing and compares what the sessions really hand to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradwire import registry
+from gradwire.advise.wire import Round
+from gradwire.comm._part import Part, Piece, Unit
+from gradwire.comm.two_phase import cut
+from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.errors import ConfigError, nearest
+from gradwire.exchange.exchange import Named, default_strategy
+from gradwire.exchange.plan import grouped
+from gradwire.exchange.policy import Policy
+from gradwire.memory.base import Memory, default_memory
+from gradwire.types import align
+
+__all__ = ["DividedBucket", "PredictedTraffic", "dense_traffic", "shared", "traffic"]
+
+_STATUS = align(4)
+
+
+@dataclass(frozen=True)
+class DividedBucket:
+    """A bucket as an exchange divides it.
+
+    Args:
+        units: what is compressed, each at once.
+        dense: elements that travel uncompressed, numbers that workers agree on among them.
+        numel: elements of the bucket.
+        strategy: registered name.
+        used: bytes of the message where they depend on the values; None: what the compressor declares.
+    """
+
+    units: Sequence[Unit]
+    dense: int
+    numel: int
+    strategy: str
+    used: float | None = None
+
+
+@dataclass(frozen=True)
+class PredictedTraffic:
+    """The rounds of one bucket: those of the uncompressed part run beside the others."""
+
+    dense: tuple[Round, ...]
+    rounds: tuple[Round, ...]
+
+    @property
+    def sent(self) -> float:
+        """Bytes of the busiest worker."""
+        return sum(each.sent for each in (*self.dense, *self.rounds))
+
+
+def shared(
+    params: Sequence[Named], compressor: Compressor, workers: int, policy: Policy | None = None,
+    strategy: str | None = None, used: float | None = None,
+) -> DividedBucket:  # fmt: skip
+    """Divide a bucket as ``Exchange`` does.
+
+    Args:
+        params: names and shapes, in the order of the bucket.
+        compressor: of all of them that it pays for.
+        workers: that the default strategy depends on.
+        policy: per-parameter choices.
+        strategy: registered name; None: the default one.
+        used: see ``DividedBucket``.
+
+    Raises:
+        ConfigError: the strategy cannot carry the compressor.
+    """
+    memory: Memory = registry.build("memory", default_memory(compressor))
+    units, dense, numel = grouped(params, compressor, policy or Policy(), lambda _: memory)
+    name = strategy or default_strategy(compressor, workers)
+    registry.build("comm", name).check(compressor)
+    wishes = sum(each.compressor.advice for each in units)
+    return DividedBucket(units, sum(hi - lo for lo, hi in dense) + wishes, numel, name, used)
+
+
+def traffic(bucket: DividedBucket, workers: int) -> PredictedTraffic:
+    """The rounds of a bucket.
+
+    Args:
+        bucket: as ``shared`` gave it.
+        workers: that exchange it.
+
+    Raises:
+        ConfigError: a strategy that has no formula here.
+    """
+    rounds: tuple[Round, ...] = ()
+    if bucket.units and workers > 1:
+        formula = FORMULAS.get(bucket.strategy)
+        if formula is None:
+            raise ConfigError(f"no traffic is known of strategy {bucket.strategy!r}: {nearest('', FORMULAS)}")
+        rounds = formula(bucket, workers)
+    return PredictedTraffic(dense_traffic(bucket.dense, workers), rounds)
+
+
+def dense_traffic(numel: int, workers: int) -> tuple[Round, ...]:
+    """Of an all-reduce over float32 elements."""
+    return (ring(4 * numel, workers),) if numel and workers > 1 else ()
+
+
+def declared(unit: Unit) -> float:
+    return unit.compressor.traffic(unit.shape)
+
+
+def ring(nbytes: float, workers: int) -> Round:
+    moved = 2 * (workers - 1) * nbytes / workers
+    return Round("all_reduce", moved, moved)
+
+
+def to_all(nbytes: float, workers: int) -> Round:
+    return Round("exchange", (workers - 1) * nbytes, (workers - 1) * nbytes)
+
+
+def pieces_of(units: Sequence[Unit]) -> list[Piece]:
+    return [Piece(unit, unit.memory, unit.shape, unit.lo) for unit in units]
+
+
+def message(units: Sequence[Unit]) -> int:
+    return Part(pieces_of(units)).packing.nbytes
+
+
+def _allreduce(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
+    units, first = bucket.units, bucket.units[0].compressor
+    if isinstance(first, MultiRound):
+        count = first.rounds_needed
+        return (ring(sum(declared(unit) for unit in units) / count, workers),) * count
+    fields = (field for unit in units for field in unit.compressor.layout(unit.shape).fields)
+    return (ring(sum(field.nbytes for field in fields), workers),)
+
+
+def _allgather(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
+    if all(unit.compressor.fixed_size for unit in bucket.units):
+        return (to_all(message(bucket.units), workers),)
+    used = bucket.used
+    if used is None:
+        used = _STATUS + sum(align(math.ceil(declared(unit))) for unit in bucket.units)
+    return to_all(8, workers), to_all(used, workers)
+
+
+def _broadcast(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
+    if not all(unit.compressor.fixed_size for unit in bucket.units):
+        return _allgather(bucket, workers)
+    moved = (workers - 1) * message(bucket.units)
+    return (Round("broadcast", moved, moved),)
+
+
+def _two_phase(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
+    shards = [Part(pieces).packing.nbytes for pieces in cut(pieces_of(bucket.units), workers)]
+    smallest, largest = min(shards), (workers - 1) * max(shards)
+    others = sum(shards) - smallest
+    return Round("exchange", others, largest), Round("exchange", largest, others)
+
+
+def _oktopk(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
+    entries = sum(unit.compressor.layout(unit.shape).fields[0].count for unit in bucket.units)
+    head = 4 * (1 + len(bucket.units))
+    told = to_all(8 * workers, workers)
+    moved = to_all(head + 8 * entries / workers, workers)
+    return told, moved, told, moved
+
+
+FORMULAS = {
+    "allreduce": _allreduce, "allgather": _allgather, "broadcast": _broadcast, "two_phase": _two_phase,
+    "oktopk": _oktopk,
+}  # fmt: skip

@@ -1,0 +1,123 @@
+"""The cost of one round of messages: the alpha-beta model of a link.
+
+Law, for W workers of which each has a full-duplex link of its own to all others:
+
+    exchange      every worker sends a message to every other    alpha + (W - 1) omicron + max(out, in) / beta
+    all_reduce    Gloo's ring over b bytes                       2 (W - 1) alpha + 2 (W - 1)/W b / beta
+    broadcast     one message from each worker, two at a time    ceil(W / 2) ceil(log2 W) (alpha + b / beta)
+
+alpha is the latency of a message, omicron the work for one more message, beta the bytes of payload a second.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from gradwire.errors import require
+from gradwire.netlab import Link
+
+__all__ = ["PAYLOAD_SHARE", "Round", "Wire"]
+
+_SEGMENT, _FRAME, _ACKNOWLEDGEMENT = 1448, 1514, 66
+
+PAYLOAD_SHARE = _SEGMENT / (_FRAME + _ACKNOWLEDGEMENT / 2)
+"""Of a link's rate: TCP segments of 1,448 bytes in frames of 1,514, and on the way back, where payload travels too, an
+acknowledgement of 66 bytes for every second one."""
+
+LATENCY, MESSAGE = 100e-6, 20e-6
+"""Where nobody measured: of a message between two processes over TCP, and of one more message of a round."""
+
+Kind = Literal["exchange", "all_reduce", "broadcast"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """Messages that all workers send at the same time, and wait for.
+
+    Args:
+        kind: how they travel.
+        sent: bytes that the busiest worker hands to its link.
+        received: bytes that the busiest worker gets.
+    """
+
+    kind: Kind
+    sent: float
+    received: float
+
+    @property
+    def nbytes(self) -> float:
+        """What the link needs time for: it is full duplex."""
+        return max(self.sent, self.received)
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What a link costs.
+
+    Args:
+        workers: that meet, >= 1.
+        rate: bytes of payload a second in each direction, > 0; infinite: no limit.
+        latency: seconds of a message, >= 0.
+        message: seconds for each further message of a round, >= 0.
+        cores: that a worker's transport keeps busy while bytes move, >= 0; only workers on one machine feel it.
+
+    Raises:
+        ConfigError: a number out of range.
+
+    Example:
+        >>> wire = Wire(workers=4, rate=1e6, latency=0.001, message=0.0)
+        >>> wire.seconds(Round("exchange", 3e6, 3e6))
+        3.001
+    """
+
+    workers: int
+    rate: float
+    latency: float = LATENCY
+    message: float = MESSAGE
+    cores: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.workers >= 1, "Wire.workers", "an integer >= 1", self.workers)
+        require(self.rate > 0, "Wire.rate", "bytes a second > 0", self.rate)
+        require(0 <= self.latency < math.inf, "Wire.latency", "seconds >= 0", self.latency)
+        require(0 <= self.message < math.inf, "Wire.message", "seconds >= 0", self.message)
+        require(0 <= self.cores < math.inf, "Wire.cores", "cores >= 0", self.cores)
+
+    @classmethod
+    def of(cls, workers: int, link: Link, latency: float = LATENCY, message: float = MESSAGE) -> Self:
+        """A link of a rate as it is written on its box: what TCP and Ethernet take is taken off."""
+        rate = math.inf if link.rate is None else link.rate / 8 * PAYLOAD_SHARE
+        return cls(workers, rate, latency + link.delay, message)
+
+    def at(self, bits: float) -> Self:
+        """The same at another rate, in bits a second as written on the box."""
+        return replace(self, rate=bits / 8 * PAYLOAD_SHARE)
+
+    def seconds(self, each: Round) -> float:
+        """Of one round."""
+        return self.alpha(each) + self.transfer(each)
+
+    def alpha(self, each: Round) -> float:
+        """The part that does not depend on the bytes."""
+        if self.workers == 1 or each.nbytes == 0:
+            return 0.0
+        if each.kind == "all_reduce":
+            return 2 * (self.workers - 1) * self.latency
+        if each.kind == "broadcast":
+            return self._turns * self.latency
+        return self.latency + (self.workers - 1) * self.message
+
+    def transfer(self, each: Round) -> float:
+        """The part that the rate takes."""
+        if self.workers == 1:
+            return 0.0
+        if each.kind == "broadcast":
+            return self._turns * each.nbytes / (self.workers - 1) / self.rate
+        return each.nbytes / self.rate
+
+    @property
+    def _turns(self) -> int:
+        """Sendings one after the other: Gloo has two threads, and each message goes down a binary tree."""
+        return -(-self.workers // 2) * (self.workers - 1).bit_length()

@@ -1,0 +1,1 @@
+"""What trains: tasks with their models and data, runs of them on workers of one machine, sweeps, and their records."""

@@ -1,0 +1,319 @@
+"""One run as settings, and the record of it: the same whether a command, a job of many machines or a sweep makes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire import registry
+from gradwire.bench.machine import environment
+from gradwire.compressors.casts.none import Identity
+from gradwire.errors import ConfigError, GradwireError, nearest, require
+from gradwire.exchange import settings as exchange
+from gradwire.experiments.method import Method
+from gradwire.experiments.optimizers import check_exchanging
+from gradwire.experiments.progress import Bar
+from gradwire.experiments.records import Record, RunSettings
+from gradwire.experiments.snapshots import RunSnapshots, parameters_in
+from gradwire.experiments.start import check_start, digest_of_start
+from gradwire.experiments.synchronisation import CORRECTED
+from gradwire.experiments.tasks.base import Task
+from gradwire.experiments.torchhooks import check_hook
+from gradwire.experiments.train import Run, train
+
+__all__ = [
+    "BACKENDS",
+    "MOST_SEED",
+    "PLAIN",
+    "Job",
+    "begun",
+    "device_of",
+    "failed",
+    "is_plain",
+    "perform",
+    "settings_of",
+]
+
+BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
+"""The device whose gradients each one carries."""
+
+MOST_SEED = 2**63 - 1
+"""That torch's generators and a line of results hold."""
+
+PLAIN = "texts, finite numbers, true or false, and lists or tables of these"
+"""What ``is_plain`` takes, in words."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is told to run.
+
+    Args:
+        settings: of the run.
+        folder: of real data; None: the embedded data.
+        checkpoint: where the run is saved; None: nowhere.
+        every: steps after which it is saved within an epoch.
+        resume: go on from what is saved there.
+        start: where the parameters are that it begins with, as ``parameters_in``; None: the seed draws them.
+    """
+
+    settings: RunSettings
+    folder: Path | None = None
+    checkpoint: Path | None = None
+    every: int | None = None
+    resume: bool = False
+    start: Path | None = None
+
+    def task(self) -> Task:
+        """With the recipe of these settings.
+
+        Raises:
+            ConfigError: no such task, no data.
+        """
+        kind = registry.find("experiments.tasks", self.settings.task)
+        made: Task = kind(self.settings.model.removesuffix("_small"), self.folder)
+        return made.adjusted({name: _tuples(value) for name, value in self.settings.recipe.items()})
+
+    def method(self) -> Method:
+        """How gradients are exchanged.
+
+        Raises:
+            ConfigError: no such compressor, or none at all.
+        """
+        known = self.settings
+        if known.hook is not None:
+            return Method(known.method, Identity(), known.options, known.loss_scale, hook=known.hook)
+        require(known.compressor is not None, "RunSettings.compressor", "a configuration", None)
+        compressor = registry.from_config("compressors", known.compressor or {})
+        return Method(known.method, compressor, known.options, known.loss_scale, optimizer=known.optimizer)
+
+    def parameters(self) -> dict[str, Tensor] | None:
+        """What it begins with; None: what the seed draws.
+
+        Raises:
+            ConfigError: as ``parameters_in``; or they are not those of the settings any more.
+        """
+        if self.start is None:
+            return None
+        found = parameters_in(self.start)
+        require(
+            digest_of_start(found) == self.settings.start, "start", "what it was when the run was set up", self.start
+        )
+        return found
+
+    def snapshots(self) -> RunSnapshots | None:
+        """Its checkpoints."""
+        if self.checkpoint is None:
+            return None
+        told = {
+            name: value for name, value in dataclasses.asdict(self.settings).items() if name not in ("link", "tuned")
+        }
+        return RunSnapshots(self.checkpoint, told, self.every, self.resume)
+
+
+def settings_of(
+    task: Task, method: Method, *, workers: int, epochs: int | None = None, recipe: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> RunSettings:  # fmt: skip
+    """The settings of training a task with a method.
+
+    Args:
+        task: with its own recipe.
+        method: whose changes of the recipe go on top of the task's.
+        workers: processes.
+        epochs: at least 1; None: as the recipe says.
+        recipe: changes that go on top of all others.
+        others: the rest of ``RunSettings``.
+
+    Raises:
+        ConfigError: a change of the recipe that cannot be, or an option that ``compress_ddp`` does not take.
+    """
+    _check(method)
+    changes = {**method.recipe, **(recipe or {})}
+    for what, values in (("recipe", changes), ("options", method.options)):
+        for name, value in values.items():
+            require(is_plain(value), f"{what}.{name}", PLAIN, value)
+    known = [each.name for each in dataclasses.fields(task.recipe) if each.name != "epochs"]
+    for name in changes:
+        require(name in known, "recipe", f"one of {', '.join(known)}", name)
+    made = dataclasses.replace(task.recipe, **{name: _tuples(value) for name, value in changes.items()})
+    if method.optimizer is not None:
+        check_exchanging(method.optimizer, made)
+    return RunSettings(
+        task.name, task.model_name, task.data.name, method.label,
+        method.compressor.to_config() if method.hook is None else None, dict(method.options),
+        method.loss_scale, changes, workers, epochs=epochs or made.epochs,
+        data_digest=None if task.small else digest_of(task.data),
+        optimizer=None if method.optimizer is None else dict(method.optimizer),
+        hook=None if method.hook is None else dict(method.hook), **others,
+    )  # fmt: skip
+
+
+def begun(task: Task, start: Path | None) -> str | None:
+    """``RunSettings.start`` of a run that begins with saved parameters; None where there are none.
+
+    Args:
+        task: whose model they must be of.
+        start: as ``parameters_in``.
+
+    Raises:
+        ConfigError: as ``parameters_in``, or they are of another model.
+    """
+    if start is None:
+        return None
+    params = parameters_in(start)
+    check_start(params, task.model("meta"), task.model_name)
+    return digest_of_start(params)
+
+
+def is_plain(value: object) -> bool:
+    """Whether JSON gives it back as it is.
+
+    >>> is_plain({"lr": [0.1, None]}), is_plain(float("inf"))
+    (True, False)
+    """
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and is_plain(each) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def digest_of(data: Any) -> str:
+    """A SHA-256 of the data of a task: its own, or one of all tensors in it; of files that are read later, that of
+    their names and sizes.
+    """
+    own = getattr(data, "digest", None)
+    if isinstance(own, str):
+        return own
+    sha = hashlib.sha256()
+    for part in _parts(data):
+        sha.update(part)
+    return sha.hexdigest()
+
+
+def _parts(data: Any) -> Iterator[bytes]:
+    if dataclasses.is_dataclass(data):
+        for each in dataclasses.fields(data):
+            yield from _parts(getattr(data, each.name))
+    elif isinstance(data, list | tuple):
+        for value in data:
+            yield from _parts(value)
+    elif isinstance(data, torch.Tensor):
+        yield f"{tuple(data.shape)} {data.dtype}\n".encode()
+        yield data.contiguous().numpy().tobytes()
+    elif isinstance(data, Path):
+        yield f"{data.parent.name}/{data.name} {data.stat().st_size}\n".encode()
+    else:
+        yield f"{data!r}\n".encode()
+
+
+def _check(method: Method) -> None:
+    """Refuse here what every worker would refuse."""
+    if method.hook is not None:
+        check_hook(method.hook)
+        require(not method.options, "options", "none with a hook of torch", dict(method.options))
+        require(method.optimizer is None, "optimizer", "none with a hook of torch", method.optimizer)
+        return
+    known, others = exchange.Settings.split(method.options)
+    corrected = others.pop(CORRECTED, None)
+    if corrected is not None:
+        allowed = "true or false, and false with an optimizer that exchanges"
+        good = isinstance(corrected, bool) and not (corrected and method.optimizer)
+        require(good, f"options.{CORRECTED}", allowed, corrected)
+    for name in others:
+        raise ConfigError(f"option {name!r} is none of compress_ddp: {nearest(name, vars(known))}")
+    known.check()
+    known.policy()
+    for place, given in (("memory", known.memory), ("comm", known.strategy)):
+        if isinstance(given, str):
+            registry.build(place, given)
+
+
+def _tuples(value: Any) -> Any:
+    """As a recipe has it: JSON knows lists alone."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def device_of(backend: str, device: str | None) -> str:
+    """The device that goes with a backend.
+
+    Raises:
+        ConfigError: it carries the gradients of another one, or there is no GPU.
+    """
+    wanted = BACKENDS[backend]
+    given = device or wanted
+    require(given in BACKENDS.values(), "device", "cpu or cuda", given)
+    require(given == wanted, "device", f"{wanted}, whose gradients {backend} carries", given)
+    if given == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda needs a GPU, and torch sees none")
+    return given
+
+
+def perform(job: Job, shown: bool = False) -> Record | None:
+    """On each worker of the default group: the run; its record on worker 0, None on the others.
+
+    Args:
+        job: the same on all workers.
+        shown: draw a progress bar, on worker 0.
+
+    Raises:
+        ConfigError, GroupError: as ``train``.
+    """
+    settings, began, started = job.settings, time.perf_counter(), _now()
+    require(settings.workers == dist.get_world_size(), "workers", f"{dist.get_world_size()}, as the group has",
+            settings.workers)  # fmt: skip
+    task, first = job.task(), dist.get_rank() == 0
+    device = settings.device if settings.device == "cpu" else f"cuda:{torch.cuda.current_device()}"
+    with Bar(task, settings.method, settings.epochs, shown=shown and first) as bar:
+        run = train(
+            task, job.method(), settings.epochs, seed=settings.seed, watch=bar.step, device=device,
+            lab=settings.link != "none", tell=bar.point, snapshots=job.snapshots(),
+            start=job.parameters(),
+        )  # fmt: skip
+    runs: list[Any] = [None] * settings.workers
+    dist.all_gather_object(runs, run)
+    return _record(settings, task, runs, started, time.perf_counter() - began) if first else None
+
+
+def _record(settings: RunSettings, task: Task, runs: Sequence[Run], started: str, wall: float) -> Record:
+    mine, identical = runs[0], len({run.digest for run in runs}) == 1
+    largest = max(runs, key=lambda run: run.peak_rss_bytes)
+    interface = [run.interface_bytes_per_step for run in runs if run.interface_bytes_per_step is not None]
+    return Record(
+        settings, task.measure, task.higher_is_better, status="ok" if identical else "failed",
+        error="" if identical else "the workers' parameters differ", quality=mine.quality, measures=mine.measures,
+        baselines=task.baselines(), history=mine.history, steps=mine.steps,
+        examples_per_second=mine.examples_per_second, seconds=mine.seconds, bytes_per_step=mine.bytes_per_step,
+        unpacked_bytes_per_step=mine.unpacked_bytes_per_step, dense_bytes_per_step=mine.dense_bytes_per_step,
+        interface_bytes_per_step=sum(interface) / len(interface) if interface else None,
+        state_bytes=max(run.state_bytes for run in runs), peak_rss_bytes=largest.peak_rss_bytes,
+        start_rss_bytes=largest.start_rss_bytes,
+        nonfinite_steps=mine.nonfinite_steps, identical=identical, digest=mine.digest, environment=environment(),
+        started=started, resumed=mine.resumed, wall_seconds=wall, data_digest=digest_of(task.data),
+    )  # fmt: skip
+
+
+def failed(job: Job, error: Exception) -> Record:
+    """The record of a run that ended early; an error that is none of ours is told with its kind."""
+    task = job.task()
+    said = str(error) if isinstance(error, GradwireError) else f"{type(error).__name__}: {error}"
+    return Record(
+        job.settings, task.measure, task.higher_is_better, status="failed", error=" ".join(said.split()),
+        environment=environment(), started=_now(), data_digest=digest_of(task.data),
+    )  # fmt: skip
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,273 @@
+"""Exchange the gradients of a model without computing them: what a step costs on a link, with each method.
+
+A replayed model has the parameters of the real one, in their order, and no layers. Its backward pass hands out one
+gradient after the other, from the last parameter to the first, of normal random values that are the worker's own; DDP
+sorts them into its buckets, and the exchange is the one that training uses, hook, thread and all.
+
+Law: a row is one method in one group of fresh workers. A step begins when all workers are ready and ends when the
+slowest one has its averaged gradients; at the end all workers must hold the same bits, or the row is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.bench.machine import environment
+from gradwire.bench.statistics import summarise
+from gradwire.compressors.base import Compressor
+from gradwire.errors import GradwireError, GroupError, is_int, require
+from gradwire.experiments import models
+from gradwire.experiments.launch import launch
+from gradwire.experiments.torchhooks import TorchHook
+from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.netlab import Link, Netlab, lab_for
+from gradwire.netlab.names import INTERFACE
+from gradwire.netlab.system import own_counters
+
+__all__ = ["HOOKS", "Contestant", "ReplayPlan", "Replayed", "replay"]
+
+HOOKS = ("ddp", "fp16", "powersgd")
+"""What torch brings: no hook at all, and two of its own."""
+
+WARM_UP = 2
+"""Steps that do not count: DDP rebuilds its buckets after the first, and buffers are made in the one after."""
+
+_LEAST_STEPS = 3
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """How gradients are exchanged.
+
+    Args:
+        label: as in the rows.
+        compressor: ours; None: one of ``HOOKS``, named by the label.
+        options: for ``compress_ddp``.
+    """
+
+    label: str
+    compressor: Compressor | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """What is replayed.
+
+    Args:
+        model: as ``gradwire models`` has it.
+        small: the small variant.
+        workers: processes on this machine, 2 to 64.
+        link: between them.
+        steps: that count, at least 3, unless ``budget`` allows fewer.
+        budget: seconds that the steps of a method may take, > 0; 3 steps are made in any case.
+        compute: seconds that a backward pass pretends to compute, >= 0, spread evenly over the tensors; the processor
+            is free meanwhile, as if an accelerator computed.
+
+    Raises:
+        ConfigError: a number out of range, no such model.
+    """
+
+    model: str
+    small: bool = False
+    workers: int = 4
+    link: Link = field(default_factory=Link)
+    steps: int = 10
+    budget: float = 60.0
+    compute: float = 0.0
+
+    def __post_init__(self) -> None:
+        models.find(self.model)
+        require(is_int(self.workers, 2, 64), "ReplayPlan.workers", "an integer in [2, 64]", self.workers)
+        require(is_int(self.steps, _LEAST_STEPS), "ReplayPlan.steps", f"an integer >= {_LEAST_STEPS}", self.steps)
+        require(self.budget > 0, "ReplayPlan.budget", "seconds > 0", self.budget)
+        require(self.compute >= 0, "ReplayPlan.compute", "seconds >= 0", self.compute)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a collective may take: ten times an uncompressed gradient over the link, and a minute."""
+        nbytes = 4 * models.facts(self.model, small=self.small).parameters
+        return 60 + 10 * 8 * nbytes / (self.link.rate or 1e9)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one worker saw of the steps that counted. ``interface_bytes`` is None on the loopback."""
+
+    seconds: list[float]
+    bytes_sent: float | None
+    ratio: float | None
+    phases: dict[str, float] | None
+    interface_bytes: float | None
+    digest: str
+
+
+def replay(plan: ReplayPlan, contestants: Sequence[Contestant]) -> Iterator[Row]:
+    """A row for each contestant, ready for JSON, as soon as it was measured; one that fails has an ``error``.
+
+    Args:
+        plan: the model and the link.
+        contestants: at least one; the first of them is what ``speedup`` refers to.
+
+    Raises:
+        ConfigError: a link needs root, iproute2 or netem, and there is none.
+    """
+    with lab_for(plan.workers, plan.link) as made:
+        first: float | None = None
+        for contestant in contestants:
+            row = _row(plan, contestant, made)
+            first = first or row.get("seconds")
+            if first and "seconds" in row:
+                row["speedup"] = first / row["seconds"]
+            yield row
+
+
+def _row(plan: ReplayPlan, contestant: Contestant, lab: Netlab | None) -> Row:
+    size = models.facts(plan.model, small=plan.small)
+    row: Row = {
+        "model": size.name, "parameters": size.parameters, "tensors": size.tensors, "workers": plan.workers,
+        "link": str(plan.link), "tcp": None if lab is None else lab.congestion, "compute": plan.compute,
+        "method": contestant.label, "params": contestant.compressor and contestant.compressor.properties()["params"],
+        "options": dict(contestant.options),
+    }  # fmt: skip
+    try:
+        row |= _figures(launch(plan.workers, exchange, plan, contestant, timeout=plan.patience, lab=lab))
+    except GradwireError as error:
+        row["error"] = " ".join(str(error).split())
+    return row | environment() | {"threads": 1}
+
+
+def _figures(results: Sequence[Result]) -> Row:
+    if len({result.digest for result in results}) > 1:
+        raise GroupError("workers ended with different gradients")
+    samples = [max(times) for times in zip(*(result.seconds for result in results), strict=True)]
+    step, mine = summarise(samples), results[0]
+    interface = [result.interface_bytes for result in results if result.interface_bytes is not None]
+    return {
+        "seconds": step.median, "seconds_low": step.low, "seconds_high": step.high, "steps": len(samples),
+        "bytes_sent": mine.bytes_sent, "ratio": mine.ratio, "phases": mine.phases,
+        "interface_bytes": sum(interface) / len(interface) if interface else None, "samples": samples,
+    }  # fmt: skip
+
+
+class Replayed(nn.Module):
+    """A model without layers: parameters of given shapes, whose gradients are their own values.
+
+    Args:
+        shapes: of the parameters by name, in the order of the network.
+        compute: seconds that the backward pass sleeps, a part of it before each gradient.
+        seed: of the values.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], compute: float = 0.0, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.pause = compute / len(shapes)
+        self.tensors = nn.ParameterList(torch.randn(shape, generator=generator).mul_(1e-2) for shape in shapes.values())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A scalar; ``x`` is one that needs a gradient."""
+        for param in self.tensors:
+            x = Emit.apply(x, param, self.pause)  # type: ignore[no-untyped-call]
+        return x
+
+
+class Emit(torch.autograd.Function):
+    """Hands its scalar on; backward, the parameter gets its own value as gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, param: Tensor, pause: float) -> Tensor:
+        ctx.param, ctx.pause = param, pause
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        if ctx.pause:
+            time.sleep(ctx.pause)
+        return grads[0], ctx.param.detach(), None
+
+
+def exchange(plan: ReplayPlan, contestant: Contestant) -> Result:
+    """On each worker: the steps of one method."""
+    shapes = models.facts(plan.model, small=plan.small).shapes
+    replayed = Replayed(shapes, plan.compute, seed=dist.get_rank())
+    whole = 1 + (sum(param.nbytes for param in replayed.tensors) >> 20)
+    # Workers keep their own values: they are gradients, and sending them round would take as long as many steps.
+    model = DistributedDataParallel(replayed, init_sync=False, bucket_cap_mb=whole if _alone(contestant) else None)
+    state = _hooked(model, contestant)
+    try:
+        warm = [_step(model) for _ in range(WARM_UP)]
+        count = _agreed(plan, warm[-1])
+        before, sent = _snapshot(state), _interface(plan)
+        seconds = [_step(model) for _ in range(count)]
+        after, sent_after = _snapshot(state), _interface(plan)
+    finally:
+        if state is not None:
+            state.close()
+    spent = {name: (after[name] - before[name]) / count for name in after}
+    return Result(
+        seconds, bytes_sent=spent.pop("bytes_sent", None), ratio=None if state is None else state.metrics()["ratio"],
+        phases=spent or None, interface_bytes=None if sent is None else ((sent_after or 0) - sent) / count,
+        digest=_digest(replayed),
+    )  # fmt: skip
+
+
+def _alone(contestant: Contestant) -> bool:
+    """Torch's PowerSGD waits for collectives in callbacks, which from two buckets on hangs on Gloo."""
+    return contestant.compressor is None and contestant.label == "powersgd"
+
+
+def _hooked(model: DistributedDataParallel, contestant: Contestant) -> GradwireState | None:
+    if contestant.compressor is not None:
+        return compress_ddp(model, contestant.compressor, **contestant.options)
+    require(contestant.label in HOOKS, "hook", f"one of {', '.join(HOOKS)}", contestant.label)
+    if contestant.label != "ddp":
+        TorchHook(model, {"name": contestant.label})
+    return None
+
+
+def _step(model: DistributedDataParallel) -> float:
+    """The seconds of one exchange; all workers begin together."""
+    model.zero_grad(set_to_none=True)
+    dist.barrier()
+    start = time.perf_counter()
+    model(torch.zeros((), requires_grad=True)).backward()
+    return time.perf_counter() - start
+
+
+def _agreed(plan: ReplayPlan, once: float) -> int:
+    """How many steps the budget allows, by the slowest worker."""
+    slowest = torch.tensor(once)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return min(plan.steps, max(_LEAST_STEPS, int(plan.budget / slowest.item())))
+
+
+def _snapshot(state: GradwireState | None) -> dict[str, float]:
+    if state is None:
+        return {}
+    counted = state.metrics()
+    return {"bytes_sent": counted["bytes_sent"], **counted["seconds"]}
+
+
+def _interface(plan: ReplayPlan) -> int | None:
+    """Bytes that this worker's own interface has sent; None on the loopback, which all workers share."""
+    return None if plan.link == Link() else own_counters()[INTERFACE][1]
+
+
+def _digest(model: Replayed) -> str:
+    sha = hashlib.sha256()
+    for param in model.tensors:
+        assert param.grad is not None
+        sha.update(param.grad.contiguous().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()

@@ -1,0 +1,244 @@
+"""A suite as it is written in TOML: methods x tasks x workers x links x seeds.
+
+    tasks = ["classification", "language"]       # files of gradwire.experiments.tasks
+    methods = ["all", "topk:ratio=0.001"]        # as on the command line; "all": every one, as it is recommended
+    workers = [2, 4]
+    links = ["none", "100mbit", "1gbit+1ms"]     # none: the loopback; others need root
+    seeds = 3                                    # 0, 1 and 2; or a list
+    baseline = "none"                            # runs before the others, asked for or not
+    rates = [0.001, 0.002]                       # peak learning rates: each method at each of them on the first seed,
+                                                 # and on the others at the best of them alone
+    recommended = true                           # false: each compressor's own defaults, whatever the task
+    backend = "gloo"
+
+    [task.language]                              # what differs on one task
+    epochs = 2
+    model = "lstm"
+    data = "folder"                              # relative to the suite
+    start = "folder"                             # a checkpoint whose parameters it begins with; relative, too
+    methods = ["topk"]                           # in place of those above, as rates are
+    options = { min_numel = 256 }                # for compress_ddp, as every method's; its own go on top
+    recipe = { lr = 10.0 }
+
+    [method."topk:ratio=0.001"]                  # what differs for one method
+    options = { strategy = "two_phase" }
+    recipe = { momentum = 0.0 }
+    loss_scale = 1.0
+
+    [method."topk, nothing kept"]                # one method twice: here under a name of its own
+    method = "topk:ratio=0.001"
+    options = { memory = "none", force = true }
+
+    [method."topk, steps"]
+    method = "topk"
+    optimizer = "compressed_step:every=4"        # of gradwire.optim: it exchanges, in place of a hook
+
+Law: the order is the one in which a suite that is cut off says most: the first seed of everything before the second,
+the baseline before the methods, and runs of the same workers and link together, because they share one group. Which
+rate is the best is known when all rates of a method have ended on the first seed; until then the runs of its other
+seeds are not there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradwire import registry
+from gradwire.errors import ConfigError, is_int, nearest, require
+from gradwire.experiments.job import BACKENDS, MOST_SEED, PLAIN, Job, begun, device_of, is_plain, settings_of
+from gradwire.experiments.method import Method
+from gradwire.experiments.method_text import method_of
+from gradwire.experiments.recommended import labels
+from gradwire.experiments.records import Record, counted
+from gradwire.experiments.tasks.base import Task
+from gradwire.netlab import Link
+from gradwire.registry import named_of
+
+__all__ = ["load"]
+
+_MOST_WORKERS = 64
+_EVERY = "all"
+
+Table = Mapping[str, Any]
+_Check = tuple[Callable[[Any], bool], str]
+
+
+def _lists(inside: Callable[[Any], bool], what: str) -> _Check:
+    return lambda value: isinstance(value, list) and bool(value) and all(map(inside, value)), f"a list of {what}"
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
+
+
+_TEXTS = _lists(_is(str), "texts")
+_TABLE: _Check = (_is(dict), "a table")
+_TEXT: _Check = (_is(str), "a text")
+_VALUES: _Check = (lambda value: isinstance(value, dict) and is_plain(value), f"a table of {PLAIN}")
+
+_RATES = _lists(lambda value: _is(int, float)(value) and 0 < value < math.inf, "finite numbers above 0")
+
+_SUITE: dict[str, _Check] = {
+    "tasks": _TEXTS, "methods": _TEXTS, "links": _TEXTS, "baseline": _TEXT, "device": _TEXT,
+    "workers": _lists(lambda value: is_int(value, 1, _MOST_WORKERS), f"integers in [1, {_MOST_WORKERS}]"),
+    "seeds": (
+        lambda value: is_int(value, 1) or _lists(lambda seed: is_int(seed, 0, MOST_SEED), "seeds")[0](value),
+        "how many, or a list of integers in [0, 2^63)",
+    ),
+    "rates": _RATES, "recommended": (_is(bool), "true or false"), "task": _TABLE, "method": _TABLE,
+    "backend": (lambda value: value in BACKENDS, " or ".join(BACKENDS)),
+}  # fmt: skip
+_TASK: dict[str, _Check] = {
+    "epochs": (lambda value: is_int(value, 1), "an integer >= 1"), "model": _TEXT, "data": _TEXT, "start": _TEXT,
+    "methods": _TEXTS, "recipe": _VALUES, "rates": _RATES,
+    "options": _VALUES,
+}  # fmt: skip
+_METHOD: dict[str, _Check] = {
+    "method": _TEXT, "options": _VALUES, "recipe": _VALUES, "optimizer": _TEXT, "rates": _RATES,
+    "loss_scale": (lambda value: _is(int, float)(value) and 0 < value < math.inf, "finite and above 0"),
+}  # fmt: skip
+
+
+def load(path: Path, made: Iterable[Record] = ()) -> list[Job]:
+    """The runs of a suite, in the order in which they are to be made.
+
+    Args:
+        path: of the suite.
+        made: results of its runs, by which the best of several rates is known.
+
+    Raises:
+        ConfigError: it cannot be read; a key that is not known, a value that cannot be. It names the file and the key.
+    """
+    try:
+        written = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the suite {path} cannot be read: {error}") from None
+    try:
+        return _ordered(written, path.parent, counted(made))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _ordered(suite: Table, folder: Path, made: Mapping[str, Record]) -> list[Job]:
+    _check(suite, _SUITE, "")
+    for name in ("tasks", "methods"):
+        require(name in suite, name, _SUITE[name][1], "nothing")
+    tasks = {name: _task(name, suite, folder) for name in suite["tasks"]}
+    for name in suite.get("task", {}):
+        require(name in tasks, f"task.{name}", f"of one of the tasks {', '.join(tasks)}", name)
+    used = {method.label for task, _ in tasks.values() for method in _methods(task.name, suite)}
+    for name in suite.get("method", {}):
+        if name not in used:
+            raise ConfigError(f"method.{name} must be of one of the methods: {nearest(name, used)}")
+    jobs = [job for name, (task, data) in tasks.items() for job in _of_task(name, task, data, folder, suite, made)]
+    unique = {job.settings.id: job for job in jobs}
+    places = {job_id: place for place, job_id in enumerate(unique)}
+    baseline = suite.get("baseline", "none")
+
+    def order(job: Job) -> tuple[object, ...]:
+        known = job.settings
+        return known.seed, known.method != baseline, known.link, known.workers, places[known.id]
+
+    return sorted(unique.values(), key=order)
+
+
+def _of_task(
+    name: str, task: Task, data: Path | None, folder: Path, suite: Table, made: Mapping[str, Record]
+) -> Iterator[Job]:
+    backend = suite.get("backend", "gloo")
+    own = suite.get("task", {}).get(name, {})
+    given = suite.get("seeds", 1)
+    first, *others = range(given) if isinstance(given, int) else given
+    start = folder / own["start"] if "start" in own else None
+    digest = begun(task, start)
+
+    def job(method: Method, workers: int, link: str, seed: int, *, tuned: bool) -> Job:
+        changed = dataclasses.replace(method, recipe={**own.get("recipe", {}), **method.recipe})
+        settings = settings_of(
+            task, changed, workers=workers, link=str(Link.read(link)), seed=seed, epochs=own.get("epochs"),
+            start=digest, backend=backend, device=device_of(backend, suite.get("device")), tuned=tuned,
+        )  # fmt: skip
+        _possible(link, workers, backend)
+        return Job(settings, data, start=start)
+
+    for method in _methods(name, suite):
+        for workers in suite.get("workers", [2]):
+            for link in suite.get("links", ["none"]):
+                candidates = _at_rates(method, name, suite)
+                tuned = len(candidates) > 1
+                firsts = [job(each, workers, link, first, tuned=tuned) for each in candidates]
+                yield from firsts
+                best = _best(candidates, [made.get(each.settings.id) for each in firsts])
+                if best is not None:
+                    yield from (job(best, workers, link, seed, tuned=tuned) for seed in others)
+
+
+def _at_rates(method: Method, task: str, suite: Table) -> list[Method]:
+    """A method at each learning rate of the suite; there is one where the suite names none."""
+    own = suite.get("method", {}).get(method.label, {}), suite.get("task", {}).get(task, {}), suite
+    rates = next((table["rates"] for table in own if "rates" in table), None)
+    if rates is None:
+        return [method]
+    return [dataclasses.replace(method, recipe={**method.recipe, "lr": float(rate)}) for rate in dict.fromkeys(rates)]
+
+
+def _best(candidates: Sequence[Method], found: Sequence[Record | None]) -> Method | None:
+    """The candidate whose run ended best, the first of equals; None: one has not ended yet, or all failed."""
+    if len(candidates) == 1:
+        return candidates[0]
+    ended = [record for record in found if record is not None]
+    if len(ended) < len(candidates):
+        return None
+    good = {place: record.quality for place, record in enumerate(ended)
+            if record.status == "ok" and record.quality is not None and math.isfinite(record.quality)}  # fmt: skip
+    choose = max if ended[0].higher_is_better else min
+    return candidates[choose(good, key=lambda place: good[place])] if good else None
+
+
+def _possible(link: str, workers: int, backend: str) -> None:
+    """Refuse here what a lab would refuse when other runs have been made."""
+    if Link.read(link) != Link():
+        require(backend == "gloo", "links", "none with nccl", link)
+        require(workers > 1, "workers", f"at least 2 with links such as {link!r}", workers)
+
+
+def _task(name: str, suite: Table, folder: Path) -> tuple[Task, Path | None]:
+    own = suite.get("task", {}).get(name, {})
+    _check(own, _TASK, f"task.{name}.")
+    data = folder / own["data"] if "data" in own else None
+    made: Task = registry.find("experiments.tasks", name)(own.get("model"), data)
+    return made, data
+
+
+def _methods(task: str, suite: Table) -> list[Method]:
+    own = suite.get("task", {}).get(task, {})
+    texts: list[str] = [suite.get("baseline", "none")]
+    for text in own.get("methods", suite["methods"]):
+        texts += labels() if text == _EVERY else [text]
+    return [_method(text, task, suite) for text in dict.fromkeys(texts)]
+
+
+def _method(label: str, task: str, suite: Table) -> Method:
+    own = suite.get("method", {}).get(label, {})
+    _check(own, _METHOD, f"method.{label}.")
+    method = method_of(own.get("method", label), task, own=not suite.get("recommended", True))
+    common = suite.get("task", {}).get(task, {}).get("options", {}) if method.hook is None else {}
+    return dataclasses.replace(
+        method, label=label, options={**method.options, **common, **own.get("options", {})},
+        recipe={**method.recipe, **own.get("recipe", {})}, loss_scale=float(own.get("loss_scale", method.loss_scale)),
+        optimizer=named_of(own["optimizer"]) if "optimizer" in own else method.optimizer,
+    )  # fmt: skip
+
+
+def _check(table: Any, known: Mapping[str, _Check], under: str) -> None:
+    require(isinstance(table, dict), under.rstrip("."), "a table", table)
+    for key, value in table.items():
+        if key not in known:
+            raise ConfigError(f"{under}{key} is no key of a suite: {nearest(key, known)}")
+        good, allowed = known[key]
+        require(good(value), f"{under}{key}", allowed, value)

@@ -1,0 +1,232 @@
+"""How the workers of a run stay together: compressed gradients, an optimizer that exchanges, or a hook of torch.
+
+Law: whichever it is, the loop adds up gradients in ``model``, steps ``optimizer``, and finds in ``metrics`` what was
+sent; parameters have the same bits on all workers after ``finish``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from gradwire.exchange.exchange import Exchange
+from gradwire.experiments.method import Method
+from gradwire.experiments.optimizers import build_optimizer
+from gradwire.experiments.recipe import Recipe
+from gradwire.experiments.torchhooks import TorchHook, ring_bytes
+from gradwire.integrations.ddp import compress_ddp
+from gradwire.metrics import Metrics
+from gradwire.optim._exchanged import Exchanged
+
+__all__ = [
+    "CORRECTED",
+    "CompressedGradients",
+    "ExchangingOptimizer",
+    "HookOfTorch",
+    "Synchronisation",
+    "synchronised",
+    "wrapped",
+]
+
+CORRECTED = "variance_correction"
+"""The option of ``compress_ddp`` that takes the optimizer, and here true or false."""
+
+_ONE_BUCKET_MB = 1 << 20
+
+
+class Synchronisation(ABC):
+    """What stands between the backward passes of the workers and their equal parameters.
+
+    Attributes:
+        optimizer: that makes the steps, and that a schedule changes.
+        counters: of the bytes that are sent.
+        exchange: ours; None: torch's.
+    """
+
+    optimizer: Optimizer
+    counters: Metrics
+    exchange: Exchange | None
+
+    @abstractmethod
+    def metrics(self) -> dict[str, Any]:
+        """At least ``bytes_sent``, ``dense_bytes`` and ``nonfinite_steps`` since the begin of this process."""
+
+    @abstractmethod
+    def common(self) -> dict[str, Any]:
+        """What is saved once, the same on all workers."""
+
+    @abstractmethod
+    def own(self) -> dict[str, Any]:
+        """What is this worker's."""
+
+    @abstractmethod
+    def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Go on from what ``common`` and ``own`` gave; parameters are there already."""
+
+    def kept(self) -> dict[str, Any]:
+        """What is kept from step to step beside the optimizer's own state."""
+        return {} if self.exchange is None else self.exchange.state_dict()
+
+    def finish(self) -> None:
+        """Bring all workers' parameters together after the last step. All must call it."""
+        return
+
+    def close(self) -> None:
+        """Take no part any more."""
+        return
+
+
+class CompressedGradients(Synchronisation):
+    """DDP with a hook of ours.
+
+    Args:
+        model: wrapped.
+        method: with options for ``compress_ddp``; its ``variance_correction`` is true or false.
+        recipe: builds the optimizer.
+    """
+
+    exchange: Exchange
+
+    def __init__(self, model: DistributedDataParallel, method: Method, recipe: Recipe) -> None:
+        self.optimizer = recipe.build(model.parameters())
+        options = {name: value for name, value in method.options.items() if name != CORRECTED}
+        if method.options.get(CORRECTED):
+            options[CORRECTED] = self.optimizer
+        self.state = compress_ddp(model, method.compressor, **options)
+        self.exchange, self.counters = self.state.exchange, self.state.exchange.counters
+
+    def metrics(self) -> dict[str, Any]:
+        return self.state.metrics()
+
+    def common(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def own(self) -> dict[str, Any]:
+        return self.state.state_dict()
+
+    def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(dict(common))
+        self.state.load_state_dict(own)
+
+    def close(self) -> None:
+        self.state.close()
+
+
+class ExchangingOptimizer(Synchronisation):
+    """An optimizer of ``gradwire.optim`` over gradients that stay each worker's own.
+
+    An uncompressed exchange would send every gradient in every step, and ``dense_bytes`` counts that, however rarely
+    the optimizer exchanges.
+
+    Args:
+        model: not wrapped.
+        method: with the optimizer, and options as for ``compress_ddp``.
+        recipe: of the task.
+    """
+
+    optimizer: Exchanged
+    exchange: Exchange
+
+    def __init__(self, model: nn.Module, method: Method, recipe: Recipe) -> None:
+        params = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
+        self._params = [param for _, param in params]
+        self.optimizer = build_optimizer(method.optimizer or {}, recipe, params, method.compressor, method.options)
+        self.exchange, self.counters = self.optimizer.exchange, self.optimizer.exchange.counters
+        self._steps = 0
+        self.optimizer.register_step_post_hook(self._count)
+
+    def _count(self, *_: object) -> None:
+        self._steps += 1
+
+    def metrics(self) -> dict[str, Any]:
+        dense = ring_bytes(sum(param.nbytes for param in self._params))
+        return {**self.optimizer.metrics(), "dense_bytes": self._steps * dense}
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all workers hold the same parameters now."""
+        return bool(getattr(self.optimizer, "in_step", True))
+
+    def common(self) -> dict[str, Any]:
+        return {}
+
+    def own(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "params": [param.detach() for param in self._params]}
+
+    @torch.no_grad()
+    def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        # Between two exchanges each worker has parameters of its own.
+        for param, saved in zip(self._params, own["params"], strict=True):
+            param.copy_(saved)
+        self.optimizer.load_state_dict(own["optimizer"])
+
+    def finish(self) -> None:
+        """Exchange what was gone since the last round."""
+        for name in ("exchange_ways", "finish"):
+            if not self.in_step:
+                getattr(self.optimizer, name, lambda: None)()
+
+
+class HookOfTorch(Synchronisation):
+    """DDP with a hook of torch's, or none.
+
+    Args:
+        model: wrapped.
+        method: with the hook.
+        recipe: builds the optimizer.
+    """
+
+    def __init__(self, model: DistributedDataParallel, method: Method, recipe: Recipe) -> None:
+        self.optimizer, self.exchange = recipe.build(model.parameters()), None
+        self.hook = TorchHook(model, method.hook or {})
+        self.counters = self.hook.counters
+
+    def metrics(self) -> dict[str, Any]:
+        return {**self.counters.as_dict(), "nonfinite_steps": 0}
+
+    def common(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def own(self) -> dict[str, Any]:
+        return self.hook.state_dict()
+
+    def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(dict(common))
+        self.hook.load_state_dict(own)
+
+    def kept(self) -> dict[str, Any]:
+        return self.hook.state_dict()
+
+
+def wrapped(model: nn.Module, method: Method) -> nn.Module:
+    """The model as batches go through it: in DDP, unless the optimizer exchanges.
+
+    Without DDP nobody makes the workers' buffers alike: each keeps its own, and worker 0's are measured.
+    """
+    if method.optimizer is not None:
+        return model
+    one_bucket = method.hook is not None and method.hook.get("name") == "powersgd"
+    return DistributedDataParallel(model, bucket_cap_mb=_ONE_BUCKET_MB if one_bucket else None)
+
+
+def synchronised(model: nn.Module, method: Method, recipe: Recipe) -> Synchronisation:
+    """How a method keeps the workers together. All must call it.
+
+    Args:
+        model: as ``wrapped`` gave it.
+        method: of the run.
+        recipe: of the task.
+
+    Raises:
+        ConfigError, GroupError: as ``compress_ddp``, and as the optimizer.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return ExchangingOptimizer(model, method, recipe)
+    kind = CompressedGradients if method.hook is None else HookOfTorch
+    return kind(model, method, recipe)

@@ -1,0 +1,170 @@
+"""The contract of a benchmark task.
+
+A task says what is trained and how good it became; it never sees the workers' communication. Every worker makes the
+same batches in the same order and takes its own share of each, so that a run depends on the seed and on nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from gradwire.errors import ConfigError, nearest, require
+from gradwire.experiments import data, models
+from gradwire.experiments.data.base import Examples
+from gradwire.experiments.recipe import Recipe
+
+__all__ = ["Task", "pieces", "shuffled"]
+
+
+class Task(ABC):
+    """Base of every task: one in each file, named like the file.
+
+    Args:
+        model: of those in ``MODELS``; None: the first of them.
+        folder: of real data; None: the data that is embedded, and the small variant of the model.
+        recipe: None: the model's own.
+
+    Raises:
+        ConfigError: a model of another task, or a folder that does not hold the data.
+    """
+
+    name: ClassVar[str]
+    measure: ClassVar[str]
+    """What ``quality`` returns, in words for a table's head."""
+
+    data: Any
+    """With a ``name``."""
+
+    higher_is_better: ClassVar[bool] = True
+    MODELS: ClassVar[tuple[str, ...]]
+    DATA: ClassVar[tuple[str, ...]]
+    """The files of ``gradwire.experiments.data`` that read a folder for this task."""
+
+    def __init__(self, model: str | None = None, folder: Path | None = None, recipe: Recipe | None = None) -> None:
+        self.small = folder is None
+        self.module = self._chosen(model)
+        self.data = self.embedded() if folder is None else data.load(folder, self.DATA)
+        self.recipe = recipe or (self.module.RECIPE_SMALL if self.small else self.module.RECIPE)
+
+    @property
+    def model_name(self) -> str:
+        """As ``gradwire models`` has it; a small variant says so."""
+        name = self.module.__name__.rpartition(".")[2]
+        return f"{name}_small" if self.small else name
+
+    def adjusted(self, changes: Mapping[str, Any]) -> Self:
+        """The same task with another recipe: what a method needs changed."""
+        if changes:
+            self.recipe = dataclasses.replace(self.recipe, **changes)
+        return self
+
+    def model(self, device: str = "cpu") -> nn.Module:
+        """A fresh model, initialised from torch's global generator.
+
+        Args:
+            device: where it is made; on ``meta`` it has shapes and no memory.
+
+        Raises:
+            ConfigError: micro-batches of a model that goes on in a batch where the one before it ended.
+        """
+        name = self.module.__name__.rpartition(".")[2]
+        made = models.build(name, small=self.small, sizes=self.sizes(), device=device)
+        carries, micro = hasattr(made, "reset"), self.recipe.micro
+        require(not carries or micro is None, "Recipe.micro", f"None for {name}, which carries its state on", micro)
+        return made
+
+    def sizes(self) -> dict[str, int]:
+        """What the model must know of the data."""
+        return {}
+
+    def begin_epoch(self, model: nn.Module) -> None:
+        """Let a model forget what it carries from batch to batch, if it does."""
+        forget = getattr(model, "reset", None)
+        if forget is not None:
+            forget()
+
+    def shown(self, quality: float) -> str:
+        """A quality for a table."""
+        return f"{quality:.1%}"
+
+    def quality(self, model: nn.Module) -> float:
+        """The measure over the test set."""
+        return self.measures(model)[self.measure]
+
+    @abstractmethod
+    def embedded(self) -> Any:
+        """The data that comes with the package or is generated."""
+
+    @abstractmethod
+    def baselines(self) -> dict[str, float]:
+        """What the measure is without any learning, by what is done instead."""
+
+    def steps(self, epochs: int) -> int:
+        """How many steps ``epochs`` epochs have: what the recipe says, and no more than the data has."""
+        whole = self.steps_of_data()
+        return epochs * min(whole, self.recipe.steps or whole)
+
+    @abstractmethod
+    def steps_of_data(self) -> int:
+        """How many steps go through all data once; 0: it has not enough for a batch."""
+
+    def shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The inputs and targets of worker ``rank`` in an epoch, batch by batch; an incomplete last batch is dropped.
+
+        Raises:
+            ConfigError: an epoch has no whole batch, or a batch has nothing for one of the workers.
+        """
+        batch, most = self.recipe.batch, self.largest_batch()
+        require(batch <= most, "Recipe.batch", f"at most {most}, all that {self.data.name} has for a batch", batch)
+        # The mean over an empty share would be 0, and the average of all workers too small.
+        require(world <= batch, "workers", f"at most {batch}, the examples of a batch", world)
+        return islice(self._shares(epoch, rank, world), self.steps(1))
+
+    @abstractmethod
+    def largest_batch(self) -> int:
+        """The examples of all data: with more in a batch an epoch has no step."""
+
+    @abstractmethod
+    def _shares(self, epoch: int, rank: int, world: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """``shares``, of a batch that the data can fill."""
+
+    @abstractmethod
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The mean loss over a share."""
+
+    @abstractmethod
+    def measures(self, model: nn.Module) -> dict[str, float]:
+        """Everything that is measured over the test set, ``measure`` among it; the model is left in evaluation mode."""
+
+    def _chosen(self, model: str | None) -> ModuleType:
+        module = models.find(model or self.MODELS[0])
+        if module.__name__.rpartition(".")[2] not in self.MODELS:
+            raise ConfigError(f"model {model!r} is of another task than {self.name}: {nearest(model, self.MODELS)}")
+        return module
+
+
+def shuffled(
+    examples: Examples, batch: int, epoch: int, rank: int, world: int, *, augment: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """A worker's shares of batches in an order that depends on the epoch alone."""
+    generator = torch.Generator().manual_seed(epoch)
+    order = torch.randperm(len(examples), generator=generator)
+    for step in range(len(order) // batch):
+        draws = torch.rand(batch, 3, generator=generator) if augment else None
+        mine = slice(rank, None, world)
+        yield examples.batch(order[step * batch :][:batch][mine], None if draws is None else draws[mine])
+
+
+def pieces(examples: Examples, size: int = 512) -> Iterator[tuple[Tensor, Tensor]]:
+    """All examples in order, as many at a time as memory bears."""
+    for indices in torch.split(torch.arange(len(examples)), size):
+        yield examples.batch(indices)

@@ -1,0 +1,11 @@
+"""Real network links on one machine: a network namespace for each worker, joined by a bridge, with a rate and a delay.
+
+Law: a lab touches nothing but its own namespaces. Its addresses exist only inside them, its names carry an id, and it
+goes away with whoever made it, however that process ended.
+"""
+
+from gradwire.netlab.lab import Netlab, lab_for
+from gradwire.netlab.link import Link
+from gradwire.netlab.system import NetlabError
+
+__all__ = ["Link", "Netlab", "NetlabError", "lab_for"]

@@ -1,0 +1,275 @@
+"""The lab itself: it is made at once, and taken away when it is closed or its maker has ended."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from gradwire.errors import is_int, require
+from gradwire.netlab import _warden
+from gradwire.netlab.link import Link
+from gradwire.netlab.names import INTERFACE, MOST_WORKERS, LabNames
+from gradwire.netlab.system import NetlabError, counters, require_system, run, settle
+
+__all__ = ["LabTraffic", "Netlab", "lab_for", "remove_leftovers"]
+
+
+@dataclass(frozen=True)
+class LabTraffic:
+    """Bytes of a worker's interface so far: whole frames, the headers of a segmented packet counted once."""
+
+    sent: int
+    received: int
+
+
+class Netlab:
+    """Network namespaces for ``workers`` workers, joined by a bridge, every port shaped in both directions.
+
+    Use it as a context manager. What dead owners left is removed first; should this process be killed, another one
+    that watches it takes the lab away.
+
+    Args:
+        workers: 2 to 250.
+        rate: as ``100mbit``, ``1gbit`` or ``none``.
+        delay: from one worker to another, as ``1ms``; needs the kernel's netem.
+        congestion: TCP's control, one of those that the kernel allows; None: as on this machine. It is in the results.
+        keep: the lab outlives this process, until ``gradwire netlab down``.
+
+    Raises:
+        ConfigError: a value that cannot be, not root, no iproute2.
+        NetlabError: the kernel refused a part.
+    """
+
+    def __init__(
+        self, workers: int = 4, rate: str = "1gbit", delay: str = "0ms", *, congestion: str | None = None,
+        keep: bool = False,
+    ) -> None:  # fmt: skip
+        require(is_int(workers, 2, MOST_WORKERS), "workers", f"an integer in [2, {MOST_WORKERS}]", workers)
+        self.link = Link.parse(rate, delay).in_lab()
+        require_system()
+        remove_leftovers()
+        self.names = LabNames(secrets.token_hex(3), workers)
+        self.congestion = congestion
+        self._warden: subprocess.Popen[bytes] | None = None
+        self._owner: int | None = os.getpid()
+        self._started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
+        try:
+            self._record()
+            self._warden = watch_over(self.names.id)
+            self._make()
+            self._owner = None if keep else self._owner
+            self._record()
+        except OSError as error:
+            self.close()
+            raise NetlabError(f"this system does not let a lab be made: {error}") from None
+        except BaseException:
+            self.close()
+            raise
+        if keep:
+            self._dismiss()
+
+    @property
+    def workers(self) -> int:
+        """How many."""
+        return self.names.workers
+
+    def shape(self, rate: str, delay: str = "0ms") -> None:
+        """Give all links another rate and delay.
+
+        Raises:
+            ConfigError: not of the form of a rate or a delay, or a rate that no lab has.
+            NetlabError: the kernel refused it.
+        """
+        self.link = Link.parse(rate, delay).in_lab()
+        for namespace, device, _ in self._ports():
+            with suppress(NetlabError):  # It has none, if it was not shaped.
+                run(["tc", "-n", namespace, "qdisc", "delete", "dev", device, "root"])
+        self._shape()
+        self._record()
+
+    def traffic(self) -> list[LabTraffic]:
+        """What each worker's interface has sent and received since the lab was made."""
+        return traffic_of(self.names)
+
+    def popen(
+        self, rank: int, command: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[Any]:
+        """Start a process on a worker, told what ``torch.distributed`` needs (``RANK``, ``MASTER_ADDR``, ...).
+
+        Args:
+            rank: of the worker.
+            command: and its arguments.
+            env: more variables, on top of this process's and the worker's.
+            options: for ``subprocess.Popen``.
+
+        Raises:
+            ConfigError: no such worker.
+        """
+        require(is_int(rank, 0, self.workers - 1), "rank", f"in [0, {self.workers - 1}]", rank)
+        told = {**os.environ, **self.names.environment(rank), **(env or {})}
+        process = subprocess.Popen(["ip", "netns", "exec", self.names.worker(rank), *command], env=told, **options)
+        self._started.add(process)
+        return process
+
+    def run(
+        self, command: Sequence[str], *, timeout: float = 60.0, env: Mapping[str, str] | None = None
+    ) -> list[subprocess.CompletedProcess[str]]:
+        """Run the same command on every worker until all have ended; their outputs in the order of ranks.
+
+        Args:
+            command: and its arguments.
+            timeout: seconds for all of them together.
+            env: as for ``popen``.
+
+        Raises:
+            NetlabError: one failed, or they did not end in time; none of them runs on then.
+        """
+        options: dict[str, Any] = {
+            "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "process_group": 0,
+        }  # fmt: skip
+        running = [self.popen(rank, command, env=env, **options) for rank in range(self.workers)]
+        pool = ThreadPoolExecutor(self.workers)
+        outputs = {pool.submit(process.communicate): rank for rank, process in enumerate(running)}
+        try:
+            for output in as_completed(outputs, timeout):
+                rank, said = outputs[output], _last_line(output.result()[1])
+                code = running[rank].returncode
+                if code:
+                    raise NetlabError(f"worker {rank} ended with exit code {code}: {said}")
+        except TimeoutError:
+            raise NetlabError(f"{command[0]} did not end on all workers within {timeout:g} s") from None
+        finally:
+            end(running)
+            pool.shutdown()
+        return [subprocess.CompletedProcess(command, 0, *output.result()) for output in outputs]
+
+    def close(self) -> None:
+        """End what runs inside, and take the lab away; a second time it does nothing."""
+        # One that was started just now may not be inside yet, and would run on there when the namespace has no name.
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+        _warden.remove(self.names.id)
+        self._dismiss()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _record(self) -> None:
+        born = None if self._owner is None else _warden.born(self._owner)
+        facts = {"workers": self.workers, **asdict(self.link), "congestion": self.congestion}
+        _warden.record(self.names.id, {"owner": self._owner, "born": born, **facts})
+
+    def _dismiss(self) -> None:
+        """The warden of a lab that needs none any more."""
+        if self._warden is not None:
+            self._warden.kill()
+            self._warden.wait()
+
+    def _make(self) -> None:
+        names, ranks = self.names, range(self.workers)
+        ends = [(f"{INTERFACE} netns {names.worker(rank)}", f"{names.port(rank)} netns {names.hub}") for rank in ranks]
+        run(["ip", "-batch", "-"], [
+            *(f"netns add {namespace}" for namespace in names.all),
+            *(f"link add {near} type veth peer name {far}" for near, far in ends),
+        ])  # fmt: skip
+        for namespace in names.all:
+            self.congestion = settle(namespace, self.congestion)
+        run(["ip", "-n", names.hub, "-batch", "-"], [
+            "link add br0 type bridge", "link set br0 up",
+            *(f"link set {names.port(rank)} master br0 up" for rank in ranks),
+        ])  # fmt: skip
+        for rank in ranks:
+            self._settle_worker(rank)
+        self._shape()
+
+    def _settle_worker(self, rank: int) -> None:
+        address, namespace = self.names.address(rank), self.names.worker(rank)
+        lines = ["link set lo up", f"address add {address}/24 dev {INTERFACE}", f"link set {INTERFACE} up"]
+        run(["ip", "-n", namespace, "-batch", "-"], lines)
+        # Programs that look their own host name up, as Gloo does, must find this address and not another machine's.
+        hosts = Path(_warden.HOSTS, namespace, "hosts")
+        hosts.parent.mkdir(parents=True)
+        hosts.write_text(f"127.0.0.1 localhost\n{address} {os.uname().nodename}\n", encoding="utf-8")
+
+    def _ports(self) -> Iterator[tuple[str, str, bool]]:
+        """Both ends of every cable: namespace, device, and whether it is the worker's."""
+        for rank in range(self.workers):
+            yield self.names.worker(rank), INTERFACE, True
+            yield self.names.hub, self.names.port(rank), False
+
+    def _shape(self) -> None:
+        for namespace, device, near in self._ports():
+            lines = self.link.shaper(device, near=near)
+            if lines:
+                run(["tc", "-n", namespace, "-batch", "-"], lines)
+
+
+def lab_for(workers: int, link: Link) -> AbstractContextManager[Netlab | None]:
+    """A lab with these links; None where they are the loopback.
+
+    Raises:
+        ConfigError, NetlabError: as ``Netlab``.
+    """
+    if link == Link():
+        return nullcontext()
+    return Netlab(workers, str(replace(link, delay=0.0)), f"{1e6 * link.delay:.0f}us")
+
+
+def traffic_of(names: LabNames) -> list[LabTraffic]:
+    """What the interfaces of a lab's workers have counted; nothing of one that was not finished, or is going away."""
+    found = []
+    for rank in range(names.workers):
+        with suppress(NetlabError, KeyError):
+            received, sent = counters(names.worker(rank))[INTERFACE]
+            found.append(LabTraffic(sent, received))
+    return found
+
+
+def remove_leftovers() -> list[str]:
+    """Take away the labs whose owners have ended without doing so; their ids."""
+    found = _warden.leftovers()
+    for lab in found:
+        _warden.remove(lab)
+    return found
+
+
+def watch_over(lab: str) -> subprocess.Popen[bytes]:
+    """A process that takes the lab away as soon as this one has ended, and hears no signal meant for this one."""
+    owner = os.pidfd_open(os.getpid())
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", _warden.__file__, lab, str(owner)], pass_fds=(owner,), start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
+        )  # fmt: skip
+    finally:
+        os.close(owner)
+
+
+def end(running: Sequence[subprocess.Popen[Any]]) -> None:
+    """Stop those that still run, each the leader of a group, with whatever they have started."""
+    for process in running:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

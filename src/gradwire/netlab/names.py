@@ -1,0 +1,66 @@
+"""What the parts of a lab are called, and where its workers are found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gradwire.netlab._warden import PREFIX
+
+__all__ = ["INTERFACE", "MOST_WORKERS", "PORT", "LabNames"]
+
+INTERFACE = "eth0"
+"""A worker's only interface but loopback; the same everywhere, so that one setting fits all workers."""
+
+PORT = 29500
+"""Where worker 0 may listen: a namespace has all ports to itself."""
+
+MOST_WORKERS = 250
+"""Addresses of a /24."""
+
+
+@dataclass(frozen=True)
+class LabNames:
+    """The names of one lab; enough for another process to join it.
+
+    Args:
+        id: of the lab.
+        workers: how many.
+
+    Example:
+        >>> names = LabNames("3f09ab", 2)
+        >>> names.all, names.address(1)
+        (('gw-3f09ab-hub', 'gw-3f09ab-0', 'gw-3f09ab-1'), '10.77.0.2')
+    """
+
+    id: str
+    workers: int
+
+    @property
+    def hub(self) -> str:
+        """The namespace of the bridge."""
+        return f"{PREFIX}{self.id}-hub"
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every namespace, that of the bridge first."""
+        return self.hub, *(self.worker(rank) for rank in range(self.workers))
+
+    def worker(self, rank: int) -> str:
+        """The namespace of a worker."""
+        return f"{PREFIX}{self.id}-{rank}"
+
+    def port(self, rank: int) -> str:
+        """The bridge's end of a worker's cable."""
+        return f"port{rank}"
+
+    def address(self, rank: int) -> str:
+        """A worker's address; that of another lab's worker may be the same, they never meet."""
+        return f"10.77.0.{rank + 1}"
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What a process of ``torch.distributed`` must be told to form a group over the lab's links."""
+        return {
+            "RANK": str(rank), "WORLD_SIZE": str(self.workers), "LOCAL_RANK": "0", "MASTER_ADDR": self.address(0),
+            "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE,
+            "OMP_NUM_THREADS": "1",
+        }  # fmt: skip

@@ -1,0 +1,30 @@
+"""The labs of this machine, whoever made them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from gradwire.netlab import _warden
+from gradwire.netlab.lab import traffic_of
+from gradwire.netlab.link import Link
+from gradwire.netlab.names import LabNames
+
+__all__ = ["lab_of", "labs"]
+
+
+def labs() -> list[dict[str, Any]]:
+    """A row for each lab, ready for JSON."""
+    return [lab_of(lab) for lab in _warden.records()]
+
+
+def lab_of(lab: str) -> dict[str, Any]:
+    """One lab: its names, its link, who owns it (None: it was made to stay), whether that owner has ended."""
+    facts = _warden.records()[lab]
+    names = LabNames(lab, facts["workers"])
+    return {
+        "id": lab, "workers": names.workers, "link": str(Link(facts["rate"], facts["delay"])),
+        "congestion": facts["congestion"], "owner": facts["owner"], "dead": lab in _warden.leftovers(),
+        "namespaces": list(names.all), "addresses": [names.address(rank) for rank in range(names.workers)],
+        "traffic": [asdict(each) for each in traffic_of(names)],
+    }  # fmt: skip

@@ -1,0 +1,51 @@
+"""What kind of method a row is of: it decides the colour, and which row the others are compared with."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from gradwire import registry
+from gradwire.experiments.torchhooks import PREFIX
+
+__all__ = ["BASELINE", "FAMILIES", "PLAIN", "family_of", "named"]
+
+BASELINE = "no compression"
+
+PLAIN = ("ddp", "none")
+"""The labels of an uncompressed exchange: DDP alone before our own path without a compressor."""
+
+FAMILIES = (
+    BASELINE, "cast", "quantisation", "sparsification", "low rank", "hybrid", "wrapper", "torch's hook", "other"
+)  # fmt: skip
+"""Those of ``Compressor.family``, and what is none; in the order of legends."""
+
+
+def named(method: str, *, ours: bool) -> str:
+    """What a method is called: torch's own hooks have names that ours may have too.
+
+    >>> named("powersgd", ours=True), named("torch_powersgd", ours=False), named("ddp", ours=False)
+    ('powersgd', "torch's powersgd", 'ddp')
+    """
+    plain = method.removeprefix(PREFIX)
+    return method if ours else plain if plain in PLAIN else f"torch's {plain}"
+
+
+@cache
+def family_of(method: str, compressor: str | None) -> str:
+    """The family of a method.
+
+    Args:
+        method: its label.
+        compressor: its registered name; None: torch's own. One that is not registered is "other".
+
+    >>> family_of("topk:ratio=0.1", "topk"), family_of("fp16", None), family_of("ddp", None)
+    ('sparsification', "torch's hook", 'no compression')
+    """
+    if method in PLAIN or (compressor is None and method.removeprefix(PREFIX) in PLAIN):
+        return BASELINE
+    if compressor is None:
+        return "torch's hook"
+    if compressor not in registry.names("compressors"):
+        return "other"
+    family: str = registry.find("compressors", compressor).family
+    return family if family in FAMILIES else "other"

@@ -1,0 +1,315 @@
+"""Training runs in groups that may be compared: the same task, model, data, workers, link, epochs and device.
+
+Law: a figure is a mean over seeds, and a difference between two of them is one only above the noise floor, which is how
+far two means of uncompressed runs, of as many seeds, may be apart, and above Welch's limit, which knows the spread of
+the method too. A method is compared with uncompressed runs of its own recipe, or else of the task's own. One that was
+tried at several learning rates stands there at the one that was best on the first seed, and is compared with
+uncompressed runs that were tuned like it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gradwire.bench.statistics import Spread, noise_floor, spread, welch_limit
+from gradwire.experiments.records import Record, RunSettings
+from gradwire.report._families import BASELINE, PLAIN, family_of, named
+
+__all__ = ["DIVERGED", "NOISE", "Panel", "PanelEntry", "no_floor", "panels"]
+
+NOISE = "within noise"
+DIVERGED = "diverged"
+
+_COMPARED = ("task", "model", "data", "data_digest", "start", "workers", "link", "epochs", "backend", "device")
+_CONFIGURED = ("compressor", "options", "loss_scale", "recipe", "optimizer", "hook")
+_DIGITS = 8
+
+
+@dataclass(frozen=True)
+class PanelEntry:
+    """A method in a panel.
+
+    Args:
+        method: its label; of several configurations with one label the second and later ones are numbered.
+        family: as ``family_of``.
+        runs: that ended well, at least one, a run for each seed.
+    """
+
+    method: str
+    family: str
+    runs: tuple[Record, ...]
+
+    @cached_property
+    def quality(self) -> Spread:
+        """At the end of training, over the seeds; its mean is not finite where a run diverged."""
+        return spread([math.nan if run.quality is None else run.quality for run in self.runs])
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """What differs from the task's own; of a tuned method without the learning rate that it found."""
+        known = self.runs[0].settings
+        return _without_rate(known.recipe) if known.tuned else known.recipe
+
+    @property
+    def tuned(self) -> bool:
+        """Whether its learning rate is the best of several."""
+        return self.runs[0].settings.tuned
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a run ended with no quality that is a number."""
+        return not math.isfinite(self.quality.mean)
+
+    @property
+    def timed(self) -> bool:
+        """Whether its times mean anything: no run was made beside another one."""
+        return all(run.environment.get("jobs", 1) == 1 for run in self.runs)
+
+    @property
+    def speed(self) -> Spread | None:
+        """Examples a second; None where it was not timed."""
+        return self.over(lambda run: run.examples_per_second) if self.timed else None
+
+    @property
+    def step(self) -> Spread | None:
+        """Seconds of a step; None where it was not timed."""
+        return self.over(lambda run: run.seconds.get("step")) if self.timed else None
+
+    def over(self, figure: Callable[[Record], float | None]) -> Spread | None:
+        """A figure of the runs; None where one of them does not have it."""
+        values = [value for run in self.runs if (value := figure(run)) is not None]
+        return spread(values) if len(values) == len(self.runs) else None
+
+    @property
+    def growth(self) -> float | None:
+        """Bytes that the memory of a worker grew by in a run, at most; None where it is not known where it began."""
+        found = self.over(_growth)
+        return None if found is None else found.mean
+
+    def mean(self, name: str) -> float | None:
+        """The mean of a field of the runs; None where one of them does not have it."""
+        found = self.over(lambda run: getattr(run, name))
+        return None if found is None else found.mean
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What may be compared.
+
+    Args:
+        settings: of one of its runs: all have the same task, model, data, workers, link, epochs, backend and device.
+        measure: what quality is, in words.
+        higher_is_better: of it.
+        entries: the methods, the ones to compare with first, the others by name.
+        baselines: uncompressed ones, one for each recipe that has any, the task's own recipe first.
+    """
+
+    settings: RunSettings
+    measure: str
+    higher_is_better: bool
+    entries: tuple[PanelEntry, ...]
+    baselines: tuple[PanelEntry, ...]
+
+    @property
+    def baseline(self) -> PanelEntry | None:
+        """The uncompressed one of the task's own recipe, or else of another; None: there is none."""
+        return self.baselines[0] if self.baselines else None
+
+    def compared_with(self, entry: PanelEntry) -> PanelEntry | None:
+        """The uncompressed one of a method's recipe, or else of the task's own; None: there is neither."""
+        found = {_same([each.tuned, each.recipe]): each for each in self.baselines}
+        return found.get(_same([entry.tuned, entry.recipe]), found.get(_same([False, {}])))
+
+    @cached_property
+    def scale(self) -> float:
+        """100 where quality is a share, which is then shown in percent; else 1."""
+        return 100.0 if self.higher_is_better and all(0 <= quality <= 1 for quality in self._finite) else 1.0
+
+    @cached_property
+    def fine(self) -> bool:
+        """Whether the third digit behind the point counts: of losses, and not of perplexities."""
+        return self.scale == 1 and all(abs(quality) < 10 for quality in self._finite)
+
+    @cached_property
+    def _finite(self) -> list[float]:
+        known = [run.quality for entry in self.entries for run in entry.runs if run.quality is not None]
+        return [quality for quality in known if math.isfinite(quality)]
+
+    @property
+    def unit(self) -> str:
+        """The measure, and its unit."""
+        return f"{self.measure}, %" if self.scale != 1 else self.measure
+
+    def shown(self, quality: float, *, signed: bool = False) -> str:
+        """A quality, or a difference of two, for people; in ``unit``, and in words where it is not finite."""
+        if not math.isfinite(quality):
+            return DIVERGED
+        value = self.scale * quality
+        digits = ".3f" if self.fine else ".2f" if self.scale != 1 or abs(value) < 1000 else ".4g"
+        return f"{value:{'+' if signed else ''}{digits}}"
+
+    @property
+    def title(self) -> str:
+        """What is the same for all of it, in one line."""
+        of = self.settings
+        where = "" if (of.backend, of.device) == ("gloo", "cpu") else f", {of.backend} on {of.device}"
+        link = "" if of.link == "none" else f", {of.link}"
+        epochs = f"{of.epochs} epoch{'s' * (of.epochs != 1)}"
+        data = of.data if of.data_digest is None else f"{of.data} {of.data_digest[:_DIGITS]}"
+        begin = "" if of.start is None else f" from {of.start[:_DIGITS]}"
+        return f"{of.task}: {of.model}{begin} on {data}, {of.workers} workers{link}, {epochs}{where}"
+
+    def relative_speed(self, entry: PanelEntry) -> float | None:
+        """Examples a second over those without compression."""
+        base = self.compared_with(entry)
+        mine, plain = entry.speed, base and base.speed
+        return mine.mean / plain.mean if mine and plain and plain.mean else None
+
+    def difference(self, entry: PanelEntry) -> float | None:
+        """Of the mean quality from that without compression; None: there is none to compare with, or one diverged."""
+        base = self.compared_with(entry)
+        if base is None or base.diverged or entry.diverged:
+            return None
+        return entry.quality.mean - base.quality.mean
+
+    def floor(self, entry: PanelEntry | None = None) -> float | None:
+        """The noise floor; None where it is not known.
+
+        Args:
+            entry: whose difference; None: of a method with as many seeds as the uncompressed one.
+        """
+        base = self.baseline if entry is None else self.compared_with(entry)
+        return None if base is None else noise_floor(base.quality, len((entry or base).runs))
+
+    def limit(self, entry: PanelEntry) -> float | None:
+        """What a difference must be larger than: the floor, and Welch's limit where the method has a spread.
+
+        None where the floor is not known.
+        """
+        base, floor = self.compared_with(entry), self.floor(entry)
+        if base is None or floor is None:
+            return None
+        return max(floor, welch_limit(base.quality, entry.quality) or 0.0)
+
+    def verdict(self, entry: PanelEntry) -> str:
+        """One of "baseline", "within noise", "better", "worse" or "diverged"; "noise not known" where the uncompressed
+        runs do not tell it, "nothing to compare with" where there are none of a recipe that fits.
+        """
+        base, difference, limit = self.compared_with(entry), self.difference(entry), self.limit(entry)
+        if entry.diverged:
+            return DIVERGED
+        if entry is base:
+            return "baseline"
+        if base is None:
+            return "nothing to compare with"
+        if difference is None or limit is None:
+            return "noise not known"
+        if abs(difference) <= limit:
+            return NOISE
+        return "better" if (difference > 0) == self.higher_is_better else "worse"
+
+
+def no_floor(base: PanelEntry) -> str:
+    """Why uncompressed runs give no noise floor, in words; empty where they give one."""
+    count = base.quality.count
+    if base.diverged:
+        return "an uncompressed run diverged"
+    if count < 2:
+        return f"{count} uncompressed run has no spread. Run more seeds"
+    if not base.quality.deviation:
+        return f"{count} uncompressed runs that ended exactly alike show no spread. More seeds or test data are needed"
+    return ""
+
+
+def panels(runs: Iterable[Record]) -> list[Panel]:
+    """The runs that ended well, in groups that may be compared, ordered by task, model, workers and link."""
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for run in runs:
+        if run.status == "ok":
+            known = (getattr(run.settings, name) for name in _COMPARED)
+            groups.setdefault(tuple("" if each is None else each for each in known), []).append(run)
+    return [_panel(groups[key]) for key in sorted(groups)]
+
+
+def _panel(runs: Sequence[Record]) -> Panel:
+    found = _entries(runs)
+    plain = _baselines(found)
+    first = runs[0]
+    ordered = sorted(found, key=lambda entry: (plain.index(entry) if entry in plain else len(plain), entry.method))
+    return Panel(first.settings, first.measure, first.higher_is_better, tuple(ordered), plain)
+
+
+def _baselines(found: Iterable[PanelEntry]) -> tuple[PanelEntry, ...]:
+    """Of each recipe the first uncompressed one, plain DDP before ours."""
+    plain = [entry for entry in found if entry.family == BASELINE]
+    plain.sort(key=lambda entry: (bool(entry.recipe), entry.tuned, PLAIN.index(entry.runs[0].settings.method)))
+    first: dict[str, PanelEntry] = {}
+    for entry in plain:
+        first.setdefault(_same([entry.tuned, entry.recipe]), entry)
+    return tuple(first.values())
+
+
+def _entries(runs: Sequence[Record]) -> list[PanelEntry]:
+    """Runs with one label and different settings are different methods: a mean over them would be of nothing."""
+    found: dict[str, dict[str, list[Record]]] = {}
+    for run in runs:
+        known = run.settings
+        settings = {name: getattr(known, name) for name in _CONFIGURED}
+        if known.tuned:
+            settings["recipe"] = _without_rate(known.recipe)
+        name = named(known.method, ours=known.hook is None and known.compressor is not None)
+        found.setdefault(name, {}).setdefault(_same([known.tuned, settings]), []).append(run)
+    return [
+        _entry(method if number == 1 else f"{method} #{number}", same)
+        for method, configurations in found.items()
+        for number, same in enumerate(configurations.values(), 1)
+    ]
+
+
+def _at_best_rate(runs: Sequence[Record]) -> list[Record]:
+    """Of runs at several learning rates those at the one whose run with the first seed ended best.
+
+    Of equals it is the one with the most runs: where rates ended alike, the file need not have them in the suite's
+    order, by which the sweep chose.
+    """
+    first = min(run.settings.seed for run in runs)
+    tried = [run for run in runs if run.settings.seed == first]
+    made = Counter(run.settings.recipe.get("lr") for run in runs)
+    best = max(tried, key=lambda run: (_goodness(run), made[run.settings.recipe.get("lr")]))
+    return [run for run in runs if run.settings.recipe.get("lr") == best.settings.recipe.get("lr")]
+
+
+def _goodness(run: Record) -> float:
+    if run.quality is None or not math.isfinite(run.quality):
+        return -math.inf
+    return run.quality if run.higher_is_better else -run.quality
+
+
+def _without_rate(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in recipe.items() if name != "lr"}
+
+
+def _same(configured: Any) -> str:
+    """Equal for equal settings."""
+    return json.dumps(configured, sort_keys=True, default=repr)
+
+
+def _growth(run: Record) -> float | None:
+    if run.peak_rss_bytes is None or run.start_rss_bytes is None:
+        return None
+    return run.peak_rss_bytes - run.start_rss_bytes
+
+
+def _entry(method: str, runs: Sequence[Record]) -> PanelEntry:
+    if runs[0].settings.tuned:
+        runs = _at_best_rate(runs)
+        method = f"{method}, lr {runs[0].settings.recipe['lr']:g}"
+    compressor = runs[0].settings.compressor
+    name = None if compressor is None else str(compressor.get("name"))
+    return PanelEntry(method, family_of(runs[0].settings.method, name), tuple(runs))

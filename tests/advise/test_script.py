@@ -1,0 +1,51 @@
+"""A user's own script is watched as it is; what cannot be watched says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gradwire.advise.script import _complaint, profile_script
+from gradwire.errors import ConfigError
+
+SCRIPT = Path(__file__).with_name("trained.py")
+
+
+@pytest.mark.timeout(400)
+def test_a_scripts_buckets_and_times_are_found() -> None:
+    profile = profile_script(SCRIPT, ["1000"], steps=3, deadline=300)
+    assert profile.busy
+    (bucket,) = profile.buckets
+    # Out of order, as DDP sorts a bucket: by when gradients came.
+    assert dict(bucket.params) == {"0.weight": (512, 64), "0.bias": (512,), "2.weight": (10, 512), "2.bias": (10,)}
+    assert 0 < bucket.ready <= profile.seconds
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("unwrapped", "must wrap its model into DistributedDataParallel: it built none"),
+        ("broken", "failed with exit code 1: ValueError: the disk is full"),
+    ],
+)
+def test_what_cannot_be_watched_says_why(argument: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--script .*trained.py {said}"):
+        profile_script(SCRIPT, [argument], steps=3, deadline=300)
+
+
+def test_a_deadline_ends_the_script() -> None:
+    with pytest.raises(ConfigError, match=r"built no DistributedDataParallel within the 0.01 s of --deadline"):
+        profile_script(SCRIPT, ["1000"], deadline=0.01)
+    assert _complaint(True, None, "", 3, 60).startswith("did not make 6 forward passes")
+    assert _complaint(True, 0, "", 3, 60).startswith("ended before it made 6 forward passes in training mode")
+
+
+def test_arguments_are_checked_first(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--script must be a file, got .*nothing\.py"):
+        profile_script(tmp_path / "nothing.py")
+    with pytest.raises(ConfigError, match="steps must be an integer >= 1, got 0"):
+        profile_script(SCRIPT, steps=0)
+    with pytest.raises(ConfigError, match="--deadline must be seconds > 0, got 0"):
+        profile_script(SCRIPT, deadline=0)
