@@ -1,5 +1,6 @@
 """Many small keys in one message: each stays a push of a key and a step that counts once."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from gradwire.kvstore.protocol.messages import pack
 from gradwire.kvstore.protocol.small_keys import LONGEST, SMALL, Bundle, Bundles, bundled
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
+from gradwire.kvstore.worker.connection import ScatterSink
 from tests.kvstore.group import run_workers
 from tests.kvstore.jobs import many_keys
 from tests.kvstore.talk import ask, compressed, hello, init, messages, ops, pull, push
@@ -50,7 +52,11 @@ def received(reply, keys=tuple(SIZES)):
     _, op, _, raw = reply
     assert op == "values"
     outs = {key: torch.empty(SIZES[key]) for key in keys}
-    bundle(outs).scatter(torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+    made = bundle(outs)
+    assert made.nbytes == len(raw)
+    ScatterSink([(start, piece.numpy()) for start, piece in made.places], made.nbytes).write(
+        0, np.frombuffer(raw, np.uint8)
+    )
     return outs
 
 
@@ -160,6 +166,18 @@ def test_bundles_are_sent_when_they_are_full():
     assert sorted(key for _, keys in sent for key in keys) == list(range(80))
     assert all(key % 2 == server for server, keys in sent for key in keys)
     assert [len(keys) for _, keys in sent] == [32, 32, 8, 8]
+
+
+def test_between_two_keys_is_nothing_of_what_was_there_before():
+    for size in range(1, 9):
+        made = Bundle()
+        for key in range(40):
+            made.add(key, 1, torch.full((size,), 255, dtype=torch.uint8))
+        spoilt = [torch.full((made.nbytes,), 170, dtype=torch.uint8) for _ in range(8)]
+        del spoilt
+        data = made.data().view(40, 8)
+        assert torch.all(data[:, :size] == 255)
+        assert not data[:, size:].any()
 
 
 def test_only_small_keys_with_short_names_travel_together():

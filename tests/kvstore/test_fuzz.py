@@ -26,7 +26,8 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=6,
 )
-likely = st.sampled_from(["w", "v", 0, 1, 2, 3, 4, -1, "float32", [4], {}, True, False, b"x" * 16, "sgd"])
+units = [[["w", 1, 16]], [[[1], 1, 256]], [["w", 1, 16], [[1], 1, 256]], [["w", 0]], [[[1], 0], ["v", 0]], ["w", "v"]]
+likely = st.sampled_from(["w", "v", 0, 1, 2, 3, 4, -1, "float32", [4], {}, True, False, b"x" * 16, "sgd", *units])
 
 
 @st.composite

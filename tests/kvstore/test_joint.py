@@ -9,7 +9,7 @@ from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.kvstore.protocol.compression import Compression, parse
 from gradwire.kvstore.protocol.messages import pack
-from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, ROOM, joinable, side_by_side
+from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, ROOM, Bundle, joinable, side_by_side
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.snapshot import load_core, save_core
@@ -47,18 +47,24 @@ def flat(tensors, keys=KEYS):
 
 def push_all(core, peer, seq, step, tensors, joint=1, keys=KEYS, code=None):
     data = flat(tensors, keys) if code is None else code.compress(flat(tensors, keys))
-    fields = {"joint": joint, "step": step, "config": int(code is not None), "optimizer": 0}
-    return ask(core, peer, "push_joint", seq, data, **fields)
+    return push_list(core, peer, seq, data, joint=joint, step=step, config=int(code is not None))
+
+
+def push_list(core, peer, seq, data, *, joint, step, config=0, optimizer=0):
+    """Push all keys of a list, whose bytes end at a multiple of 8."""
+    raw = data.contiguous().view(-1).view(torch.uint8)
+    items, gap = [[[joint], step, raw.numel()]], torch.zeros(-raw.numel() % 8, dtype=torch.uint8)
+    return ask(core, peer, "pushes", seq, torch.cat([raw, gap]), items=items, config=config, optimizer=optimizer)
 
 
 def pull_all(core, peer, seq, step, joint=1):
-    return ask(core, peer, "pull_joint", seq, joint=joint, step=step)
+    return ask(core, peer, "pulls", seq, items=[[[joint], step]])
 
 
 def of_all(reply, keys=KEYS):
     """The values in one answer, by key."""
     _, op, _, raw = reply
-    assert op == "value"
+    assert op == "values"
     starts, _ = side_by_side([SIZES[key] for key in keys])
     everything = torch.frombuffer(bytearray(raw), dtype=torch.float32)
     return {key: everything[start : start + SIZES[key]] for start, key in zip(starts, keys, strict=True)}
@@ -83,10 +89,10 @@ def sums(*many):
 
 def test_a_step_of_all_keys_is_one_sum_and_one_answer():
     core, a, b = served()
-    assert ops(push_all(core, a, 30, 1, grads(1))) == ["done"]
+    assert ops(push_all(core, a, 30, 1, grads(1))) == ["dones"]
     assert pull_all(core, a, 31, 1) == []
     told = messages(push_all(core, b, 30, 1, grads(2)))
-    assert [(peer, op) for peer, op, *_ in told] == [(b, "done"), (a, "value")]
+    assert [(peer, op) for peer, op, *_ in told] == [(b, "dones"), (a, "values")]
     assert equal(of_all(told[1]), sums(grads(1), grads(2)))
     assert len(core.values.units()) == 1
     assert (core.counters.steps, core.counters.pushes, core.counters.pulls) == (4, {"none": 8}, 4)
@@ -129,7 +135,7 @@ def test_pushes_that_wait_are_put_apart_with_the_keys():
     push_all(core, a, 30, 1, grads(1), code=code)
     assert pull_all(core, a, 31, 1) == []
     replies = [push(core, b, 40 + seq, key, 1, code.compress(grads(2)[key]), config=1) for seq, key in enumerate(KEYS)]
-    assert [ops(each) for each in replies] == [["done"]] * 3 + [["done", "value"]]
+    assert [ops(each) for each in replies] == [["done"]] * 3 + [["done", "values"]]
     wanted = {key: code.decompress(code.compress(grads(1)[key]), (size,)) for key, size in SIZES.items()}
     wanted = {key: wanted[key] + code.decompress(code.compress(grads(2)[key]), (SIZES[key],)) for key in KEYS}
     assert equal(of_all(messages(replies[-1])[1]), wanted)
@@ -214,7 +220,7 @@ def test_in_async_each_push_of_all_keys_counts_at_once_and_the_bound_holds():
     core, a, b = served(sync=False, staleness=0)
     assert push_all(core, a, 30, 1, grads(1)) == []
     told = messages(push_all(core, b, 30, 1, grads(2)))
-    assert sorted((peer, op) for peer, op, *_ in told) == [(a, "done"), (b, "done")]
+    assert sorted((peer, op) for peer, op, *_ in told) == [(a, "dones"), (b, "dones")]
     assert equal(of_all(messages(pull_all(core, a, 31, 1))[0]), grads(2))
 
 
@@ -230,7 +236,7 @@ def test_an_optimizer_has_each_key_on_its_own():
                 mine = grads(10 * step + rank)
                 if together and step < 3:
                     fields = {"joint": 1, "step": step, "config": 0, "optimizer": 1}
-                    ask(core, peer, "push_joint", 30 * step, flat(mine), **fields)
+                    push_list(core, peer, 30 * step, flat(mine), **fields)
                 else:
                     for seq, key in enumerate(KEYS):
                         push(core, peer, 30 * step + seq, key, step, mine[key], optimizer=1)
@@ -242,10 +248,10 @@ def test_a_snapshot_has_the_keys_and_they_come_together_again(tmp_path):
     core, a, b = served(snapshots=True)
     for peer in (a, b):
         push_all(core, peer, 30, 1, grads(1))
-    assert messages(pull_all(core, a, 31, 1))[0][2]["durable"] == 0
+    assert messages(pull_all(core, a, 31, 1))[0][2]["durable"] == [0]
     push_all(core, a, 32, 2, grads(2))
     save_core(core, tmp_path / "snapshot")
-    assert messages(pull_all(core, a, 33, 1))[0][2]["durable"] == 1
+    assert messages(pull_all(core, a, 33, 1))[0][2]["durable"] == [1]
     restored = load_core(tmp_path / "snapshot", core.rules)
     for rank in range(2):
         peer = hello(restored, rank)
@@ -271,7 +277,7 @@ def test_what_is_wrong_is_refused_before_any_key_counts(fields, text):
     core, a, _ = served()
     compressed(core, a, 25, 2, {"type": "topk", "ratio": 0.5})
     told = {"joint": 1, "step": 1, "config": 0, "optimizer": 0} | fields
-    ((_, op, answer, _),) = messages(ask(core, a, "push_joint", 30, flat(grads(1)), **told))
+    ((_, op, answer, _),) = messages(push_list(core, a, 30, flat(grads(1)), **told))
     assert op == "error"
     assert text in answer["text"]
     assert not any(unit.pending or unit.version for unit in core.values.units())
@@ -281,9 +287,59 @@ def test_what_is_wrong_is_refused_before_any_key_counts(fields, text):
 def test_a_push_of_another_size_is_refused(nbytes):
     core, a, _ = served()
     told = {"joint": 1, "step": 1, "config": 0, "optimizer": 0}
-    ((_, op, _, _),) = messages(ask(core, a, "push_joint", 30, torch.zeros(nbytes, dtype=torch.uint8), **told))
+    ((_, op, _, _),) = messages(push_list(core, a, 30, torch.zeros(nbytes, dtype=torch.uint8), **told))
     assert op == "error"
     assert not any(unit.pending for unit in core.values.units())
+
+
+def mixed(core, peer, seq, step, tensors):
+    """Push a list of two keys and the others by their names, in one message."""
+    made = Bundle()
+    made.add([1], step, flat(tensors, KEYS[:2]).view(torch.uint8))
+    for key in KEYS[2:]:
+        made.add(key, step, tensors[key].view(torch.uint8))
+    return ask(core, peer, "pushes", seq, made.data(), items=made.items, config=0, optimizer=0)
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_lists_and_keys_go_in_one_message(sync):
+    core, a, b = served((KEYS[:2],), sync=sync)
+    assert ops(mixed(core, a, 30, 1, grads(1))) == ["dones"]
+    items = [["c", 1], [[1], 1], ["d", 1]]
+    first = messages(ask(core, a, "pulls", 31, items=items))
+    told = messages(mixed(core, b, 30, 1, grads(2)))
+    assert [op for _, op, *_ in told] == (["dones", "values"] if sync else ["dones"])
+    assert len(core.values.units()) == 3
+    ((_, _, answer, raw),) = told[1:] if sync else first
+    assert answer["durable"] == [1, 1, 1]
+    wanted = sums(grads(1), grads(2)) if sync else grads(1)
+    made = Bundle()
+    for piece in (wanted["c"], flat(wanted, KEYS[:2]), wanted["d"]):
+        made.add(0, 0, piece.view(torch.uint8))
+    assert raw == made.data().numpy().tobytes()
+    mixed(core, b, 30, 1, grads(2))
+    assert core.counters.repeated == 4
+
+
+def test_a_key_of_a_list_is_not_named_beside_it():
+    core, a, _ = served((KEYS[:2], KEYS[1:]))
+    for units in (([1], "b"), ([1], [2]), ([1], [1])):
+        made = Bundle()
+        for unit in units:
+            keys = {1: KEYS[:2], 2: KEYS[1:]}[unit[0]] if isinstance(unit, list) else (unit,)
+            made.add(unit, 1, flat(grads(1), keys)[: None if len(keys) > 1 else SIZES[keys[0]]].view(torch.uint8))
+        fields = {"items": made.items, "config": 0, "optimizer": 0}
+        ((_, op, answer, _),) = messages(ask(core, a, "pushes", 30, made.data(), **fields))
+        assert (op, "one of these keys again" in answer["text"]) == ("error", True)
+        assert not any(unit.pending for unit in core.values.units())
+        a = hello(core, 0)
+        for number, keys in enumerate((KEYS[:2], KEYS[1:]), 1):
+            ask(core, a, "join", 20 + number, number=number, keys=list(keys))
+        ((_, op, answer, _),) = messages(ask(core, a, "pulls", 31, items=[[unit, 0] for unit in units]))
+        assert (op, "again" in answer["text"] or "twice" in answer["text"]) == ("error", True)
+        a = hello(core, 0)
+        for number, keys in enumerate((KEYS[:2], KEYS[1:]), 1):
+            ask(core, a, "join", 20 + number, number=number, keys=list(keys))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from gradwire.kvstore.protocol.compression import parse
 from gradwire.kvstore.protocol.placement import KeyPart
 from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, Patience
 from gradwire.kvstore.worker.connection import Request, ServerConnection
-from gradwire.kvstore.worker.lanes import Lane, Lanes, ScatterSink
+from gradwire.kvstore.worker.lanes import Lane, Lanes
 from gradwire.kvstore.worker.worker_key import PushProgress, WorkerKey
 from tests.kvstore.group import run_workers
 from tests.kvstore.jobs import lists_of_keys
@@ -154,7 +154,7 @@ def test_an_answer_in_pieces_goes_to_the_tensors_as_they_are():
     outs = [torch.full(tuple(each.shape), -1.0) for each in keys.values()]
     values = [torch.randn(tuple(each.shape)) for each in keys.values()]
     data = lane.gather(values).view(torch.uint8).numpy()
-    request = Request("pull_joint", {"joint": 1, "step": 0}, out=ScatterSink(lane, outs))
+    request = Request("pulls", {"items": [[[1], 0]]}, out=lane.sink(outs))
     assert not request.make_room(len(data) - 4)
     assert request.make_room(len(data))
     for at in range(0, len(data), 52):
@@ -177,21 +177,21 @@ def test_pushes_are_kept_until_every_key_of_them_is_durable():
             return {key: sorted(steps) for key, steps in link.log.items() if steps}
 
         asked("join", {"number": 1, "keys": ["a", "b"]})
-        first = [asked("push_joint", {"joint": 1, "step": step}, (("joint", 1), step)) for step in (1, 2, 3)]
-        link._done([], first[0], 3, 1)
+        first = [asked("pushes", {"items": [[[1], step, 0]]}) for step in (1, 2, 3)]
+        link._dones([], first[0], [1])
         assert kept() == {("joint", 1): [2, 3]}
         alone = {key: asked("push", {"key": key, "step": 4}, (key, 4)) for key in "ab"}
         link._done([], alone["a"], 4, 4)
         assert kept() == {("joint", 1): [2, 3], "b": [4]}
         link._done([], alone["b"], 4, 2)
         assert kept() == {("joint", 1): [3], "b": [4]}
-        link._done([], asked("push_joint", {"joint": 1, "step": 5}, (("joint", 1), 5)), 5, 4)
+        link._dones([], asked("pushes", {"items": [[[1], 5, 0]]}), [4])
         assert kept() == {("joint", 1): [5]}
         asked("join", {"number": 2, "keys": ["a", "b", "c"]})
         asked("join", {"number": 3, "keys": ["b", "c"]})
-        link._done([], asked("push_joint", {"joint": 3, "step": 6}, (("joint", 3), 6)), 6, 6)
+        link._dones([], asked("pushes", {"items": [[[3], 6, 0]]}), [6])
         assert kept() == {("joint", 1): [5]}
-        link._done([], asked("push_joint", {"joint": 2, "step": 7}, (("joint", 2), 7)), 7, 6)
+        link._dones([], asked("pushes", {"items": [[[2], 7, 0]]}), [6])
         assert kept() == {("joint", 2): [7]}
     finally:
         link.close()
@@ -217,5 +217,5 @@ def test_the_setting_of_now_is_said_again_whatever_is_declared_after_it():
 
 
 def test_what_others_name_is_said_first():
-    urgent = Request("push_joint", {"joint": 1, "step": 1}, torch.zeros(4, dtype=torch.uint8), priority=100)
+    urgent = Request("pushes", {"items": [[[1], 1, 4]]}, torch.zeros(4, dtype=torch.uint8), priority=100)
     assert Request("join", {"number": 1, "keys": ["a", "b"]}, declare=True).rank < urgent.rank

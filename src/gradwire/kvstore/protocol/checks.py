@@ -12,7 +12,7 @@ from gradwire.kvstore.protocol.keys import MAX_KEY_BYTES
 
 __all__ = [
     "CHUNKED", "DTYPES", "MAX_ITEMS", "SEQ", "Check", "boolean", "count", "counts", "dtype", "key", "keys", "mapping",
-    "several", "shape", "text", "token",
+    "several", "shape", "text", "token", "unit",
 ]  # fmt: skip
 
 MAX_DIMS = 16
@@ -43,6 +43,11 @@ def key(value: Any) -> bool:
     if isinstance(value, str):
         return len(value.encode("utf-8", "surrogatepass")) <= MAX_KEY_BYTES
     return is_int(value, -(2**63)) and value < 2**63
+
+
+def unit(value: Any) -> bool:
+    """A key, or a list of keys: its number, in a list of its own."""
+    return (len(value) == 1 and count(1)(value[0])) if isinstance(value, list) else key(value)
 
 
 def shape(value: Any) -> bool:

@@ -13,11 +13,9 @@ and more than once. Nothing in a header is evaluated: names are looked up, numbe
     pull       the value after one step       value, when it is there
     follow     what it is now, compressed     value
     rows       some rows of it                value
-    pushes     of small keys, in one message  dones, when all of them count
-    pulls      of small keys                  values, when all of them are there
     join       a list of keys, by number      done
-    push_joint of all keys of a list          done, when all of them count
-    pull_joint of all keys of a list          value, when all of them are there
+    pushes     of small keys, or such lists   dones, when all of them count
+    pulls      of small keys, or such lists   values, when all of them are there
     staleness  how far ahead one may be       done
     barrier    I am here                      done, when all are
     why        what a request waits for       value, text in UTF-8
@@ -51,7 +49,7 @@ __all__ = [
     "unpack",
 ]
 
-VERSION = 3
+VERSION = 4
 CHUNK = 1 << 20
 """Bytes of a frame at most: larger ones would keep small keys waiting, and travel no faster."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ __all__ = [
     "Bundle",
     "Bundles",
     "Patience",
+    "Unit",
     "bundled",
     "joinable",
     "named",
@@ -48,6 +49,9 @@ LONGEST = 100
 ROOM = 4 * CHUNK
 """Bytes of a message that names many keys, at most."""
 
+Unit: TypeAlias = StoreKey | list[int]
+"""What a push or a pull names: a key, or the number of a list of keys, in a list of its own."""
+
 UNIT = 32
 """Elements at whose multiples keys start: no word of MXNet's codes has elements of two keys."""
 
@@ -60,7 +64,7 @@ MOST_USES = 1024
 
 @dataclass
 class Bundle:
-    """Small keys of one call to one server, as they come together.
+    """Units to one server as they come together: small keys, and lists of them by their numbers.
 
     Args:
         room: bytes that it takes at most.
@@ -68,31 +72,39 @@ class Bundle:
 
     room: int = ROOM
     items: list[list[Any]] = field(default_factory=list)
-    pieces: list[Tensor] = field(default_factory=list)
+    places: list[tuple[int, Tensor]] = field(default_factory=list)
+    """Where the bytes of each unit start, and they themselves."""
     nbytes: int = 0
+    kept: bool = True
+    """Whether the bytes are somebody else's, who goes on using them."""
+
+    @classmethod
+    def of(cls, unit: Unit, step: int, data: Tensor) -> Bundle:
+        """One unit alone, whose bytes are handed over."""
+        bundle = cls(kept=False)
+        bundle.add(unit, step, data)
+        return bundle
 
     def fits(self, nbytes: int) -> bool:
         return len(self.items) < MAX_ITEMS and (not self.items or self.nbytes + align(nbytes) <= self.room)
 
-    def add(self, key: StoreKey, step: int, piece: Tensor) -> None:
-        """Add a key with its bytes: uint8, which must stay as they are until ``data`` is called."""
-        self.items.append([key, step, piece.numel()])
-        self.pieces.append(piece)
+    def add(self, unit: Unit, step: int, piece: Tensor) -> None:
+        """Add a unit with its bytes: uint8, which must stay as they are until ``data`` is called."""
+        self.items.append([unit, step, piece.numel()])
+        self.places.append((self.nbytes, piece))
         self.nbytes += align(piece.numel())
 
-    def scatter(self, data: Tensor) -> None:
-        """The inverse of ``data``: give each piece its bytes."""
-        start = 0
-        for piece in self.pieces:
-            piece.copy_(data[start : start + piece.numel()])
-            start += align(piece.numel())
-
     def data(self) -> Tensor:
-        """All bytes, each key's at a multiple of 8."""
-        out, start = lease((self.nbytes,), torch.uint8), 0
-        for piece in self.pieces:
-            out[start : start + piece.numel()].copy_(piece)
-            start += align(piece.numel())
+        """All bytes, each unit's at a multiple of 8."""
+        if not self.kept and len(self.places) == 1 and self.places[0][1].numel() == self.nbytes:
+            return self.places[0][1]
+        out = lease((self.nbytes,), torch.uint8)
+        for start, piece in self.places:
+            end = start + piece.numel()
+            out[start:end].copy_(piece)
+            # What was in this memory before is nobody's business at the other end.
+            if end % 8:
+                out[end : align(end)] = 0
         return out
 
 
@@ -107,13 +119,13 @@ class Bundles:
         self._send = send
         self._open: dict[int, Bundle] = {}
 
-    def add(self, server: int, key: StoreKey, step: int, piece: Tensor) -> None:
-        """Add a key to those of its server."""
+    def add(self, server: int, unit: Unit, step: int, piece: Tensor) -> None:
+        """Add a unit to those of its server."""
         bundle = self._open.setdefault(server, Bundle())
         if not bundle.fits(piece.numel()):
             self._send(server, bundle)
             bundle = self._open[server] = Bundle()
-        bundle.add(key, step, piece)
+        bundle.add(unit, step, piece)
 
     def close(self) -> None:
         """Send what is left."""

@@ -18,10 +18,11 @@ from torch import Tensor
 from gradwire.errors import WireError
 from gradwire.kvstore.protocol.buffers import lease
 from gradwire.kvstore.protocol.compression import Compression
+from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.optimizers import Updater
-from gradwire.kvstore.protocol.payloads import layout_of
+from gradwire.kvstore.protocol.payloads import layout_of, received, sizes
 from gradwire.kvstore.protocol.small_keys import Patience, joinable, named, side_by_side
-from gradwire.kvstore.server.parts import Contribution, StoredPart
+from gradwire.kvstore.server.parts import Contribution, StoredPart, raw
 
 __all__ = ["JoinedParts", "Joint"]
 
@@ -74,8 +75,42 @@ class Joint:
         self._shapes = [each.value.shape for each in members]
 
     @property
+    def keys(self) -> Sequence[StoreKey]:
+        """Of the list."""
+        return [each.key for each in self.members]
+
+    @property
+    def count(self) -> int:
+        """How many keys are in it."""
+        return len(self.members)
+
+    @property
     def nbytes(self) -> int:
+        """Of the values side by side."""
         return self.numel * self.dtype.itemsize
+
+    def expected(self, compression: Compression) -> range:
+        """How many bytes a push of all keys may have.
+
+        Raises:
+            WireError: such payloads cannot be side by side.
+        """
+        code = self.checked(compression).push
+        return range(self.nbytes, self.nbytes + 1) if code is None else sizes(code, (self.numel,))
+
+    def contribution(self, compression: Compression, data: Tensor, rows: int, optimizer: int) -> Contribution:
+        """What a push of all keys means; it is dense.
+
+        Raises:
+            WireError: a payload that cannot be decoded safely.
+        """
+        assert rows < 0
+        code = compression.push
+        return Contribution(data if code is None else received(code, (self.numel,), data), compression, optimizer)
+
+    def lend(self) -> Tensor:
+        """The bytes of all values side by side, which stay as they are."""
+        return raw(self.values()) if self.entry is None else self.entry.lend()
 
     def units(self) -> Sequence[StoredPart]:
         """What has steps: all of them as one, or each."""

@@ -99,9 +99,23 @@ class StoredPart:
         return f"key {self.key!r}"
 
     @property
+    def keys(self) -> Sequence[StoreKey]:
+        """Those in it."""
+        return [self.key]
+
+    @property
     def count(self) -> int:
-        """Keys in it."""
+        """How many keys are in it."""
         return 1
+
+    @property
+    def nbytes(self) -> int:
+        """Of the value."""
+        return self.value.nbytes
+
+    def units(self) -> Sequence[StoredPart]:
+        """What has steps: itself."""
+        return [self]
 
     def expected(self, compression: Compression) -> range:
         """``expected_nbytes`` of a dense push; a compression is the same object until it changes."""

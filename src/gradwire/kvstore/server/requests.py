@@ -24,8 +24,10 @@ from gradwire.kvstore.protocol.checks import (
     shape,
     text,
     token,
+    unit,
 )
-from gradwire.kvstore.protocol.messages import CHUNK, Outgoing
+from gradwire.kvstore.protocol.messages import Outgoing
+from gradwire.kvstore.protocol.small_keys import ROOM
 from gradwire.kvstore.server import key_requests, list_requests, run_requests
 
 __all__ = ["FIELDS", "REQUESTS", "Row"]
@@ -58,15 +60,11 @@ REQUESTS: dict[str, Row] = {
         **SEQ, "key": key, "step": count(0), "config": count(0), "have": count(-1),
     }),
     "rows": Row(key_requests.rows, {**CHUNKED, "key": key, "step": count(0)}),
-    "pushes": Row(list_requests.pushes, {
-        **CHUNKED, "items": several(key, count(1), count(0, CHUNK)), "config": count(0), "optimizer": count(0),
-    }),
-    "pulls": Row(list_requests.pulls, {**SEQ, "items": several(key, count(0))}),
     "join": Row(list_requests.join, {**SEQ, "number": count(1), "keys": keys}),
-    "push_joint": Row(list_requests.push_joint, {
-        **CHUNKED, "joint": count(1), "step": count(1), "config": count(0), "optimizer": count(0),
+    "pushes": Row(list_requests.pushes, {
+        **CHUNKED, "items": several(unit, count(1), count(0, ROOM)), "config": count(0), "optimizer": count(0),
     }),
-    "pull_joint": Row(list_requests.pull_joint, {**SEQ, "joint": count(1), "step": count(0)}),
+    "pulls": Row(list_requests.pulls, {**SEQ, "items": several(unit, count(0))}),
     "staleness": Row(run_requests.staleness, {**SEQ, "steps": count(0, 2**31)}),
     "barrier": Row(run_requests.barrier, {**SEQ, "number": count(1)}),
     "why": Row(run_requests.why, {**SEQ, "of": count(1)}),

@@ -16,7 +16,7 @@ from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, ROOM, Bundle
 from gradwire.kvstore.server.joint import JoinedParts, Joint
-from gradwire.kvstore.server.parts import StoredPart, raw
+from gradwire.kvstore.server.parts import Contribution, StoredPart, raw
 from gradwire.kvstore.server.rules import Counters, Rules
 from gradwire.kvstore.server.session import WorkerSession
 from gradwire.kvstore.server.waiting import Topic, Waits
@@ -136,6 +136,13 @@ class Values:
         elif joint.entry is None:
             self.all_alone(joint.members)
         return joint.entry
+
+    def takers(self, unit: StoredPart | Joint, push: Contribution) -> list[tuple[StoredPart, Contribution]]:
+        """What takes a push, and what of it: a key, a list's keys as one, or each of them its part."""
+        if isinstance(unit, StoredPart):
+            return [(unit, push)]
+        whole = self.together(unit)
+        return [(whole, push)] if whole is not None else list(zip(unit.members, unit.cut(push), strict=True))
 
     def _checked(self, keys: tuple[StoreKey, ...]) -> Joint:
         members = [self.alone(key) for key in keys]

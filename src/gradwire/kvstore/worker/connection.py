@@ -13,10 +13,11 @@ import heapq
 import itertools
 import logging
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import zmq
@@ -24,9 +25,10 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError, GradwireError, GroupError, WireError
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_OPEN, REPLIES, chunk_count, pack, unpack
+from gradwire.kvstore.protocol.small_keys import Unit
 from gradwire.kvstore.worker.handshake import Door, lock_worker
 
-__all__ = ["Request", "ServerConnection", "Sink"]
+__all__ = ["Request", "ScatterSink", "ServerConnection"]
 
 AGAIN = 0.5
 """Seconds after which a worker whose place was taken introduces itself again."""
@@ -357,7 +359,7 @@ class ServerConnection:
 
     def _forget_all(self, request: Request, durable: list[int]) -> None:
         for item, step in zip(request.fields["items"], durable, strict=False):
-            self._forget(item[0], step)
+            self._forget(topic_of(item[0]), step)
 
     def _finish(self, request: Request, version: int = 0, error: Exception | None = None) -> None:
         self.unanswered.pop(request.seq, None)
@@ -371,13 +373,24 @@ class ServerConnection:
                 request.future.set_exception(error)
 
 
-class Sink(Protocol):
-    """Tensors that one answer fills."""
+class ScatterSink:
+    """Tensors that one answer fills: each gets its bytes as they come, not by way of a copy.
 
-    nbytes: int
+    Args:
+        places: where the bytes of each tensor are in the answer, and its memory.
+        nbytes: of the answer.
+    """
+
+    def __init__(self, places: Sequence[tuple[int, Block]], nbytes: int) -> None:
+        self.nbytes, self._places = nbytes, places
 
     def write(self, at: int, piece: Block) -> None:
         """Take bytes of the answer, from byte ``at`` of it on."""
+        end = at + len(piece)
+        for start, array in self._places:
+            lo, hi = max(start, at), min(start + len(array), end)
+            if lo < hi:
+                array[lo - start : hi - start] = piece[lo - at : hi - at]
 
 
 @dataclass(eq=False)
@@ -397,7 +410,7 @@ class Request:
     op: str
     fields: dict[str, Any]
     data: Tensor | None = None
-    out: Tensor | Sink | None = None
+    out: Tensor | ScatterSink | None = None
     priority: int = 0
     log: tuple[Any, int] | None = None
     declare: bool = False
@@ -414,7 +427,7 @@ class Request:
     @property
     def topic(self) -> Any:
         """Under which pushes are kept."""
-        return ("joint", self.fields["joint"]) if "joint" in self.fields else self.fields.get("key")
+        return self.fields.get("key")
 
     def make_room(self, nbytes: int) -> bool:
         """Before the first piece of an answer; False: it has another size."""
@@ -432,9 +445,9 @@ class Request:
         np.copyto(into[at : at + len(piece)], piece)
 
     def logged(self) -> list[tuple[Any, int]]:
-        """The keys and steps of the pushes in it."""
+        """The topics and steps of the pushes in it."""
         if self.op == "pushes":
-            return [(key, step) for key, step, _ in self.fields["items"]]
+            return [(topic_of(unit), step) for unit, step, _ in self.fields["items"]]
         return [] if self.log is None else [self.log]
 
     def pieces(self) -> int:
@@ -445,3 +458,8 @@ class Request:
             return [pack(self.op, seq=self.seq, **self.fields)]
         header = pack(self.op, seq=self.seq, chunk=piece, chunks=self.pieces(), **self.fields)
         return [header, self.data.numpy().data[piece * CHUNK : (piece + 1) * CHUNK]]
+
+
+def topic_of(unit: Unit) -> Any:
+    """Under which the pushes of a unit are kept: a key, or a list of keys by its number."""
+    return ("joint", unit[0]) if isinstance(unit, list) else unit

@@ -39,7 +39,7 @@ from gradwire.kvstore.protocol.small_keys import Bundle, Bundles, joinable
 from gradwire.kvstore.protocol.store import KVStore, UpdaterFunction, check_priority
 from gradwire.kvstore.worker.client import LASTING, Client, finish_at_exit
 from gradwire.kvstore.worker.connection import Request
-from gradwire.kvstore.worker.lanes import Lane, Lanes, Roster, ScatterSink
+from gradwire.kvstore.worker.lanes import Lane, Lanes, Roster
 from gradwire.kvstore.worker.worker_key import Pulling, PushProgress, WorkerKey, as_bytes, as_is, row_requests
 
 __all__ = ["DistStore"]
@@ -244,8 +244,9 @@ class DistStore(KVStore):
     def _send(self, priority: int, server: int, bundle: Bundle) -> None:
         fields = {"items": bundle.items, **self._settings(server)}
         future = self._client.ask(server, Request("pushes", fields, bundle.data(), priority=priority))
-        for key, _, _ in bundle.items:
-            self._keys[key].progress.pushes.append(future)
+        for unit, _, _ in bundle.items:
+            those = self._lanes.numbered[unit[0]] if isinstance(unit, list) else self._keys[unit]
+            those.progress.pushes.append(future)
 
     def _small_payload(self, key: StoreKey, shared: WorkerKey, grads: Sequence[Tensor]) -> Tensor:
         """The bytes of a small key's push; they are copied before the caller has its gradients back."""
@@ -432,14 +433,11 @@ class DistStore(KVStore):
 
     def _push_lane(self, lane: Lane, data: Tensor, priority: int) -> None:
         lane.progress.step += 1
-        fields = {"joint": lane.number, "step": lane.progress.step, **self._settings(lane.server)}
-        log = ("joint", lane.number), lane.progress.step
-        request = Request("push_joint", fields, data, priority=priority, log=log)
-        lane.progress.pushes.append(self._client.ask(lane.server, request))
+        self._send(priority, lane.server, Bundle.of([lane.number], lane.progress.step, data))
 
     def _lane_pull(self, lane: Lane, outs: Sequence[Tensor], priority: int) -> Request:
-        fields = {"joint": lane.number, "step": lane.progress.step}
-        return Request("pull_joint", fields, out=ScatterSink(lane, outs), priority=priority)
+        fields = {"items": [[[lane.number], lane.progress.step]]}
+        return Request("pulls", fields, out=lane.sink(outs), priority=priority)
 
     def _wait_for_lanes(self, roster: Roster, futures: Sequence[Future[int]]) -> None:
         # A push that was refused would be waited for in vain.

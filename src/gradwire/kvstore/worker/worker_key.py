@@ -19,7 +19,7 @@ from gradwire.kvstore.protocol.placement import KeyPart
 from gradwire.kvstore.protocol.replica import Held, follows
 from gradwire.kvstore.protocol.sender import Sender
 from gradwire.kvstore.protocol.small_keys import Bundle, Bundles, bundled
-from gradwire.kvstore.worker.connection import Request
+from gradwire.kvstore.worker.connection import Request, ScatterSink
 
 if TYPE_CHECKING:
     from gradwire.kvstore.worker.lanes import Lane
@@ -130,7 +130,6 @@ class Pulling:
         self.servers: list[int] = []
         self._answers: list[tuple[Request, Held, Tensor]] = []
         self._bundles = Bundles(self._ask)
-        self._together: list[tuple[Bundle, Tensor]] = []
 
     def add(self, key: StoreKey, shared: WorkerKey, outs: Sequence[Tensor] = ()) -> Tensor:
         """Ask for a key; the tensor that will have its value when all was answered and ``fill`` called.
@@ -152,10 +151,9 @@ class Pulling:
         self._bundles.close()
 
     def _ask(self, server: int, bundle: Bundle) -> None:
-        together = lease((bundle.nbytes,), torch.uint8)
-        self._together.append((bundle, together))
-        fields = {"items": [[key, step] for key, step, _ in bundle.items]}
-        self.requests.append(Request("pulls", fields, out=together, priority=self.priority))
+        fields = {"items": [[unit, step] for unit, step, _ in bundle.items]}
+        sink = ScatterSink([(start, piece.numpy()) for start, piece in bundle.places], bundle.nbytes)
+        self.requests.append(Request("pulls", fields, out=sink, priority=self.priority))
         self.servers.append(server)
 
     def fill(self) -> None:
@@ -164,8 +162,6 @@ class Pulling:
         Raises:
             WireError: bytes that are no answer.
         """
-        for bundle, together in self._together:
-            bundle.scatter(together)
         for request, held, room in self._answers:
             room.copy_(held.take(request.answer or bytearray(), self.compressor).view(-1))
 
