@@ -7,7 +7,7 @@ PYTEST ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
-SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f) $(wildcard src/gradwire/ops/*.cc src/gradwire/compressors/*/*.cc)
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f; find src -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
 .PHONY: help demo convergence test test-frameworks lint format tables docs test-neon build test-build wheels release-check clean

@@ -12,8 +12,6 @@
 #include "args/lowrank.h"
 #include "args/rounding.h"
 #include "args/sketch.h"
-#include "args/sparse.h"
-#include "args/thresholds.h"
 
 namespace gradwire {
 
@@ -26,30 +24,15 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(add_waves, AddWaves)                             \
   X(block_norms, BlockNorms)                         \
   X(count_ones, CountOnes)                           \
-  X(mark_beyond, MarkBeyond)                         \
-  X(mark_drawn, MarkDrawn)                           \
   X(eden_add_decoded, EdenAddDecoded)                \
   X(eden_encode, EdenEncode)                         \
-  X(exponent_add_decoded, ExponentAddDecoded)        \
-  X(exponent_codes, ExponentCodes)                   \
   X(lowrank_add_decoded, LowrankAddDecoded)            \
   X(lowrank_left, LowrankLeft)                       \
   X(lowrank_right, LowrankRight)                     \
   X(sketch_add, SketchAdd)                           \
   X(sketch_estimate, SketchEstimate)                 \
-  X(sparse_add_decoded, SparseAddDecoded)            \
-  X(spread_marked, SpreadMarked)                     \
-  X(tail_moments, TailMoments)                       \
-  X(take_beyond, TakeBeyond)                         \
-  X(take_drawn, TakeDrawn)                           \
-  X(take_marked, TakeMarked)                         \
   X(thc_add_decoded, ThcAddDecoded)                  \
-  X(thc_encode, ThcEncode)                           \
-  X(threshold_scan, ThresholdScan)                   \
-  X(topk_emit, TopkEmit)                             \
-  X(topk_emit_found, TopkEmitFound)                  \
-  X(topk_scan, TopkScan)                             \
-  X(topk_scan_feedback, TopkScanFeedback)
+  X(thc_encode, ThcEncode)
 
 struct KernelTable {
   const char* target;

@@ -27,5 +27,4 @@ NB_MODULE(_kernels, m) {
   bind_rounding(m);
   bind_sketch(m);
   bind_sparse(m);
-  bind_thresholds(m);
 }

@@ -3,6 +3,7 @@
 //
 //   T*             the address of a tensor's first element, which is not null where there are elements
 //   Maybe<T>       the same, or null
+//   Several<T>     the addresses of a list of tensors; their sizes, where they are given, are a std::vector<Size>
 //   Column         a field of the payloads of all ranks: two numbers, the address and the bytes from a row to the next
 //   numbers        as they are; a word is its place among those that are known
 //
@@ -17,11 +18,13 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "dispatch.h"
 
 #if !defined(GRADWIRE_SELFTEST)
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 #endif
 
 namespace gradwire::operations {
@@ -31,6 +34,14 @@ using Size = std::int64_t;
 template <class T>
 struct Maybe {
   T* data;
+};
+
+template <class T>
+struct Several {
+  std::vector<std::uintptr_t> addresses;
+
+  std::size_t size() const { return addresses.size(); }
+  T* at(std::size_t i) const { return reinterpret_cast<T*>(addresses[i]); }
 };
 
 struct Column {
@@ -90,6 +101,15 @@ struct Take<Maybe<T>> {
   template <std::size_t at, class All>
   static Maybe<T> from(const All& all, Size) {
     return {reinterpret_cast<T*>(std::get<at>(all))};
+  }
+};
+
+template <class T>
+struct Take<Several<T>> {
+  using Given = Types<std::vector<std::uintptr_t>>;
+  template <std::size_t at, class All>
+  static Several<T> from(const All& all, Size) {
+    return {std::get<at>(all)};
   }
 };
 

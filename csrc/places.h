@@ -17,26 +17,4 @@ void rice_decode(const Places& p, const std::uint8_t* stream);
 void bitmap_encode(const Places& p, std::uint8_t* bitmap);
 void bitmap_decode(const Places& p, const std::uint8_t* bitmap);
 
-// k units of `run` neighbours among n elements, one in each of k strata; see ops/_randomk.py.
-struct Choice {
-  std::uint32_t seed;
-  std::int64_t k, run, n;
-};
-
-struct RandomkEncode : Choice {
-  const float* x;
-  float* values;
-  float scale;
-  bool scaled;
-};
-
-struct RandomkAddDecoded : Choice {
-  const std::uint8_t* values;
-  float* out;
-  float scale;
-};
-
-void randomk_encode(const RandomkEncode& r, int threads);
-void randomk_add_decoded(const RandomkAddDecoded& r, int threads);
-
 }  // namespace gradwire

@@ -1,16 +1,9 @@
-// The largest elements of each of many tiles, and the sum of a few waves in each.
+// The sum of a few waves in each of many tiles.
 #pragma once
 
 #include "kernels.h"
 
 namespace gradwire {
-
-struct TileTopk {
-  const float* x;  // `size` elements a tile
-  float* values;   // k a tile
-  std::uint16_t* places;
-  std::int64_t size, k;
-};
 
 // `tall` and `wide` are square matrices, a wave in each row; a place is a row of the one and a row of the other.
 struct WavesAddDecoded {
@@ -25,7 +18,6 @@ struct WavesAddDecoded {
   float scale;
 };
 
-void tile_topk(const TileTopk& t, std::int64_t tiles, int threads);
 void waves_add_decoded(const WavesAddDecoded& w, std::int64_t tiles, int threads);
 
 }  // namespace gradwire

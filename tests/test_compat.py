@@ -16,9 +16,9 @@ from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
 from gradwire.compressors.signs.onebit_sgd import OneBitSGD
 from gradwire.compressors.signs.signsgd import SignSGD
+from gradwire.compressors.sparse.threshold import Threshold
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.threshold import Threshold
-from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.exchange.settings import Settings
 from gradwire.memory.none import NoMemory

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.helpers import count_of, dequantize, desparsify, pack, quantize, sparsify, unpack
 from gradwire.testing.inputs import SPECIAL, gaussian

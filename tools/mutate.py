@@ -37,7 +37,7 @@ TOGETHER = ["tests/contracts/test_identities.py"]
 
 
 def part_of(module: Path) -> str:
-    """``compressors`` of src/gradwire/compressors/topk.py."""
+    """``compressors`` of src/gradwire/compressors/sparse/topk.py."""
     folder = module.relative_to(PACKAGE).parent.parts
     return folder[0] if folder else ""
 

@@ -50,6 +50,5 @@ void bind_lowrank(nb::module_& m);
 void bind_rounding(nb::module_& m);
 void bind_sketch(nb::module_& m);
 void bind_sparse(nb::module_& m);
-void bind_thresholds(nb::module_& m);
 
 }  // namespace gradwire::bindings

@@ -5,7 +5,6 @@
 #include "kernels/block_norms.h"
 #include "kernels/eden_add_decoded.h"
 #include "kernels/eden_encode.h"
-#include "kernels/tail_moments.h"
 #include "kernels/thc_add_decoded.h"
 #include "kernels/thc_encode.h"
 #endif

@@ -7,28 +7,11 @@
 
 #include "lowrank.h"
 #include "selftest.h"
-#include "threshold.h"
-#include "topk.h"
 
 namespace {
 
 using namespace gradwire;
 using namespace gradwire::selftest;
-
-void check_topk(const std::string& target, std::int64_t divisor) {
-  const auto places = [](Buffers& x, std::int64_t n) {
-    return reinterpret_cast<std::int32_t*>(x.bytes.data() + Buffers::row_bytes(n) / 4 * 4);
-  };
-  compare(target, "topk", [&](Buffers& x, std::int64_t n) {
-    const auto indices = reinterpret_cast<std::uint16_t*>(x.bytes.data());
-    topk({{nullptr, nullptr, nullptr}, x.a.data(), x.c.data(), indices, places(x, n), n / divisor, n}, 1);
-  });
-  compare(target, "topk with feedback", [&](Buffers& x, std::int64_t n) {
-    const auto indices = reinterpret_cast<std::uint16_t*>(x.bytes.data());
-    const Feedback feedback = {x.a.data(), x.b.data(), x.status.data()};
-    topk({feedback, x.b.data(), x.c.data(), indices, places(x, n), n / divisor, n}, 1);
-  });
-}
 
 constexpr std::int64_t kSeed[] = {0x123456789, 7};
 
@@ -68,22 +51,6 @@ void check_sketch(const std::string& target, int rows) {
   });
 }
 
-void check_threshold(const std::string& target, float level) {
-  const auto used = [](Buffers& x, std::int64_t n) {
-    return reinterpret_cast<std::int32_t*>(x.bytes.data() + 2 * Buffers::row_bytes(n));
-  };
-  compare(target, "threshold_encode", [&](Buffers& x, std::int64_t n) {
-    threshold_encode({{nullptr, nullptr, nullptr}, x.a.data(), 1.5f, level, used(x, n), x.bytes.data()}, n, 1);
-  });
-  compare(target, "threshold_encode with feedback", [&](Buffers& x, std::int64_t n) {
-    // What is sent of a NaN are its bits, and these may differ.
-    for (std::vector<float>* values : {&x.a, &x.b})
-      for (float& value : *values) value = value == value ? value : 1.0f;
-    const Feedback feedback = {x.a.data(), x.b.data(), x.status.data()};
-    threshold_encode({feedback, x.b.data(), 1.5f, level, used(x, n), x.bytes.data()}, n, 1);
-  });
-}
-
 // A matrix of n elements and its factors, whose sums are compared with guards behind them.
 void check_lowrank(const std::string& target, std::int64_t columns, std::int64_t rank) {
   const auto thin = [=](Buffers& x, std::int64_t n, bool sum) {
@@ -107,9 +74,23 @@ void check_lowrank(const std::string& target, std::int64_t columns, std::int64_t
   });
 }
 
+void check_tiles(const std::string& target, std::int64_t height, std::int64_t width) {
+  constexpr std::int64_t kWaves = 3;
+  std::vector<float> left(std::size_t(kWaves * height)), wide(std::size_t(kWaves * width));
+  for (std::size_t i = 0; i < left.size(); ++i) left[i] = float(i % 7) / 3 - 1.0f;
+  for (std::size_t i = 0; i < wide.size(); ++i) wide[i] = float(i % 5) / 9 + 0.1f;
+  compare(target, "add_waves", [&](Buffers& x, std::int64_t n) {
+    if (n < height * (width + 3)) return;
+    const float* const waves[kWaves] = {wide.data(), wide.data() + width, wide.data() + 2 * width};
+    active().add_waves({left.data(), waves, kWaves, height, width, x.a.data(), width + 3, 0.3f}, 0, height);
+  });
+}
+
 void check_all(const std::string& target) {
-  check_entries(target);
-  for (const std::int64_t divisor : {1, 3, 100}) check_topk(target, divisor);
+  check(target, "count_ones", &KernelTable::count_ones, [](Buffers& x, std::int64_t n) {
+    return CountOnes{{x.bytes.data(), n / 9}, n, reinterpret_cast<std::int64_t*>(x.c.data())};
+  });
+  for (const std::int64_t width : {1, 16, 17, 64}) check_tiles(target, 5, width);
   const std::vector<float> addends = Buffers::values(kRanks * kBuckets);
   check(target, "add_buckets", &KernelTable::add_buckets, [&](Buffers& x, std::int64_t n) {
     return AddBuckets{x.rows(n), addends.data(), x.a.data()};
@@ -120,7 +101,6 @@ void check_all(const std::string& target) {
   for (int bits = 1; bits <= 4; ++bits) check_eden(target, bits, 1);
   for (const int group : {16, 32, 64}) check_eden(target, 8, group);
   for (const int rows : {1, 3}) check_sketch(target, rows);
-  for (const float level : {0.0f, 0.9f}) check_threshold(target, level);
 }
 
 }  // namespace

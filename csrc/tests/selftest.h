@@ -102,9 +102,6 @@ struct Suite {
   explicit Suite(void (*check)(const std::string& target)) : check(check), next(first) { first = this; }
 };
 
-// Sparse entries, marks, and what is written of marked elements.
-void check_entries(const std::string& target);
-
 }  // namespace gradwire::selftest
 
 #define GRADWIRE_SELFTEST_OF(family)                                                    \

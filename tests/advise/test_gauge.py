@@ -15,9 +15,9 @@ from gradwire.advise.examples import example
 from gradwire.advise.gauge import Alphas, _model, _replayed, _wire
 from gradwire.advise.profile import BucketProfile, assigned, middle, shortest, watched
 from gradwire.advise.wire import PAYLOAD_SHARE
-from gradwire.compressors.oktopk import OkTopk
+from gradwire.compressors.sparse.oktopk import OkTopk
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.experiments import models
 from gradwire.netlab import Link

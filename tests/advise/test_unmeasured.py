@@ -16,9 +16,9 @@ from gradwire.advise.consult import FINALISTS, Question, codecs_of
 from gradwire.advise.gauge import NO_TIME, Wanted, gauge_codecs, gauge_model
 from gradwire.advise.profile import BucketProfile, Profile
 from gradwire.advise.wire import Wire
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.thc import THC
-from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.experiments.launch import OutOfTimeError
 from gradwire.experiments.recommended import recommended

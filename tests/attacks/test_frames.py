@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 import torch
 
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import WireError
 from gradwire.wire import Reader, unframe
 from tests.wire.frames import forge, small

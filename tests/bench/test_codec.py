@@ -12,8 +12,8 @@ from gradwire.bench.workload import Workload
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.topk import TopK
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
 from tests.comm.methods import Alternating, NonZero, SharedScale

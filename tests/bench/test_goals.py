@@ -7,9 +7,9 @@ from gradwire.compressors.atomo import Atomo
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.signs.onebit import OneBit
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.topk import TopK
 
 
 def row(compressor, op="encode", size=1000, ratio=1.0, each=1.0):

@@ -16,7 +16,7 @@ import pytest
 from gradwire import registry
 from gradwire.cli._options import chosen
 from gradwire.cli.train import command
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.experiments.records import read
 from gradwire.experiments.snapshots import steps_in
 from tests.forked import Forked, fork_own_workers

@@ -16,10 +16,10 @@ from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.fp8 import FP8
 from gradwire.compressors.levels.natural import Natural
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.oktopk import OkTopk
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.randomk import RandomK
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.oktopk import OkTopk
+from gradwire.compressors.sparse.randomk import RandomK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.policy import Policy
 from gradwire.memory.base import Memory

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from gradwire.compressors.adaptive_sparse import AdaptiveSparse
-from gradwire.compressors.adaptive_threshold import AdaptiveThreshold
-from gradwire.compressors.dgc import DGC
-from gradwire.compressors.sidco import SIDCo
 from gradwire.compressors.sketchml import SketchML
-from gradwire.compressors.variance import Variance
+from gradwire.compressors.sparse.adaptive_sparse import AdaptiveSparse
+from gradwire.compressors.sparse.adaptive_threshold import AdaptiveThreshold
+from gradwire.compressors.sparse.dgc import DGC
+from gradwire.compressors.sparse.sidco import SIDCo
+from gradwire.compressors.sparse.variance import Variance
 from gradwire.testing.processes import run_ranks
 from tests.comm.methods import run_method
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from gradwire.compressors.sparse.threshold import Threshold
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.threshold import Threshold
 from gradwire.testing.processes import run_ranks
 from tests.comm.auto_jobs import agree, own_gradient
 from tests.comm.jobs import SHAPES, numel

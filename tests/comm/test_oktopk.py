@@ -8,8 +8,8 @@ import torch
 
 from gradwire.comm._sparse import Entries, pack, unpack
 from gradwire.comm.oktopk import OkTopkStrategy
-from gradwire.compressors.dgc import DGC
-from gradwire.compressors.oktopk import OkTopk
+from gradwire.compressors.sparse.dgc import DGC
+from gradwire.compressors.sparse.oktopk import OkTopk
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.comm.two_phase import TwoPhase
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks

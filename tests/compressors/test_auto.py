@@ -9,10 +9,10 @@ import torch
 
 from gradwire import ops
 from gradwire.compressors.signs.onebit import OneBit
+from gradwire.compressors.sparse.threshold import Threshold
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.threshold import Threshold
-from gradwire.compressors.topk import TopK
 from gradwire.compressors.wrappers.compose import compose
 from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError

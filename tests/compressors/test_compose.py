@@ -7,8 +7,6 @@ import torch
 import gradwire
 from gradwire import registry
 from gradwire.compressors.acp_sgd import ACPSGD
-from gradwire.compressors.adaptive_sparse import AdaptiveSparse
-from gradwire.compressors.adaptive_threshold import AdaptiveThreshold
 from gradwire.compressors.atomo import Atomo
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.none import Identity
@@ -16,12 +14,14 @@ from gradwire.compressors.demo import DeMo
 from gradwire.compressors.gradiveq import GradiVeQ
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.randomk import RandomK
-from gradwire.compressors.sidco import SIDCo
 from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.signs.signsgd import SignSGD
+from gradwire.compressors.sparse.adaptive_sparse import AdaptiveSparse
+from gradwire.compressors.sparse.adaptive_threshold import AdaptiveThreshold
+from gradwire.compressors.sparse.randomk import RandomK
+from gradwire.compressors.sparse.sidco import SIDCo
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.topk import TopK
 from gradwire.compressors.wrappers import _together
 from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError

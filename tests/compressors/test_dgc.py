@@ -4,8 +4,8 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.dgc import DGC
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.dgc import DGC
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, WireError
 from gradwire.testing.inputs import gaussian
 from tests.cases import together

@@ -10,8 +10,8 @@ from gradwire.compressors.demo import DeMo
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.signs.signsgd import SignSGD
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.topk import TopK
 from gradwire.compressors.wrappers.ef21 import EF21
 from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError

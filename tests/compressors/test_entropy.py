@@ -7,8 +7,8 @@ import torch.distributed as dist
 from gradwire import registry
 from gradwire.compressors.base import MultiRound
 from gradwire.compressors.levels.qsgd import QSGD
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.topk import TopK
 from gradwire.compressors.wrappers import _together
 from gradwire.compressors.wrappers._coders import CODERS
 from gradwire.compressors.wrappers.entropy import Entropy

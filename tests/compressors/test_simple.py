@@ -13,7 +13,7 @@ import torch
 from gradwire import wire
 from gradwire.compressors._adapted import Adapted
 from gradwire.compressors.simple import SimpleCompressor
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.wrappers.compose import compose
 from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError

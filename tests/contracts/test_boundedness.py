@@ -19,9 +19,9 @@ from gradwire.compressors.eden import EDEN
 from gradwire.compressors.levels.lpc_svrg import LpcSvrg
 from gradwire.compressors.levels.nuqsgd import NUQSGD
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.randomk import RandomK
+from gradwire.compressors.sparse.randomk import RandomK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.terngrad import TernGrad
-from gradwire.compressors.topk import TopK
 from gradwire.compressors.wrappers.compose import Compose
 from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradwire.compressors.adaptive_sparse import AdaptiveSparse
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.blockwise8 import Blockwise8
@@ -25,13 +24,14 @@ from gradwire.compressors.levels.lpc_svrg import LpcSvrg
 from gradwire.compressors.levels.natural import Natural
 from gradwire.compressors.levels.nuqsgd import NUQSGD
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.oktopk import OkTopk
-from gradwire.compressors.randomk import RandomK
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
 from gradwire.compressors.signs.onebit_sgd import OneBitSGD
+from gradwire.compressors.sparse.adaptive_sparse import AdaptiveSparse
+from gradwire.compressors.sparse.oktopk import OkTopk
+from gradwire.compressors.sparse.randomk import RandomK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.compressors.ternary.three_lc import ThreeLC
-from gradwire.compressors.topk import TopK
 from gradwire.compressors.wrappers.compose import Compose
 from gradwire.testing._expect import decode, encode
 from gradwire.types import Key

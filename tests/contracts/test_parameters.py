@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gradwire import registry
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 
 CLASSES = [registry.find(kind, name) for kind in ("compressors", "memory", "comm") for name in registry.names(kind)]

@@ -69,7 +69,7 @@ def test_it_is_found_by_name_and_works_like_ours(found: dict[str, object]) -> No
 
 
 def test_it_does_not_take_the_place_of_ours(found: dict[str, object]) -> None:
-    assert found["topk"] == "gradwire.compressors.topk"
+    assert found["topk"] == "gradwire.compressors.sparse.topk"
     assert found["warnings"] == [
         "the package outside-gradwire registers a compressor 'topk', which is left out: gradwire has one of this name"
     ]

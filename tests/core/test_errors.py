@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradwire import helpers, schedules
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError, nearest
 from gradwire.exchange.checkpoint import merge_states
 from gradwire.exchange.exchange import Exchange

@@ -13,8 +13,8 @@ from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
 from gradwire.compressors.simple import SimpleCompressor
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange, default_strategy
 from gradwire.exchange.policy import Policy

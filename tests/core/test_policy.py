@@ -8,8 +8,8 @@ import pytest
 
 from gradwire import schedules
 from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.exchange.policy import Policy
 from tests.cases import together

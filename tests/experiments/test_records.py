@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.experiments.records import Point, Record, RunSettings, append, append_line, check, counted, read
 from tests.house.source import ROOT

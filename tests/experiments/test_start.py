@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.experiments.job import Job, begun, settings_of
 from gradwire.experiments.loop import Loop

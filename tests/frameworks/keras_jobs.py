@@ -220,7 +220,7 @@ def config() -> list[Any]:
     import keras
 
     import gradwire.tensorflow
-    from gradwire.compressors.topk import TopK
+    from gradwire.compressors.sparse.topk import TopK
 
     made = gradwire.tensorflow.DistributedOptimizer(keras.optimizers.Adam(0.25), TopK(ratio=0.5), min_numel=7)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(made))

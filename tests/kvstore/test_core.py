@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.topk import TopK
 from gradwire.kvstore.protocol.compression import OFF, parse
 from gradwire.kvstore.protocol.messages import VERSION, pack
 from gradwire.kvstore.server.core import ServerCore

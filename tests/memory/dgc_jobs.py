@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.compressors.dgc import DGC
+from gradwire.compressors.sparse.dgc import DGC
 from gradwire.exchange.checkpoint import merge_states
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.policy import Policy

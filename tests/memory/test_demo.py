@@ -9,7 +9,7 @@ import torch
 
 from gradwire import registry
 from gradwire.compressors.casts.fp16 import FP16
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.memory.demo import DeMoMemory
 from gradwire.types import Key

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.bf16 import BF16
-from gradwire.compressors.dgc import DGC
 from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.sparse.dgc import DGC
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError
 from gradwire.memory.dgc import DGCMemory

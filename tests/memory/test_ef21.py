@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from gradwire import registry
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy

@@ -2,7 +2,7 @@
 
 import torch
 
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.memory.none import NoMemory
 from gradwire.types import Key
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import gradwire
 from gradwire.compressors.eden import EDEN
-from gradwire.compressors.topk import TopK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.memory.base import check_memory
 from gradwire.memory.preconditioned import Preconditioned

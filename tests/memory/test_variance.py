@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors.casts.bf16 import BF16
-from gradwire.compressors.variance import Variance
+from gradwire.compressors.sparse.variance import Variance
 from gradwire.errors import ConfigError
 from gradwire.memory.variance import VarianceMemory
 from gradwire.types import Key

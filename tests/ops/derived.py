@@ -16,26 +16,41 @@ VALUES = {
     "bits": 4,
     "bound": 10,
     "floor": 0.5,
+    "high": 0.75,
+    "k": 4,
     "key": 1,
     "length": 9,
     "levels": 7,
+    "low": 0.5,
     "n": N,
     "offset": 0,
+    "pairs": 2,
     "room": 128,
+    "run": 2,
+    "s": 0.5,
     "scale": 0.5,
+    "seed": 7,
     "shrink": 1.0,
+    "size": 16,
     "sparsity": 1.0,
     "step": 2,
+    "target": 0.1,
     "threshold": 0.5,
     "tie": 1.0,
+    "top": 127,
+    "unit": 1.0,
+    "whole_k": 4,
 }
 """Of numbers and of symbols, by name; a flag is False."""
 
 SIZES = {"block": (16, 32)}
 """Of those that differ between operations: the first that one allows."""
 
-FILLED = {"ranks": 1, "table": 16}
-"""What integers in a tensor of this name are, where 0 would have no meaning."""
+FILLED = {"bitmap": 1, "counts": 4, "ranks": 1, "table": 16, "tops": 4, "used": 4}
+"""What integers in a tensor of this name are, where 0 would have no meaning: of 32 bits 4 are set."""
+
+COUNTED = {"indices"}
+"""Of those that differ."""
 
 
 def example(op: Op) -> dict[str, Any]:
@@ -63,6 +78,8 @@ def argument(op: Op, name: str) -> Any:
     dtype = mark.dtype[0] if isinstance(mark.dtype, tuple) else mark.dtype
     shape = (size,) if isinstance(mark, Flat) else (RANKS, size)
     if not dtype.is_floating_point:
+        if name in COUNTED:
+            return torch.arange(size, dtype=dtype).expand(shape).contiguous()
         return torch.full(shape, FILLED.get(name, 0), dtype=dtype)
     return torch.linspace(-1, 1, size, dtype=dtype).expand(shape).contiguous() if size > 1 else torch.ones(shape)
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tests.ops import mark_examples
 from tests.ops.derived import examples
@@ -13,16 +12,22 @@ from tests.ops.example_tensors import codes as _codes
 from tests.ops.example_tensors import floats as _float
 from tests.ops.example_tensors import status as _status
 from tests.ops.found import OPS
-from tests.ops.threshold_examples import THRESHOLDS
-
-
-def _sparse() -> dict[str, Tensor]:
-    indices, counts = torch.empty(4, dtype=torch.int16), torch.empty(1, dtype=torch.int32)
-    return {"values": torch.empty(4), "indices": indices, "counts": counts}
 
 
 def _places() -> dict[str, Any]:
     return {"indices": torch.arange(4, dtype=torch.int16), "counts": torch.full((1,), 4, dtype=torch.int32)}
+
+
+def _parts() -> dict[str, Any]:
+    """What annotations do not say: how the sizes of several lists belong together."""
+    return {
+        "values": [torch.ones(4), torch.tensor([5], dtype=torch.uint8)],
+        "indices": [torch.arange(4, dtype=torch.int16)] * RANKS,
+        "counts": [torch.full((1,), 4, dtype=torch.int32)] * RANKS,
+        "levels": [torch.empty(0), torch.tensor([1.0, -1.0])],
+        "out": _float(),
+        "scale": 0.5,
+    }
 
 
 EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
@@ -76,31 +81,8 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
         },
         "sketch_add": lambda: {"x": _float(), "table": torch.zeros(3 * N), "rows": 3, "key": 1, "step": 2},
         "sketch_estimate": lambda: {"table": torch.zeros(3 * N), "out": _float(), "rows": 3, "key": 1, "step": 2},
-        "randomk_add_decoded": lambda: {
-            "values": torch.ones(RANKS, 4),
-            "header": torch.ones(RANKS, 5),
-            "out": _float(),
-            "run": 2,
-            "scale": 0.5,
-        },
-        "randomk_encode": lambda: {
-            "x": _float(),
-            "values": torch.empty(4),
-            "header": torch.empty(5),
-            "seed": 7,
-            "run": 2,
-            "scaled": True,
-            "scale": 0.5,
-        },
         "rice_decode": lambda: {"stream": _codes(3), **_places(), "n": N},
         "rice_encode": lambda: {**_places(), "stream": _codes(3), "n": N},
-        "sparse_add_decoded": lambda: {
-            "values": torch.ones(RANKS, 4),
-            "indices": torch.arange(4, dtype=torch.int16).repeat(RANKS, 1),
-            "counts": torch.full((RANKS, 1), 4, dtype=torch.int32),
-            "out": _float(),
-            "scale": 0.5,
-        },
         "thc_add_decoded": lambda: {
             "norms": torch.ones(2),
             "seed": torch.tensor([1, 2]),
@@ -122,10 +104,8 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
             "key": 1,
             "step": 2,
         },
-        "topk_encode": lambda: {"x": _float(), **_sparse()},
-        "topk_encode_feedback": lambda: {"grad": _float(), "residual": _float(), **_sparse(), "status": _status()},
     }
-    | THRESHOLDS
     | mark_examples.EXAMPLES
     | examples(OPS)
+    | {"parts_add_decoded": _parts}
 )

@@ -1,5 +1,6 @@
 """What follows from the annotations of an operation."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Annotated
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError
 from gradwire.ops._declared import Declaration
-from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Written
+from gradwire.ops.arguments import Flat, Flats, Floats, Names, Rows, Status, Where, Written
 from tests.ops.derived import example
 from tests.ops.found import OPS
 
@@ -138,6 +139,33 @@ def test_a_kernel_is_given_the_tables_that_it_needs_after_the_parameters() -> No
     assert given == [(x.data_ptr(), 2, TABLE.data_ptr() + 16, TABLE.data_ptr(), 6)]
     with pytest.raises(TypeError, match=r"looked_up: nothing defines tables in 'tables\[0\]'"):
         Declaration(looked_up, tables=("tables[0]",)).kernel(kernels, False)
+
+
+def test_a_list_of_tensors_is_given_as_addresses_and_as_sizes_where_it_is_said() -> None:
+    def check(op: str, parts: Sequence[Tensor], n: int) -> None:
+        if len(parts) > n:
+            raise ConfigError(f"{op}.parts are more than {n}")
+
+    def joined(
+        parts: Annotated[Sequence[Tensor], Flats((torch.int16, torch.uint8), sizes=True)],
+        levels: Annotated[Sequence[Tensor], Flats(torch.float32)],
+        out: Written,
+    ) -> None: ...
+
+    given: list[tuple[object, ...]] = []
+    said = Declaration(joined, check)
+    assert said.schema == "joined(Tensor[] parts, Tensor[] levels, Tensor(a!) out) -> ()"
+    call = said.kernel(SimpleNamespace(joined=lambda *told: given.append(told)), True)
+    parts, out = [torch.zeros(3, dtype=torch.int16), torch.zeros(5, dtype=torch.uint8)], torch.zeros(2)
+    levels = [torch.ones(4)[4:], torch.ones(1)]
+    call(parts, levels, out)
+    addresses = [each.data_ptr() for each in parts], [3, 5], [0, levels[1].data_ptr()]
+    assert given == [(*addresses, out.data_ptr(), 2, torch.get_num_threads())]
+    for wrong in (torch.zeros(3), torch.zeros(1, 3).short(), torch.zeros(6).short()[::2]):
+        with pytest.raises(ConfigError, match=r"joined\.parts must be a flat contiguous torch.int16 or torch.uint8"):
+            call([parts[0], wrong], levels, out)
+    with pytest.raises(ConfigError, match=r"joined\.parts are more than 2"):
+        call(parts * 2, levels, out)
 
 
 def test_the_parameter_n_is_the_number_of_elements() -> None:

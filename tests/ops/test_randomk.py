@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradwire.ops import randomk_add_decoded, randomk_encode
-from gradwire.ops._randomk import draws
+from gradwire.compressors.sparse._draws import draws
+from gradwire.compressors.sparse.ops import randomk_add_decoded, randomk_encode
 from tests.cases import pairwise
 from tests.ops.harness import SIZES, Case, check_against_reference, gradient
 
@@ -32,3 +32,15 @@ def test_add_decoded(n, run):
         inputs, arguments = {"values": values, "header": header}, {"run": run, "scale": 1 / 3}
         case = Case(randomk_add_decoded, inputs, {"out": gradient(n, 2)}, arguments, pitch=4)
         check_against_reference(case, 1, 1)
+
+
+@pairwise
+@pytest.mark.parametrize("n", SIZES)
+def test_a_header_that_makes_no_sense_names_some_seed(n):
+    values, nan, inf = torch.ones(5, draws(n, 0.5, 1)), float("nan"), float("inf")
+    header = torch.tensor([
+        [nan, 1, 2, 3, 4], [1.0, nan, inf, -inf, 300], [2.0, 5, 1, 3, 509], [inf, inf, 1, 2, 3], [-1e-45, 1, -1, 0, 9],
+    ])  # fmt: skip
+    case = Case(randomk_add_decoded, {"values": values, "header": header}, {"out": gradient(n, 2)},
+                {"run": 1, "scale": 1.0})  # fmt: skip
+    check_against_reference(case, 1, 1)

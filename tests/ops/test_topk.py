@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from gradwire.compressors.sparse.ops import parts_add_decoded, sparse_add_decoded, topk_encode, topk_encode_feedback
 from gradwire.errors import ConfigError
-from gradwire.ops import parts_add_decoded, sparse_add_decoded, topk_encode, topk_encode_feedback
 from tests.cases import pairwise, together
 from tests.ops.harness import (
     TARGETS,

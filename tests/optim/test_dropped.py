@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gradwire.compressors.adaptive_threshold import AdaptiveThreshold
 from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.sparse.adaptive_threshold import AdaptiveThreshold
 from gradwire.testing.processes import run_ranks
 from tests.once import once
 from tests.optim.jobs import all_poisoned_in_one

@@ -7,8 +7,8 @@ import zlib
 import torch
 
 from gradwire import registry
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.topk import TopK
 from gradwire.wire import frame
 
 

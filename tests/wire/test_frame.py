@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.topk import TopK
 from gradwire.errors import ConfigError, GradwireError, WireError
 from gradwire.wire import MAX_DIMS, MAX_HEADER, frame, unframe
 from tests.cases import together

@@ -16,10 +16,10 @@ from gradwire import registry
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.powersgd import PowerSGD
-from gradwire.compressors.randomk import RandomK
+from gradwire.compressors.sparse.randomk import RandomK
+from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.topk import TopK
 from gradwire.compressors.wrappers.compose import compose
 from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.testing import golden

@@ -69,7 +69,7 @@ def least_ratio(compressor: Compressor) -> float:
     """The goal of a method's operations, in units of the triad.
 
     >>> from gradwire.compressors.ternary.terngrad import TernGrad
-    >>> from gradwire.compressors.topk import TopK
+    >>> from gradwire.compressors.sparse.topk import TopK
     >>> from gradwire.compressors.ternary.twobit import TwoBit
     >>> least_ratio(TwoBit()), least_ratio(TernGrad()), least_ratio(TopK())
     (0.6, 0.5, 0.4)

@@ -11,8 +11,8 @@ from torch import Tensor
 from gradwire.comm._part import Message, Part, Piece, Unit, fill_nonfinite
 from gradwire.comm._sparse import Entries, exchange, pack, unpack
 from gradwire.comm.base import Session, Site, Strategy
-from gradwire.compressors._exact_topk import ExactTopK
 from gradwire.compressors.base import Compressor
+from gradwire.compressors.sparse._exact_topk import ExactTopK
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.memory.base import Memory
 from gradwire.ops import _topk

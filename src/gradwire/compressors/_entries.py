@@ -1,37 +1,24 @@
-"""Sparse entries in a stream of variable size, and passes over a gradient a piece at a time.
+"""Streams of variable size, and passes over a gradient a piece at a time.
 
 Law: a stream holds parts end to end, the widest items first, so that each starts at a multiple of its item size; the
-first field says how many bytes are in use. An index is 16 bits and the count of its segment of
-65536 elements. A form of fixed size stands by for the tensors whose entries would take as much.
+first field says how many bytes are in use. A form of fixed size stands by for the tensors whose entries would take as
+much.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from gradwire import ops
-from gradwire.errors import WireError
-from gradwire.ops import _topk
-from gradwire.types import Payload
-
-__all__ = [
-    "Entries", "add_ranks", "check_places", "few", "fill", "find", "first_guess", "in_use", "pack_bits", "part",
-    "pieces", "room_for", "sample", "segments", "take_beyond", "unpack_bits",
-]  # fmt: skip
-
-segments = _topk.segments
+__all__ = ["few", "fill", "find", "in_use", "pack_bits", "part", "pieces", "sample", "unpack_bits"]
 
 _PIECE = 1 << 15
-_LEAST_ROOM = 1024
 _GOLDEN = (math.sqrt(5) - 1) / 2
 Keep: TypeAlias = Callable[[int, Tensor], Tensor]
-Reader: TypeAlias = "Callable[[Payload, int], list[Entries] | None]"
-AddDense: TypeAlias = Callable[[Payload, Tensor, float], None]
 
 
 def pieces(x: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -43,34 +30,6 @@ def pieces(x: Tensor) -> Iterator[tuple[int, Tensor]]:
     size = _PIECE if x.device.type == "cpu" else max(1, x.numel())
     for begin in range(0, x.numel(), size):
         yield begin, x[begin : begin + size]
-
-
-def room_for(count: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and the low 16 bits of their indices."""
-    return torch.empty(count, device=x.device), torch.empty(count, dtype=torch.int16, device=x.device)
-
-
-def first_guess(x: Tensor) -> int:
-    """For how many entries to make room before they are counted: a 16th of the elements, as sparse methods take fewer.
-    Where there are more, a second pass takes them into room that is large enough.
-    """
-    return max(_LEAST_ROOM, x.numel() // 16)
-
-
-def take_beyond(x: Tensor, counts: Tensor, high: float, low: float, limit: int) -> tuple[Tensor, Tensor] | None:
-    """The elements of a flat tensor that are not in (-low, high), and the low 16 bits of their indices as int16; their
-    counts are written. None if there are more than ``limit``.
-
-    >>> take_beyond(torch.tensor([5.0, 6.0, -7.0]), torch.empty(1, dtype=torch.int32), 6.0, 7.0, limit=2)
-    (tensor([ 6., -7.]), tensor([1, 2], dtype=torch.int16))
-    """
-    values, indices = room_for(min(first_guess(x), max(0, limit)), x)
-    ops.take_beyond(x, counts, values, indices, high, low)
-    k = int(counts.sum())
-    if values.numel() < k <= limit:
-        values, indices = room_for(k, x)
-        ops.take_beyond(x, counts, values, indices, high, low)
-    return None if k > limit else (values[:k], indices[:k])
 
 
 def find(x: Tensor, keep: Keep, limit: int) -> Tensor | None:
@@ -140,59 +99,6 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
     """The first ``count`` bools of ``packed``."""
     spread = packed.long().mul_(0x0101010101010101).bitwise_and_(0x8040201008040201 - (1 << 64))
     return spread.view(torch.uint8)[:count] != 0
-
-
-class Entries(NamedTuple):
-    """What a rank sent: as many values as indices, or a bit for each and the levels of a clear and of a set one."""
-
-    values: Tensor
-    low: Tensor
-    counts: Tensor
-    levels: Tensor | None = None
-
-
-def add_ranks(payloads: Payload, out: Tensor, scale: float, read: Reader, add_dense: AddDense) -> None:
-    """``out += scale * sum of the payloads``, rank after rank, at once where their entries follow each other.
-
-    Args:
-        payloads: a row for each rank.
-        out: the sum.
-        scale: of every payload.
-        read: the entries of one payload, whose places differ; None: it is dense.
-        add_dense: adds a payload that is.
-    """
-    flat, parts = out.view(-1), list[Entries]()
-    for rank in range(payloads[0].shape[0]):
-        payload = tuple(field[rank] for field in payloads)
-        entries = read(payload, flat.numel())
-        if entries is not None:
-            parts.extend(entries)
-            continue
-        _add_parts(parts, flat, scale)
-        parts.clear()
-        add_dense(payload, flat, scale)
-    _add_parts(parts, flat, scale)
-
-
-def _add_parts(parts: list[Entries], flat: Tensor, scale: float) -> None:
-    if parts:
-        empty = flat.new_empty(0)
-        values, low, counts, levels = zip(*parts, strict=True)
-        ops.parts_add_decoded(values, low, counts, [empty if x is None else x for x in levels], flat, scale)
-
-
-def check_places(name: str, counts: Tensor, low: Tensor, n: int) -> None:
-    """Refuse counts and indices that do not describe different elements of n.
-
-    Raises:
-        WireError: a count is negative, they do not sum to the number of indices, or the indices do not increase.
-    """
-    if bool((counts < 0).any()) or int(counts.sum()) != low.numel():
-        raise WireError(f"{name} counts must be >= 0 and sum to {low.numel()}, got {few(counts)}")
-    index = torch.arange(counts.numel(), device=counts.device).repeat_interleave(counts) * _topk.SEGMENT
-    index += _topk.low_bits(low)
-    if bool((index.diff() <= 0).any()) or bool((index[-1:] >= n).any()):
-        raise WireError(f"{name} indices must increase and stay below {n}, got {few(index)}")
 
 
 def few(values: Tensor) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradwire import ops
 from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.sparse.ops import tile_topk
 from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.helpers import count_of
 from gradwire.types import Field, Key, Layout, Payload, State
@@ -116,7 +117,7 @@ class DeMo(Compressor):
             for tiles, first in _batches(matrix, kind):
                 spectrum = rows @ (tiles.reshape(-1, kind.b) @ columns.mT).view(-1, kind.a, kind.b)
                 part = slice(first, first + spectrum.shape[0])
-                ops.tile_topk(spectrum.view(-1), values[part].view(-1), places[part].view(-1), kind.a * kind.b)
+                tile_topk(spectrum.view(-1), values[part].view(-1), places[part].view(-1), kind.a * kind.b)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)

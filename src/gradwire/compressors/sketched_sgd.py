@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradwire import ops
 from gradwire.compressors.base import Feedback, MultiRound
+from gradwire.compressors.sparse.ops import topk_encode
 from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.helpers import count_of
 from gradwire.types import Field, Key, Layout, Payload, State
@@ -159,6 +160,6 @@ def _largest(x: Tensor, k: int) -> Tensor:
     segments = -(-x.numel() // _SEGMENT)
     counts = torch.empty(segments, dtype=torch.int32, device=x.device)
     low = torch.empty(k, dtype=torch.int16, device=x.device)
-    ops.topk_encode(x, torch.empty(k, device=x.device), low, counts)
+    topk_encode(x, torch.empty(k, device=x.device), low, counts)
     start = torch.arange(segments, device=x.device).repeat_interleave(counts, output_size=k) * _SEGMENT
     return start + (low.long() & (_SEGMENT - 1))

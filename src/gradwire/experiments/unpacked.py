@@ -31,7 +31,7 @@ def unpacked_payload(compressor: Compressor, shape: Sequence[int]) -> int | None
 
     Example:
         >>> from gradwire.compressors.ternary.twobit import TwoBit
-        >>> from gradwire.compressors.topk import TopK
+        >>> from gradwire.compressors.sparse.topk import TopK
         >>> unpacked_payload(TwoBit(), (1000,)), unpacked_payload(TopK(ratio=0.01), (1000,))
         (1000, 64)
     """

@@ -11,19 +11,12 @@ from gradwire.ops.bucket_add_decoded import bucket_add_decoded
 from gradwire.ops.bucket_encode import bucket_encode
 from gradwire.ops.eden_add_decoded import eden_add_decoded
 from gradwire.ops.eden_encode import eden_encode
-from gradwire.ops.exponent_add_decoded import exponent_add_decoded
-from gradwire.ops.exponent_encode import exponent_encode
 from gradwire.ops.lowrank_add_decoded import lowrank_add_decoded
 from gradwire.ops.lowrank_left import lowrank_left
 from gradwire.ops.lowrank_left_feedback import lowrank_left_feedback
 from gradwire.ops.lowrank_right import lowrank_right
 from gradwire.ops.lowrank_right_feedback import lowrank_right_feedback
-from gradwire.ops.mark_beyond import mark_beyond
-from gradwire.ops.mark_drawn import mark_drawn
 from gradwire.ops.native import kernel_info
-from gradwire.ops.parts_add_decoded import parts_add_decoded
-from gradwire.ops.randomk_add_decoded import randomk_add_decoded
-from gradwire.ops.randomk_encode import randomk_encode
 from gradwire.ops.rice_decode import rice_decode
 from gradwire.ops.rice_encode import rice_encode
 from gradwire.ops.shared import (
@@ -37,19 +30,8 @@ from gradwire.ops.shared import (
 )
 from gradwire.ops.sketch_add import sketch_add
 from gradwire.ops.sketch_estimate import sketch_estimate
-from gradwire.ops.sparse_add_decoded import sparse_add_decoded
-from gradwire.ops.tail_moments import tail_moments
-from gradwire.ops.take_beyond import take_beyond
-from gradwire.ops.take_drawn import take_drawn
-from gradwire.ops.take_marked import take_marked
 from gradwire.ops.thc_add_decoded import thc_add_decoded
 from gradwire.ops.thc_encode import thc_encode
-from gradwire.ops.threshold_add_decoded import threshold_add_decoded
-from gradwire.ops.threshold_encode import threshold_encode
-from gradwire.ops.threshold_encode_feedback import threshold_encode_feedback
-from gradwire.ops.tile_topk import tile_topk
-from gradwire.ops.topk_encode import topk_encode
-from gradwire.ops.topk_encode_feedback import topk_encode_feedback
 from gradwire.ops.waves_add_decoded import waves_add_decoded
 
 __all__ = [
@@ -62,41 +44,23 @@ __all__ = [
     "bucket_encode",
     "eden_add_decoded",
     "eden_encode",
-    "exponent_add_decoded",
-    "exponent_encode",
     "kernel_info",
     "lowrank_add_decoded",
     "lowrank_left",
     "lowrank_left_feedback",
     "lowrank_right",
     "lowrank_right_feedback",
-    "mark_beyond",
-    "mark_drawn",
     "momentum_update",
     "nonfinite",
-    "parts_add_decoded",
     "philox",
     "precondition",
     "precondition_update",
-    "randomk_add_decoded",
-    "randomk_encode",
     "rice_decode",
     "rice_encode",
     "sketch_add",
     "sketch_estimate",
-    "sparse_add_decoded",
     "swap",
-    "tail_moments",
-    "take_beyond",
-    "take_drawn",
-    "take_marked",
     "thc_add_decoded",
     "thc_encode",
-    "threshold_add_decoded",
-    "threshold_encode",
-    "threshold_encode_feedback",
-    "tile_topk",
-    "topk_encode",
-    "topk_encode_feedback",
     "waves_add_decoded",
 ]

@@ -15,26 +15,28 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from gradwire.ops.arguments import Flat, Names, Rows, Where, refuse, refuse_flat, refuse_rows
+from gradwire.ops.arguments import Flat, Flats, Names, Rows, Where, refuse, refuse_flat, refuse_rows
 
 __all__ = ["Declaration"]
 
 _SCALARS = {int: "int", float: "float", bool: "bool", str: "str"}
+_SEVERAL = Sequence[Tensor]
 
 
 class Declaration:
     """What the annotations of one operation say.
 
     Args:
-        reference: its plain-torch version; every tensor of it is annotated with ``Flat`` or ``Rows``.
-        check: called in each call, too, with the operation's name and with those of its arguments that it names.
+        reference: its plain-torch version; every tensor of it is annotated with ``Flat``, ``Flats`` or ``Rows``.
+        check: called in each call, too, with the operation's name and with those of its arguments and symbols that it
+            names.
         tables: expressions for tensors of which a kernel is given the addresses, too.
 
     Attributes:
@@ -72,9 +74,10 @@ class Declaration:
             marks = tuple(rest)
         parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         kinds = [kind for kind in parts if kind is not type(None)]
-        if len(kinds) != 1 or (kinds[0] is not Tensor and kinds[0] not in _SCALARS) or len(marks) > 1:
+        if len(kinds) != 1 or (kinds[0] not in (Tensor, _SEVERAL) and kinds[0] not in _SCALARS) or len(marks) > 1:
             raise TypeError(f"{self.name}.{name} is annotated with {hint}, from which no operation follows")
-        if kinds[0] is Tensor and not (marks and isinstance(marks[0], Flat | Rows)):
+        form = Flats if kinds[0] == _SEVERAL else Flat | Rows
+        if kinds[0] not in _SCALARS and not (marks and isinstance(marks[0], form)):
             raise TypeError(f"{self.name}.{name} is a tensor of which nothing is said")
         self.types[name] = kinds[0]
         if marks:
@@ -114,6 +117,8 @@ class Declaration:
             if self.types[name] is Tensor:
                 written = f"({next(letters)}!)" if self.marks[name].written else ""
                 kind = f"Tensor{written}{'?' if name in self.optional else ''}"
+            elif self.types[name] == _SEVERAL:
+                kind = "Tensor[]"
             else:
                 kind = _SCALARS[self.types[name]]
             default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
@@ -141,6 +146,10 @@ class Declaration:
         mark = self.marks.get(name)
         if isinstance(mark, Names):
             yield f"{mark.known!r}.index({name})"
+        elif isinstance(mark, Flats):
+            yield f"[each.data_ptr() for each in {name}]"
+            if mark.sizes:
+                yield f"[each.numel() for each in {name}]"
         elif not isinstance(mark, Flat | Rows):
             if name != "n":
                 yield name
@@ -168,8 +177,13 @@ class Declaration:
         like = like or next(iter(tensors))
         for name in sorted(tensors, key=lambda each: each != like):
             yield self._tensor_check(name, tensors[name], like)
+        for name, mark in self.marks.items():
+            if isinstance(mark, Flats):
+                one = self._tensor_check("each", Flat(mark.dtype), like, self._told(name))
+                yield f"for each in {name}:\n        {one}"
 
-    def _tensor_check(self, name: str, mark: Flat | Rows, like: str) -> str:
+    def _tensor_check(self, name: str, mark: Flat | Rows, like: str, told: str = "") -> str:
+        told = told or self._told(name)
         dtypes = mark.dtype if isinstance(mark.dtype, tuple) else (mark.dtype,)
         listed = self._constant(dtypes)
         one = f"{name}.dtype is not {self._constant(mark.dtype)}"
@@ -181,14 +195,14 @@ class Declaration:
             if mark.size is not None and self._symbols.get(mark.size) != f"{name}.numel()":
                 wrong.append(f"{name}.numel() != {self._expression(mark.size)}")
             free = mark.size is None or (mark.size in self._symbols and mark.size != "n")
-            error = f"refuse_flat({self._told(name)}, {name}, {listed}, {None if free else mark.size}, {like})"
+            error = f"refuse_flat({told}, {name}, {listed}, {None if free else mark.size}, {like})"
         else:
             length = self._expression(mark.length)
             wrong += [
                 f"{name}.dim() != 2", f"{name}.size(0) != ranks", f"{name}.size(1) != {length}",
                 f"({name}.size(1) > 1 and {name}.stride(1) != 1)",
             ]  # fmt: skip
-            error = f"refuse_rows({self._told(name)}, {name}, {listed}, ranks, {length}, {like})"
+            error = f"refuse_rows({told}, {name}, {listed}, ranks, {length}, {like})"
         some = f"{name} is not None and " if name in self.optional else ""
         return f"if {some}({' or '.join(wrong)}): {error}"
 

@@ -19,7 +19,19 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError, require
 
-__all__ = ["Flat", "Floats", "Names", "Rows", "Status", "Where", "Written", "refuse", "refuse_flat", "refuse_rows"]
+__all__ = [
+    "Flat",
+    "Flats",
+    "Floats",
+    "Names",
+    "Rows",
+    "Status",
+    "Where",
+    "Written",
+    "refuse",
+    "refuse_flat",
+    "refuse_rows",
+]
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,22 @@ class Flat:
     dtype: torch.dtype | tuple[torch.dtype, ...]
     size: str | None = None
     written: bool = False
+
+
+@dataclass(frozen=True)
+class Flats:
+    """Several contiguous tensors of one dimension, each of its own size: ``Sequence[Tensor]``.
+
+    A kernel is given a list of their addresses, 0 where there are no elements.
+
+    Args:
+        dtype: or several, of which each has one.
+        sizes: whether a list of their sizes follows.
+    """
+
+    dtype: torch.dtype | tuple[torch.dtype, ...]
+    sizes: bool = False
+    written = False
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """The threshold that lets a wanted share of the elements fire, from the values themselves."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
-from gradwire.errors import require
-from gradwire.ops._checks import check_vector
 from gradwire.ops._dither import SAMPLE, dither, sampled_places
-from gradwire.ops.base import operation
-from gradwire.ops.native import kernels
+from gradwire.ops.arguments import Flat, Floats, Where
+from gradwire.ops.base import declared
 
 __all__ = ["auto_threshold"]
 
@@ -22,29 +22,17 @@ _BELOW = 1 - 2.0**-22
 
 _LARGEST = torch.finfo(torch.float32).max
 
-
-def _check(
-    x: Tensor, threshold: Tensor, level: Tensor, advice: Tensor, agreed: Tensor, turn: Tensor, target: float,
-    residual: Tensor | None = None,
-) -> None:  # fmt: skip
-    check_vector("auto_threshold.x", x, torch.float32, x)
-    for name, tensor, count in (("threshold", threshold, 1), ("level", level, 1), ("advice", advice, 2)):
-        check_vector(f"auto_threshold.{name}", tensor, torch.float32, x, count)
-    check_vector("auto_threshold.agreed", agreed, torch.float32, x, 2)
-    check_vector("auto_threshold.turn", turn, torch.int64, x, 1)
-    require(0 < target <= 0.5, "auto_threshold.target", "in (0, 0.5]", target)
-    if residual is not None:
-        check_vector("auto_threshold.residual", residual, torch.float32, x, x.numel())
+Number = Annotated[Tensor, Flat(torch.float32, "1", written=True)]
 
 
-@operation(
-    "auto_threshold(Tensor x, Tensor(a!) threshold, Tensor(b!) level, Tensor(c!) advice, Tensor agreed,"
-    " Tensor(d!) turn, float target, Tensor? residual=None) -> ()",
-    _check,
-)
+@declared(threads=False)
 def auto_threshold(
-    x: Tensor, threshold: Tensor, level: Tensor, advice: Tensor, agreed: Tensor, turn: Tensor, target: float,
-    residual: Tensor | None = None,
+    x: Floats, threshold: Number, level: Number,
+    advice: Annotated[Tensor, Flat(torch.float32, "2", written=True)],
+    agreed: Annotated[Tensor, Flat(torch.float32, "2")],
+    turn: Annotated[Tensor, Flat(torch.int64, "1", written=True)],
+    target: Annotated[float, Where("0 < target <= 0.5", "in (0, 0.5]")],
+    residual: Annotated[Tensor | None, Flat(torch.float32, "n")] = None,
 ) -> None:  # fmt: skip
     """Choose what is sent, t, and the level from which elements fire, from a sample of x (+ residual).
 
@@ -74,7 +62,7 @@ def auto_threshold(
     >>> [round(value.item(), 4) for value in (threshold, level, *advice, turn)]
     [8.0, 8.0, 2.0, 0.25, 1]
     """
-    own = _reached(x, residual, turn, share_of(x.numel(), target))
+    own = _reached(x, residual, turn, _share_of(x.numel(), target))
     turn += 1
     known = torch.where(agreed[1] > 0, (agreed[0] / agreed[1]).clamp(max=_LARGEST), 0.0)
     limited = own.clamp(known * (1 / FACTOR), (known * FACTOR).clamp(max=_LARGEST))
@@ -85,7 +73,7 @@ def auto_threshold(
     level.copy_(torch.where(threshold > 0, torch.maximum(own, threshold - threshold * 0.5), torch.inf))
 
 
-def share_of(n: int, target: float) -> int:
+def _share_of(n: int, target: float) -> int:
     """How many elements of the sample of ``n`` are to fire: at least one."""
     return max(1, round(target * min(n, SAMPLE)))
 
@@ -100,13 +88,3 @@ def _reached(x: Tensor, residual: Tensor | None, turn: Tensor, share: int) -> Te
     relative = torch.where(relative.isfinite(), relative, 0.0).sort(descending=True).values
     last = (relative.count_nonzero() // 2).clamp(1, share) - 1
     return relative.gather(0, last.view(1))[0] * _BELOW
-
-
-@auto_threshold.kernel("CPU")
-def _cpu(
-    x: Tensor, threshold: Tensor, level: Tensor, advice: Tensor, agreed: Tensor, turn: Tensor, target: float,
-    residual: Tensor | None = None,
-) -> None:  # fmt: skip
-    addresses = [t.data_ptr() for t in (x, threshold, level, advice, agreed, turn)]
-    kept = 0 if residual is None else residual.data_ptr()
-    kernels.auto_threshold(*addresses, share_of(x.numel(), target), kept, x.numel())

@@ -129,7 +129,7 @@ def declared(
 
     Args:
         check: what the annotations cannot say: called in each call with the operation's name and with those of its
-            arguments that it names; raises ``ConfigError``.
+            arguments and symbols that it names; raises ``ConfigError``.
         tables: expressions over what is known of the call: tensors that somebody keeps and that its C++ kernel needs,
             too; it is given their addresses after the parameters.
         threads: whether its C++ kernel takes the number of threads as its last argument.

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.ops import exponent_add_decoded, exponent_encode
+from gradwire.compressors.sparse.ops import exponent_add_decoded, exponent_encode
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.test_exponents import LEAST

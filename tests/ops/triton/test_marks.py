@@ -1,8 +1,15 @@
 import pytest
 import torch
 
-from gradwire.ops import mark_beyond, mark_drawn, tail_moments, take_beyond, take_drawn, take_marked
-from gradwire.ops._marks import tail_segments
+from gradwire.compressors.sparse.ops import (
+    mark_beyond,
+    mark_drawn,
+    tail_moments,
+    tail_segments,
+    take_beyond,
+    take_drawn,
+    take_marked,
+)
 from gradwire.ops._topk import SEGMENT
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient

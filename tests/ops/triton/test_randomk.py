@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from gradwire.ops import randomk_add_decoded, randomk_encode
-from gradwire.ops._randomk import draws
+from gradwire.compressors.sparse._draws import draws
+from gradwire.compressors.sparse.ops import randomk_add_decoded, randomk_encode
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient
 from tests.ops.triton.checks import SIZES, check

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.ops import parts_add_decoded, sparse_add_decoded
+from gradwire.compressors.sparse.ops import parts_add_decoded, sparse_add_decoded
 from gradwire.ops._topk import SEGMENT, segments
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient

@@ -1,8 +1,13 @@
 import pytest
 import torch
 
-from gradwire.ops import threshold_add_decoded, threshold_encode, threshold_encode_feedback
-from gradwire.ops._threshold import BLOCK, capacity
+from gradwire.compressors.sparse.ops import (
+    BLOCK,
+    capacity,
+    threshold_add_decoded,
+    threshold_encode,
+    threshold_encode_feedback,
+)
 from gradwire.ops._topk import SEGMENT, segments
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient, random_bytes

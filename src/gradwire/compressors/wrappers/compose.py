@@ -44,7 +44,7 @@ class Compose(Compressor):
 
     Example:
         >>> from gradwire.compressors.levels.qsgd import QSGD
-        >>> from gradwire.compressors.topk import TopK
+        >>> from gradwire.compressors.sparse.topk import TopK
         >>> code = compose(TopK(0.4), QSGD(bits=4))
         >>> code.decompress(code.compress(torch.tensor([1.0, -7.0, 3.0, -2.0, 7.0])), (5,)).tolist()
         [0.0, -7.0, 0.0, 0.0, 7.0]
@@ -207,7 +207,7 @@ def compose(outer: Compressor, inner: Compressor) -> Compose:
 
     Example:
         >>> from gradwire.compressors.casts.bf16 import BF16
-        >>> from gradwire.compressors.topk import TopK
+        >>> from gradwire.compressors.sparse.topk import TopK
         >>> compose(TopK(0.01), BF16()).inner
         BF16(rounding='nearest')
     """

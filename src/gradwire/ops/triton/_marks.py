@@ -1,4 +1,4 @@
-"""Marks, a bit for each element, as ``gradwire.ops._marks`` has them: written and read in the same parts."""
+"""Marks, a bit for each element: counted in the parts in which they are written and read."""
 
 import torch
 import triton
@@ -7,17 +7,8 @@ from torch import Tensor
 
 from gradwire.ops.triton._compact import PART, bits_of
 from gradwire.ops.triton._launch import launch
-from gradwire.ops.triton._signs import pack_signs
 
-__all__ = ["count_marks", "room_for_counts", "store_marks"]
-
-
-@triton.jit
-def store_marks(marked: tl.tensor, bitmap: tl.tensor, named: tl.tensor, n: tl.tensor, PART: tl.constexpr) -> None:
-    """Write the bits of this part, and how many of them are set."""
-    byte = tl.program_id(0).to(tl.int64) * (PART // 8) + tl.arange(0, PART // 8)
-    tl.store(bitmap + byte, pack_signs(tl.reshape(marked, (PART // 8, 8))), mask=byte * 8 < n)
-    tl.store(named + tl.program_id(0), tl.sum(marked.to(tl.int32)))
+__all__ = ["count_marks", "room_for_counts"]
 
 
 @triton.jit

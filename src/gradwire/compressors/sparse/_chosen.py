@@ -1,0 +1,105 @@
+"""Chosen elements: taken out of a tensor with their places, and added to the sum of all ranks.
+
+An index is 16 bits and the count of its segment of 65536 elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors._entries import few
+from gradwire.compressors.sparse import ops
+from gradwire.errors import WireError
+from gradwire.ops._topk import SEGMENT, low_bits
+from gradwire.types import Payload
+
+__all__ = ["Entries", "add_ranks", "check_places", "first_guess", "room_for", "take_beyond"]
+
+_LEAST_ROOM = 1024
+Reader: TypeAlias = "Callable[[Payload, int], list[Entries] | None]"
+AddDense: TypeAlias = Callable[[Payload, Tensor, float], None]
+
+
+def room_for(count: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and the low 16 bits of their indices."""
+    return torch.empty(count, device=x.device), torch.empty(count, dtype=torch.int16, device=x.device)
+
+
+def first_guess(x: Tensor) -> int:
+    """For how many entries to make room before they are counted: a 16th of the elements, as sparse methods take fewer.
+    Where there are more, a second pass takes them into room that is large enough.
+    """
+    return max(_LEAST_ROOM, x.numel() // 16)
+
+
+def take_beyond(x: Tensor, counts: Tensor, high: float, low: float, limit: int) -> tuple[Tensor, Tensor] | None:
+    """The elements of a flat tensor that are not in (-low, high), and the low 16 bits of their indices as int16; their
+    counts are written. None if there are more than ``limit``.
+
+    >>> take_beyond(torch.tensor([5.0, 6.0, -7.0]), torch.empty(1, dtype=torch.int32), 6.0, 7.0, limit=2)
+    (tensor([ 6., -7.]), tensor([1, 2], dtype=torch.int16))
+    """
+    values, indices = room_for(min(first_guess(x), max(0, limit)), x)
+    ops.take_beyond(x, counts, values, indices, high, low)
+    k = int(counts.sum())
+    if values.numel() < k <= limit:
+        values, indices = room_for(k, x)
+        ops.take_beyond(x, counts, values, indices, high, low)
+    return None if k > limit else (values[:k], indices[:k])
+
+
+class Entries(NamedTuple):
+    """What a rank sent: as many values as indices, or a bit for each and the levels of a clear and of a set one."""
+
+    values: Tensor
+    low: Tensor
+    counts: Tensor
+    levels: Tensor | None = None
+
+
+def add_ranks(payloads: Payload, out: Tensor, scale: float, read: Reader, add_dense: AddDense) -> None:
+    """``out += scale * sum of the payloads``, rank after rank, at once where their entries follow each other.
+
+    Args:
+        payloads: a row for each rank.
+        out: the sum.
+        scale: of every payload.
+        read: the entries of one payload, whose places differ; None: it is dense.
+        add_dense: adds a payload that is.
+    """
+    flat, parts = out.view(-1), list[Entries]()
+    for rank in range(payloads[0].shape[0]):
+        payload = tuple(field[rank] for field in payloads)
+        entries = read(payload, flat.numel())
+        if entries is not None:
+            parts.extend(entries)
+            continue
+        _add_parts(parts, flat, scale)
+        parts.clear()
+        add_dense(payload, flat, scale)
+    _add_parts(parts, flat, scale)
+
+
+def _add_parts(parts: list[Entries], flat: Tensor, scale: float) -> None:
+    if parts:
+        empty = flat.new_empty(0)
+        values, low, counts, levels = zip(*parts, strict=True)
+        ops.parts_add_decoded(values, low, counts, [empty if x is None else x for x in levels], flat, scale)
+
+
+def check_places(name: str, counts: Tensor, low: Tensor, n: int) -> None:
+    """Refuse counts and indices that do not describe different elements of n.
+
+    Raises:
+        WireError: a count is negative, they do not sum to the number of indices, or the indices do not increase.
+    """
+    if bool((counts < 0).any()) or int(counts.sum()) != low.numel():
+        raise WireError(f"{name} counts must be >= 0 and sum to {low.numel()}, got {few(counts)}")
+    index = torch.arange(counts.numel(), device=counts.device).repeat_interleave(counts) * SEGMENT
+    index += low_bits(low)
+    if bool((index.diff() <= 0).any()) or bool((index[-1:] >= n).any()):
+        raise WireError(f"{name} indices must increase and stay below {n}, got {few(index)}")

@@ -1,0 +1,709 @@
+"""GPU kernels of some of the elements, as ``ops`` defines them.
+
+How many elements exceed a threshold, and so the form of their stream and where its parts lie, is known on the device
+only: kernels read it from ``head``, int64: form, values written, elements sent, bytes in use. A row that is read says
+on the device what its form is: the kernels of all forms are started, and those of the others leave.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.compressors.sparse._draws import read_seed, write_seed
+from gradwire.compressors.sparse._exponents import INFINITE
+from gradwire.compressors.sparse.ops import BITMAP, DENSE, TAIL_SEGMENT
+from gradwire.compressors.sparse.ops import BLOCK as PLACES
+from gradwire.ops._bits import unpack_bits
+from gradwire.ops._checks import float32
+from gradwire.ops._topk import SEGMENT, segments
+from gradwire.ops.triton._accumulate import add_residual
+from gradwire.ops.triton._compact import PART, before, bits_of, rank, read_ends, write_counts
+from gradwire.ops.triton._dither import dither
+from gradwire.ops.triton._launch import BLOCK, launch
+from gradwire.ops.triton._marks import count_marks, room_for_counts
+from gradwire.ops.triton._philox import philox_table, philox_words
+from gradwire.ops.triton._signs import ROWS, blocks, pack_signs, total_of_16
+from gradwire.ops.triton._sparse import BLOCK as STEP
+from gradwire.ops.triton._sparse import PARTS, span
+from gradwire.ops.triton._status import compensate
+from gradwire.ops.triton._tile import elements
+
+__all__ = [
+    "exponent_add_decoded", "exponent_encode", "mark_beyond", "mark_drawn", "parts_add_decoded", "randomk_add_decoded",
+    "randomk_encode", "sparse_add_decoded", "tail_moments", "take_beyond", "take_drawn", "take_marked",
+    "threshold_add_decoded", "threshold_encode", "threshold_encode_feedback", "tile_topk", "topk_encode",
+    "topk_encode_feedback",
+]  # fmt: skip
+
+Parts = Sequence[Tensor]
+
+_DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and width of each digit of the 31 bits of a magnitude
+_PROGRAMS = 1024  # enough for any GPU; each adds its own histogram to the common one
+
+_MAGNITUDE = tl.constexpr(0x7FFFFFFF)
+_INFINITE = tl.constexpr(INFINITE)
+_UNIT = tl.constexpr(2.0**-32)
+_LANES = tl.constexpr(16)
+_DENSE, _BITMAP, _BLOCK = tl.constexpr(DENSE), tl.constexpr(BITMAP), tl.constexpr(PLACES)
+_SEGMENT_PARTS = tl.constexpr(SEGMENT // PART)
+_HEAD = tl.constexpr(8)
+
+
+@triton.jit
+def _magnitudes(x: tl.tensor, i: tl.tensor, n: tl.tensor) -> tl.tensor:
+    """The _magnitudes at ``i`` as the integers of their bits, so that a NaN is larger than infinity; -1 from n on."""
+    bits = tl.load(x + i, mask=i < n, other=0.0).to(tl.int32, bitcast=True)
+    return tl.where(i < n, bits & _MAGNITUDE, -1)
+
+
+@triton.jit
+def _count_digits(
+    x: tl.tensor, prefix: tl.tensor, table: tl.tensor, n: tl.tensor, stride: tl.tensor, SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    found = tl.load(prefix)
+    counts = tl.zeros((1 << WIDTH,), tl.int32)
+    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, n, stride):
+        value = _magnitudes(x, start + tl.arange(0, BLOCK), n)
+        counts += tl.histogram((value >> SHIFT) & ((1 << WIDTH) - 1), 1 << WIDTH, (value >> (SHIFT + WIDTH)) == found)
+    tl.atomic_add(table + tl.arange(0, 1 << WIDTH), counts.to(tl.int64), sem="relaxed")
+
+
+def _least_of(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k-th largest magnitude, as the integer of its bits, and how many of the equal ones are among the k.
+
+    Both are tensors of one element, int32 and int64.
+    """
+    least = torch.zeros(1, dtype=torch.int32, device=x.device)
+    left = torch.full((1,), k, device=x.device)
+    programs = min(triton.cdiv(x.numel(), BLOCK), _PROGRAMS)
+    for shift, width in _DIGITS:
+        table = torch.zeros(1 << width, dtype=torch.int64, device=x.device)
+        sizes = x.numel(), programs * BLOCK
+        launch(_count_digits, (programs,), x, least, table, *sizes, SHIFT=shift, WIDTH=width, BLOCK=BLOCK)
+        least, left = _next_digit(table, least, left, width)
+    return least, left
+
+
+def _next_digit(table: Tensor, least: Tensor, left: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The next digit: the highest from which on there are enough; and how many of them it has to give."""
+    from_here = table.flip(0).cumsum(0).flip(0)
+    digit = (from_here >= left).sum(0, keepdim=True) - 1
+    above = from_here[digit] - table[digit]
+    return ((least << width) + digit).to(torch.int32), left - above
+
+
+@triton.jit
+def _count_largest(
+    x: tl.tensor, least: tl.tensor, larger: tl.tensor, equal: tl.tensor, n: tl.tensor, PART: tl.constexpr
+) -> None:
+    magnitude, limit = _magnitudes(x, elements(PART), n), tl.load(least)
+    tl.store(larger + tl.program_id(0), tl.sum((magnitude > limit).to(tl.int32)))
+    tl.store(equal + tl.program_id(0), tl.sum((magnitude == limit).to(tl.int32)))
+
+
+@triton.jit
+def _emit_largest(
+    x: tl.tensor, least: tl.tensor, ties: tl.tensor, starts: tl.tensor, equals: tl.tensor, values: tl.tensor,
+    indices: tl.tensor, n: tl.tensor, CLEAR: tl.constexpr, PART: tl.constexpr,
+) -> None:  # fmt: skip
+    i = elements(PART)
+    magnitude, limit = _magnitudes(x, i, n), tl.load(least)
+    equal = magnitude == limit
+    first = tl.load(equals + tl.program_id(0)) + rank(equal) < tl.load(ties)
+    kept = (magnitude > limit) | (equal & first)
+    place = tl.load(starts + tl.program_id(0)) + rank(kept)
+    tl.store(values + place, tl.load(x + i, mask=kept), mask=kept)
+    tl.store(indices + place, i.to(tl.int16), mask=kept)
+    if CLEAR:
+        tl.store(x + i, tl.zeros((PART,), tl.float32), mask=kept)
+
+
+def _write_largest(x: Tensor, values: Tensor, indices: Tensor, counts: Tensor, clear: bool) -> None:
+    """Write the largest _magnitudes, as many as there is room for, and where they are; ``clear`` makes them 0 in x."""
+    n = x.numel()
+    parts = triton.cdiv(n, PART)
+    least, ties = _least_of(x, values.numel())
+    larger, equal = torch.empty(2, parts, dtype=torch.int32, device=x.device)
+    launch(_count_largest, (parts,), x, least, larger, equal, n, PART=PART)
+    equals = before(equal)
+    starts = before(larger) + torch.minimum(equals, ties)
+    launch(_emit_largest, (parts,), x, least, ties, starts, equals, values, indices, n, CLEAR=clear, PART=PART)
+    write_counts(larger.cumsum(0) + torch.minimum(equal.cumsum(0), ties), counts)
+
+
+def topk_encode(x: Tensor, values: Tensor, indices: Tensor, counts: Tensor) -> None:
+    """As the operation."""
+    _write_largest(x, values, indices, counts, clear=False)
+
+
+def topk_encode_feedback(
+    grad: Tensor, residual: Tensor, values: Tensor, indices: Tensor, counts: Tensor, status: Tensor | None = None
+) -> None:
+    """As the operation."""
+    add_residual(grad, residual, status)
+    _write_largest(residual, values, indices, counts, clear=True)
+
+
+@triton.jit
+def _magnitudes_in(x: tl.tensor, tile: tl.tensor, column: tl.tensor, count: tl.tensor, size: tl.tensor) -> tl.tensor:
+    """The magnitudes in these columns of each tile as the integers of their bits; -1 where there are none."""
+    inside = (tile < count)[:, None] & (column < size)[None, :]
+    bits = tl.load(x + tile[:, None] * size + column[None, :], mask=inside, other=0.0).to(tl.int32, bitcast=True)
+    return tl.where(inside, bits & _MAGNITUDE, -1)
+
+
+@triton.jit
+def _at_least(
+    x: tl.tensor, tile: tl.tensor, limit: tl.tensor, count: tl.tensor, size: tl.tensor,
+    ROWS: tl.constexpr, SPAN: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """How many magnitudes of each tile are at least its limit."""
+    found = tl.zeros((ROWS,), tl.int32)
+    for start in range(0, size, SPAN):
+        magnitude = _magnitudes_in(x, tile, start + tl.arange(0, SPAN), count, size)
+        found += tl.sum((magnitude >= limit[:, None]).to(tl.int32), axis=1)
+    return found
+
+
+@triton.jit
+def _largest_of_tiles(
+    x: tl.tensor, values: tl.tensor, places: tl.tensor, count: tl.tensor, size: tl.tensor, k: tl.tensor,
+    ROWS: tl.constexpr, SPAN: tl.constexpr,
+) -> None:  # fmt: skip
+    tile = blocks(ROWS)
+    least = tl.zeros((ROWS,), tl.int32)
+    for bit in range(31):
+        higher = least | (1 << (30 - bit))
+        least = tl.where(_at_least(x, tile, higher, count, size, ROWS, SPAN) >= k, higher, least)
+    # No magnitude is larger than 2**31 - 1, that of a NaN: there the sum wraps to a limit that all would reach.
+    larger = tl.where(least == _MAGNITUDE, 0, _at_least(x, tile, least + 1, count, size, ROWS, SPAN))
+    ties, written = k - larger, tl.zeros((ROWS,), tl.int32)
+    for start in range(0, size, SPAN):
+        column = start + tl.arange(0, SPAN)
+        magnitude = _magnitudes_in(x, tile, column, count, size)
+        equal = magnitude == least[:, None]
+        kept = (magnitude > least[:, None]) | (equal & (rank(equal, 1) < ties[:, None]))
+        at = tile[:, None] * k + written[:, None] + rank(kept, 1)
+        value = tl.load(x + tile[:, None] * size + column[None, :], mask=kept)
+        tl.store(values + at, value, mask=kept)
+        tl.store(places + at, tl.broadcast_to(column[None, :], (ROWS, SPAN)).to(tl.int16), mask=kept)
+        ties -= tl.sum(equal.to(tl.int32), axis=1)
+        written += tl.sum(kept.to(tl.int32), axis=1)
+
+
+def tile_topk(x: Tensor, values: Tensor, places: Tensor, size: int) -> None:
+    """As the operation."""
+    count = x.numel() // size
+    columns = min(triton.next_power_of_2(size), BLOCK)
+    rows = BLOCK // columns
+    sizes = count, size, values.numel() // max(count, 1)
+    launch(_largest_of_tiles, (triton.cdiv(count, rows),), x, values, places, *sizes, ROWS=rows, SPAN=columns)
+
+
+@triton.jit
+def _add_entries(
+    out: tl.tensor, values: tl.tensor, indices: tl.tensor, ends: tl.tensor, n: tl.tensor, scale: tl.float32,
+    PARTS: tl.constexpr, STEP: tl.constexpr,
+) -> None:  # fmt: skip
+    segment = tl.program_id(0)
+    begin, end = span(ends, segment)
+    for start in range(begin + tl.program_id(1) * STEP, end, PARTS * STEP):
+        j = start + tl.arange(0, STEP)
+        low = tl.load(indices + j, mask=j < end, other=0).to(tl.int32) & 0xFFFF
+        place = segment.to(tl.int64) * 65536 + low
+        inside = (j < end) & (place < n)
+        scaled = tl.load(values + j, mask=inside) * scale
+        tl.store(out + place, tl.load(out + place, mask=inside) + scaled, mask=inside)
+
+
+def sparse_add_decoded(values: Tensor, indices: Tensor, counts: Tensor, out: Tensor, scale: float) -> None:
+    """As the operation; where a rank names an element twice, which no encoder does, only one of the two may be added.
+
+    One launch for each rank keeps their order. Atomic additions would not do: a GPU flushes subnormals in them.
+    """
+    grid, n, factor = (counts.size(1), PARTS), out.numel(), float32(scale)
+    for *entries, each in zip(values, indices, counts, strict=True):
+        launch(_add_entries, grid, out, *entries, read_ends(each, values.size(1)), n, factor, PARTS=PARTS, STEP=STEP)
+
+
+def parts_add_decoded(values: Parts, indices: Parts, counts: Parts, levels: Parts, out: Tensor, scale: float) -> None:
+    """As the operation; of two entries of a part for one element, which no encoder makes, only one may be added."""
+    for value, index, count, level in zip(values, indices, counts, levels, strict=True):
+        if level.numel():
+            value = torch.where(unpack_bits(value, index.numel()), level[1], level[0])
+        torch.ops.gradwire.sparse_add_decoded(value[None], index[None], count[None], out, scale)
+
+
+@triton.jit
+def _store_marks(marked: tl.tensor, bitmap: tl.tensor, named: tl.tensor, n: tl.tensor, PART: tl.constexpr) -> None:
+    """Write the bits of this part, and how many of them are set."""
+    byte = tl.program_id(0).to(tl.int64) * (PART // 8) + tl.arange(0, PART // 8)
+    tl.store(bitmap + byte, pack_signs(tl.reshape(marked, (PART // 8, 8))), mask=byte * 8 < n)
+    tl.store(named + tl.program_id(0), tl.sum(marked.to(tl.int32)))
+
+
+@triton.jit
+def _mark_beyond(
+    x: tl.tensor, bitmap: tl.tensor, named: tl.tensor, n: tl.tensor, high: tl.float32, low: tl.float32,
+    PART: tl.constexpr,
+) -> None:  # fmt: skip
+    i = elements(PART)
+    value = tl.load(x + i, mask=i < n, other=0.0)
+    between = (value > -low) & (value < high)
+    _store_marks((i < n) & ~between, bitmap, named, n, PART)
+
+
+def mark_beyond(x: Tensor, bitmap: Tensor, counts: Tensor, high: float, low: float) -> None:
+    """As the operation."""
+    n = x.numel()
+    named = room_for_counts(x, n)
+    launch(_mark_beyond, (named.numel(),), x, bitmap, named, n, float32(high), float32(low), PART=PART)
+    write_counts(named.cumsum(0), counts)
+
+
+@triton.jit
+def _uniform(key: tl.tensor, step: tl.tensor, PART: tl.constexpr) -> tl.tensor:
+    """The 32 bits of each element of this part, as the middles of 2**32 parts of (0, 1), in float64."""
+    word = tl.reshape(philox_table(elements(PART // 4), key, step), (PART,))
+    return ((word ^ 0x80000000).to(tl.float64) + 0.5) * _UNIT
+
+
+@triton.jit(do_not_specialize=["key", "step"])
+def _mark_drawn(
+    x: tl.tensor, bitmap: tl.tensor, named: tl.tensor, whole: tl.tensor, whole_named: tl.tensor, n: tl.tensor,
+    s: tl.float32, key: tl.int64, step: tl.int64, PART: tl.constexpr,
+) -> None:  # fmt: skip
+    i = elements(PART)
+    size = tl.abs(tl.load(x + i, mask=i < n, other=0.0))
+    above = (i < n) & (size >= s)
+    drawn = (i < n) & (_uniform(key, step, PART) * s < size.to(tl.float64))
+    _store_marks(above, whole, whole_named, n, PART)
+    _store_marks(drawn & ~above, bitmap, named, n, PART)
+
+
+def mark_drawn(
+    x: Tensor, bitmap: Tensor, counts: Tensor, whole: Tensor, whole_counts: Tensor, s: float, key: int, step: int
+) -> None:
+    """As the operation."""
+    n = x.numel()
+    named, whole_named = room_for_counts(x, n), room_for_counts(x, n)
+    outputs = bitmap, named, whole, whole_named
+    launch(_mark_drawn, (named.numel(),), x, *outputs, n, float32(s), key, step, PART=PART)
+    write_counts(named.cumsum(0), counts)
+    write_counts(whole_named.cumsum(0), whole_counts)
+
+
+@triton.jit
+def _take_marked(
+    x: tl.tensor, bitmap: tl.tensor, starts: tl.tensor, values: tl.tensor, indices: tl.tensor, size: tl.tensor,
+    n: tl.tensor, k: tl.tensor, PART: tl.constexpr,
+) -> None:  # fmt: skip
+    i, bits = elements(PART), bits_of(bitmap, size, n, PART)
+    place = tl.load(starts + tl.program_id(0)) + rank(bits)
+    taken = bits & (place < k)
+    tl.store(values + place, tl.load(x + i, mask=taken), mask=taken)
+    tl.store(indices + place, i.to(tl.int16), mask=taken)
+
+
+def take_marked(x: Tensor, bitmap: Tensor, counts: Tensor, values: Tensor, indices: Tensor) -> None:  # noqa: ARG001
+    """As the operation. The counts are of whole segments: those of parts are found again, in a bit for each element."""
+    named, n = count_marks(bitmap, x.numel()), x.numel()
+    sizes = bitmap.numel(), n, values.numel()
+    launch(_take_marked, (named.numel(),), x, bitmap, before(named), values, indices, *sizes, PART=PART)
+
+
+def take_beyond(x: Tensor, counts: Tensor, values: Tensor, indices: Tensor, high: float, low: float) -> None:
+    """As the operation."""
+    bitmap = torch.empty(-(-x.numel() // 8), dtype=torch.uint8, device=x.device)
+    torch.ops.gradwire.mark_beyond(x, bitmap, counts, high, low)
+    torch.ops.gradwire.take_marked(x, bitmap, counts, values, indices)
+
+
+def take_drawn(
+    x: Tensor, whole_counts: Tensor, whole_values: Tensor, whole_indices: Tensor,
+    counts: Tensor, values: Tensor, indices: Tensor, s: float, key: int, step: int,
+) -> None:  # fmt: skip
+    """As the operation."""
+    bitmap, whole = torch.empty(2, -(-x.numel() // 8), dtype=torch.uint8, device=x.device)
+    torch.ops.gradwire.mark_drawn(x, bitmap, counts, whole, whole_counts, s, key, step)
+    torch.ops.gradwire.take_marked(x, whole, whole_counts, whole_values, whole_indices)
+    torch.ops.gradwire.take_marked(x, bitmap, counts, values, indices)
+
+
+@triton.jit
+def _measure_tails(
+    x: tl.tensor, table: tl.tensor, n: tl.tensor, count: tl.tensor, low: tl.float32, high: tl.float32,
+    unit: tl.float32, SIZE: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    segment = blocks(ROWS)
+    largest = tl.zeros((ROWS, _LANES), tl.int32)
+    inside_of = tl.zeros((ROWS, _LANES), tl.int32)
+    sums = tl.zeros((ROWS, _LANES), tl.float32)
+    squares = tl.zeros((ROWS, _LANES), tl.float32)
+    for start in range(0, SIZE, _LANES):
+        i = (segment * SIZE + start)[:, None] + tl.arange(0, _LANES)[None, :]
+        bits = tl.maximum(_magnitudes(x, i, n), 0)
+        value = bits.to(tl.float32, bitcast=True)
+        inside = (value > low) & (value < high)
+        y = tl.where(inside, (value - low) * unit, 0.0)
+        largest = tl.maximum(largest, bits)
+        inside_of += inside.to(tl.int32)
+        sums += y
+        squares += y * y
+    row, there = table + 4 * segment, segment < count
+    tl.store(row, tl.max(largest, axis=1).to(tl.float32, bitcast=True), mask=there)
+    tl.store(row + 1, tl.sum(inside_of, axis=1).to(tl.float32), mask=there)
+    tl.store(row + 2, total_of_16(sums, ROWS), mask=there)
+    tl.store(row + 3, total_of_16(squares, ROWS), mask=there)
+
+
+def tail_moments(x: Tensor, table: Tensor, low: float, high: float, unit: float) -> None:
+    """As the operation."""
+    n, count = x.numel(), table.numel() // 4
+    limits = float32(low), float32(high), float32(unit)
+    launch(_measure_tails, (triton.cdiv(count, ROWS),), x, table, n, count, *limits, SIZE=TAIL_SEGMENT, ROWS=ROWS)
+
+
+@triton.jit
+def _code_of(x: tl.tensor, top: tl.tensor) -> tl.tensor:
+    """How far the exponents of |x|, rounded to a power of two, are below ``top``, and 8 where x < 0."""
+    bits = x.to(tl.int32, bitcast=True) & _MAGNITUDE
+    finite = tl.minimum((bits + 0x400000) >> 23, _INFINITE - 1)
+    exponent = tl.where(bits >= _INFINITE << 23, _INFINITE, finite)
+    return ((top - exponent) | tl.where(x < 0.0, 8, 0)) & 15
+
+
+@triton.jit
+def _value_of(code: tl.tensor, top: tl.tensor) -> tl.tensor:
+    """What codes stand for; ``top`` counts as one in 0 to 255."""
+    exponent = tl.maximum(tl.maximum(top, 0) - (code & 7), 0)
+    value = ((exponent << 23) | ((code & 8) << 28)).to(tl.float32, bitcast=True)
+    return tl.where(top >= _INFINITE, float("nan"), value)
+
+
+@triton.jit(do_not_specialize=["top"])
+def _write_codes(
+    x: tl.tensor, bitmap: tl.tensor, starts: tl.tensor, words: tl.tensor, size: tl.tensor, n: tl.tensor,
+    k: tl.tensor, top: tl.int32, PART: tl.constexpr,
+) -> None:  # fmt: skip
+    bits = bits_of(bitmap, size, n, PART)
+    place = tl.load(starts + tl.program_id(0)) + rank(bits)
+    code = _code_of(tl.load(x + elements(PART), mask=bits, other=0.0), top)
+    shift = (place % 8 * 4).to(tl.int32)
+    tl.atomic_or(words + place // 8, code << shift, mask=bits & (place < k), sem="relaxed")
+
+
+def exponent_encode(x: Tensor, bitmap: Tensor, counts: Tensor, codes: Tensor, top: int) -> None:  # noqa: ARG001
+    """As the operation. Two parts may share a byte: codes are set in whole words, of which nothing is overwritten."""
+    named, size, n = count_marks(bitmap, x.numel()), codes.numel(), x.numel()
+    words = torch.zeros(triton.cdiv(size, 4), dtype=torch.int32, device=x.device)
+    sizes = bitmap.numel(), n, 2 * size
+    launch(_write_codes, (named.numel(),), x, bitmap, before(named), words, *sizes, top, PART=PART)
+    codes.copy_(words.view(torch.uint8)[:size])
+
+
+@triton.jit
+def _size(used: tl.tensor, length: tl.tensor) -> tl.tensor:
+    """The bytes there are in a row, whatever it says."""
+    return tl.minimum(tl.maximum(tl.load(used), 0), length)
+
+
+@triton.jit
+def _count_codes(
+    streams: tl.tensor, stride: tl.tensor, used: tl.tensor, used_stride: tl.tensor, named: tl.tensor,
+    length: tl.tensor, n: tl.tensor, PART: tl.constexpr,
+) -> None:  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    bits = bits_of(streams + row * stride, _size(used + row * used_stride, length), n, PART)
+    tl.store(named + row * tl.num_programs(0) + tl.program_id(0), tl.sum(bits.to(tl.int32)))
+
+
+@triton.jit
+def _add_codes(
+    streams: tl.tensor, stride: tl.tensor, used: tl.tensor, used_stride: tl.tensor, tops: tl.tensor,
+    top_stride: tl.tensor, starts: tl.tensor, ranks: tl.tensor, out: tl.tensor, length: tl.tensor,
+    middle: tl.tensor, n: tl.tensor, scale: tl.float32, PART: tl.constexpr,
+) -> None:  # fmt: skip
+    i = elements(PART)
+    total = tl.load(out + i, mask=i < n, other=0.0)
+    for _ in range(ranks):
+        size = _size(used, length)
+        bits = bits_of(streams, size, n, PART)
+        place = tl.load(starts + tl.program_id(0)) + rank(bits)
+        byte = middle + place // 2
+        there = bits & (byte < size)
+        pair = tl.load(streams + byte, mask=there, other=0).to(tl.int32)
+        code = (pair >> (place % 2 * 4).to(tl.int32)) & 15
+        total = tl.where(there, total + _value_of(code, tl.load(tops)) * scale, total)
+        streams += stride
+        used += used_stride
+        tops += top_stride
+        starts += tl.num_programs(0)
+    tl.store(out + i, total, mask=i < n)
+
+
+def exponent_add_decoded(streams: Tensor, used: Tensor, tops: Tensor, out: Tensor, scale: float) -> None:
+    """As the operation."""
+    (ranks, length), n = streams.shape, out.numel()
+    parts = triton.cdiv(n, PART)
+    named = torch.empty(ranks, parts, dtype=torch.int32, device=out.device)
+    rows = streams, streams.stride(0), used, used.stride(0)
+    launch(_count_codes, (parts, ranks), *rows, named, length, n, PART=PART)
+    heads = tops, tops.stride(0), before(named), ranks
+    launch(_add_codes, (parts,), *rows, *heads, out, length, triton.cdiv(n, 8), n, float32(scale), PART=PART)
+
+
+@triton.jit
+def _exceeds(x: tl.tensor, threshold: tl.tensor, level: tl.tensor, i: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """Where |x| is above the threshold, or with a level at or above its own part of that, or either is a NaN."""
+    below = tl.abs(x) <= threshold if level is None else tl.abs(x) < tl.load(level) * dither(i)
+    return inside & ~below
+
+
+@triton.jit
+def _count_exceeding(
+    x: tl.tensor, grad: tl.tensor, status: tl.tensor, sent: tl.tensor, level: tl.tensor, n: tl.tensor,
+    threshold: tl.float32, PART: tl.constexpr,
+) -> None:  # fmt: skip
+    i = elements(PART)
+    if grad is not None:
+        value = compensate(grad, x, status, i, n)
+        tl.store(x + i, value, mask=i < n)
+    else:
+        value = tl.load(x + i, mask=i < n, other=0.0)
+    tl.store(sent + tl.program_id(0), tl.sum(_exceeds(value, threshold, level, i, i < n).to(tl.int32)))
+
+
+@triton.jit
+def _write_sent(
+    x: tl.tensor, floats: tl.tensor, words: tl.tensor, halves: tl.tensor, data: tl.tensor, head: tl.tensor,
+    starts: tl.tensor, counts: tl.tensor, level: tl.tensor, n: tl.tensor, segments: tl.tensor,
+    threshold: tl.float32, CLEAR: tl.constexpr, PART: tl.constexpr,
+) -> None:  # fmt: skip
+    i, part = elements(PART), tl.program_id(0)
+    form, k = tl.load(head), tl.load(head + 2)
+    value = tl.load(x + i, mask=i < n, other=0.0)
+    sent = _exceeds(value, threshold, level, i, i < n)
+    place = tl.load(starts + part) + rank(sent)
+    tl.store(floats + 2 + tl.where(form == _DENSE, i, place), value, mask=sent)
+    if form == _BITMAP:
+        byte = part.to(tl.int64) * (PART // 8) + tl.arange(0, PART // 8)
+        tl.store(data + _HEAD + 4 * k + byte, pack_signs(tl.reshape(sent, (PART // 8, 8))), mask=byte * 8 < n)
+    if form == _BLOCK:
+        tl.store(halves + 4 + 2 * k + 2 * segments + place, i.to(tl.int16), mask=sent)
+        if part % _SEGMENT_PARTS == 0:
+            segment = part // _SEGMENT_PARTS
+            tl.store(words + 2 + k + segment, tl.load(counts + segment))
+    if CLEAR:
+        tl.store(x + i, tl.zeros((PART,), tl.float32), mask=sent)
+
+
+def _write_exceeding(
+    x: Tensor, used: Tensor, stream: Tensor, threshold: float, level: Tensor | None, grad: Tensor | None = None,
+    status: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Write the elements above the threshold. With ``grad``, x is the residual: it gets the sum less what was sent."""
+    n, count = x.numel(), segments(x.numel())
+    parts = triton.cdiv(n, PART)
+    sent = torch.empty(parts, dtype=torch.int32, device=x.device)
+    launch(_count_exceeding, (parts,), x, grad, status, sent, level, n, threshold, PART=PART)
+    head = _head_of(sent.sum(dtype=torch.int64), n)
+    counts = torch.empty(count, dtype=torch.int32, device=x.device)
+    write_counts(sent.cumsum(0), counts)
+    used.copy_(head[3:])
+    stream.zero_()
+    words = stream.view(torch.int32)
+    words[:2].copy_(head[:2])
+    views = words.view(torch.float32), words, stream.view(torch.int16), stream
+    starts, clear = before(sent), grad is not None
+    launch(_write_sent, (parts,), x, *views, head, starts, counts, level, n, count, threshold, CLEAR=clear, PART=PART)
+
+
+def _head_of(k: Tensor, n: int) -> Tensor:
+    dense, bitmap, block = torch.full_like(k, 4 * n), 4 * k + -(-n // 8), 6 * k + 4 * segments(n)
+    sparse = torch.where(bitmap <= block, BITMAP, PLACES)
+    size = torch.minimum(bitmap, block)
+    form = torch.where(dense <= size, DENSE, sparse)
+    written = torch.where(dense <= size, n, k)
+    return torch.stack((form, written, k, 8 + torch.minimum(dense, size)))
+
+
+def threshold_encode(x: Tensor, used: Tensor, stream: Tensor, threshold: float, level: Tensor | None = None) -> None:
+    """As the operation."""
+    _write_exceeding(x, used, stream, float32(threshold), level)
+
+
+def threshold_encode_feedback(
+    grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, threshold: float, status: Tensor | None = None,
+    level: Tensor | None = None,
+) -> None:  # fmt: skip
+    """As the operation."""
+    _write_exceeding(residual, used, stream, float32(threshold), level, grad, status)
+
+
+@triton.jit
+def _word(row: tl.tensor, byte: tl.tensor, length: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """The int32 from each byte on, wherever it lies; bytes beyond the row are 0."""
+    word = tl.load(row + byte, mask=mask & (byte < length), other=0).to(tl.int32)
+    for part in tl.static_range(1, 4):
+        at = byte + part
+        word |= tl.load(row + at, mask=mask & (at < length), other=0).to(tl.int32) << (8 * part)
+    return word
+
+
+@triton.jit
+def _float(row: tl.tensor, j: tl.tensor, length: tl.tensor, mask: tl.tensor) -> tl.tensor:
+    """Value j of a row."""
+    return _word(row, _HEAD + 4 * j, length, mask).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _bits(row: tl.tensor, k: tl.tensor, length: tl.tensor, n: tl.tensor, PART: tl.constexpr) -> tl.tensor:
+    """Which elements of this part the bitmap behind k values names."""
+    start = _HEAD + 4 * k
+    return bits_of(row + start, length - start, n, PART)
+
+
+@triton.jit
+def _read_head(row: tl.tensor, head: tl.tensor, length: tl.tensor, n: tl.tensor) -> None:
+    """The form, and the values there are: none if there cannot be as many."""
+    at = tl.arange(0, 1)
+    form, k = _word(row, at, length, at == 0), _word(row, at + 4, length, at == 0)
+    tl.store(head + at, form)
+    tl.store(head + 1 + at, tl.where((k >= 0) & (k <= n), k, 0))
+
+
+@triton.jit
+def _count_named(
+    row: tl.tensor, head: tl.tensor, named: tl.tensor, length: tl.tensor, n: tl.tensor, PART: tl.constexpr
+) -> None:
+    total = 0
+    if tl.load(head) == _BITMAP:
+        bits = _bits(row, tl.load(head + 1).to(tl.int64), length, n, PART)
+        total = tl.sum(bits.to(tl.int32))
+    tl.store(named + tl.program_id(0), total)
+
+
+@triton.jit
+def _add_parts(
+    out: tl.tensor, row: tl.tensor, head: tl.tensor, starts: tl.tensor, length: tl.tensor, n: tl.tensor,
+    scale: tl.float32, PART: tl.constexpr,
+) -> None:  # fmt: skip
+    i, form, k = elements(PART), tl.load(head), tl.load(head + 1).to(tl.int64)
+    if form == _DENSE:
+        inside = i < k
+        scaled = _float(row, i, length, inside) * scale
+        tl.store(out + i, tl.load(out + i, mask=inside) + scaled, mask=inside)
+    if form == _BITMAP:
+        bits = _bits(row, k, length, n, PART)
+        j = tl.load(starts + tl.program_id(0)) + rank(bits)
+        inside = bits & (j < k)
+        scaled = _float(row, j, length, inside) * scale
+        tl.store(out + i, tl.load(out + i, mask=inside) + scaled, mask=inside)
+
+
+@triton.jit
+def _read_counts(
+    row: tl.tensor, head: tl.tensor, counts: tl.tensor, length: tl.tensor, segments: tl.tensor, STEP: tl.constexpr
+) -> None:
+    segment = elements(STEP)
+    there = (segment < segments) & (tl.load(head) == _BLOCK)
+    at = _HEAD + 4 * (tl.load(head + 1).to(tl.int64) + segment)
+    tl.store(counts + segment, _word(row, at, length, there), mask=segment < segments)
+
+
+@triton.jit
+def _add_segments(
+    out: tl.tensor, row: tl.tensor, head: tl.tensor, ends: tl.tensor, length: tl.tensor, n: tl.tensor,
+    segments: tl.tensor, scale: tl.float32, PARTS: tl.constexpr, STEP: tl.constexpr,
+) -> None:  # fmt: skip
+    segment, k = tl.program_id(0), tl.load(head + 1).to(tl.int64)
+    begin, end = span(ends, segment)
+    for start in range(begin + tl.program_id(1) * STEP, end, PARTS * STEP):
+        j = start + tl.arange(0, STEP)
+        low = _word(row, _HEAD + 4 * k + 4 * segments + 2 * j, length, j < end) & 0xFFFF
+        place = segment.to(tl.int64) * 65536 + low
+        inside = (j < end) & (place < n)
+        scaled = _float(row, j, length, inside) * scale
+        tl.store(out + place, tl.load(out + place, mask=inside) + scaled, mask=inside)
+
+
+def threshold_add_decoded(streams: Tensor, out: Tensor, scale: float) -> None:
+    """As the operation; where a row names an element twice, which no encoder does, only one may be added."""
+    for row in streams:
+        _add_row(row, out, float32(scale))
+
+
+def _add_row(row: Tensor, out: Tensor, scale: float) -> None:
+    n, length, count = out.numel(), row.numel(), segments(out.numel())
+    parts = triton.cdiv(n, PART)
+    head = torch.empty(2, dtype=torch.int32, device=out.device)
+    named = torch.empty(parts, dtype=torch.int32, device=out.device)
+    counts = torch.empty(count, dtype=torch.int32, device=out.device)
+    launch(_read_head, (1,), row, head, length, n)
+    launch(_count_named, (parts,), row, head, named, length, n, PART=PART)
+    launch(_add_parts, (parts,), out, row, head, before(named), length, n, scale, PART=PART)
+    launch(_read_counts, (triton.cdiv(count, STEP),), row, head, counts, length, count, STEP=STEP)
+    ends = read_ends(counts, head[1])
+    launch(_add_segments, (count, PARTS), out, row, head, ends, length, n, count, scale, PARTS=PARTS, STEP=STEP)
+
+
+@triton.jit
+def _chosen(
+    stratum: tl.tensor, seed: tl.tensor, units: tl.tensor, k: tl.tensor, run: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """The first element of the unit _chosen in each stratum, and how many units the stratum has, in 64 bits."""
+    word0, word1, word2, word3 = philox_words(stratum // 4, seed, 0)
+    lane = stratum % 4
+    word = tl.where(lane < 2, tl.where(lane == 0, word0, word1), tl.where(lane == 2, word2, word3)).to(tl.int64)
+    begin = stratum * units // k
+    size = (stratum + 1) * units // k - begin
+    return (begin + (word * size >> 32)) * run, size
+
+
+@triton.jit(do_not_specialize=["seed"])
+def _write_chosen(
+    x: tl.tensor, values: tl.tensor, seed: tl.int64, n: tl.tensor, count: tl.tensor, units: tl.tensor,
+    run: tl.tensor, scale: tl.float32, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    j = elements(BLOCK)
+    first, size = _chosen(j // run, seed, units, count // run, run)
+    place = first + j % run
+    value = tl.load(x + place, mask=(j < count) & (place < n), other=0.0) * scale
+    if SCALED:
+        value *= size.to(tl.float32)
+    tl.store(values + j, tl.where(place < n, value, 0.0), mask=j < count)
+
+
+def randomk_encode(x: Tensor, values: Tensor, header: Tensor, seed: int, run: int, scaled: bool, scale: float) -> None:
+    """As the operation."""
+    write_seed(seed, header)
+    n, count = x.numel(), values.numel()
+    form = {"SCALED": scaled, "BLOCK": BLOCK}
+    sizes = n, count, triton.cdiv(n, run), run
+    launch(_write_chosen, (triton.cdiv(count, BLOCK),), x, values, seed, *sizes, float32(scale), **form)
+
+
+@triton.jit
+def _add_chosen(
+    out: tl.tensor, values: tl.tensor, seed: tl.tensor, n: tl.tensor, count: tl.tensor, units: tl.tensor,
+    run: tl.tensor, scale: tl.float32, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    j = elements(BLOCK)
+    first, _ = _chosen(j // run, tl.load(seed), units, count // run, run)
+    place = first + j % run
+    inside = (j < count) & (place < n)
+    scaled = tl.load(values + j, mask=inside) * scale
+    tl.store(out + place, tl.load(out + place, mask=inside) + scaled, mask=inside)
+
+
+def randomk_add_decoded(values: Tensor, header: Tensor, out: Tensor, run: int, scale: float) -> None:
+    """As the operation: of one rank no two values meet, and one launch for each keeps the order of the ranks."""
+    n, count = out.numel(), values.size(1)
+    grid, sizes = (triton.cdiv(count, BLOCK),), (n, count, triton.cdiv(n, run), run)
+    for row, head in zip(values, header, strict=True):
+        launch(_add_chosen, grid, out, row, read_seed(head), *sizes, float32(scale), BLOCK=BLOCK)
