@@ -9,7 +9,6 @@
 #include "args/buckets.h"
 #include "args/common.h"
 #include "args/entries.h"
-#include "args/lowrank.h"
 #include "args/rounding.h"
 #include "args/sketch.h"
 
@@ -26,9 +25,6 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
   X(count_ones, CountOnes)                           \
   X(eden_add_decoded, EdenAddDecoded)                \
   X(eden_encode, EdenEncode)                         \
-  X(lowrank_add_decoded, LowrankAddDecoded)            \
-  X(lowrank_left, LowrankLeft)                       \
-  X(lowrank_right, LowrankRight)                     \
   X(sketch_add, SketchAdd)                           \
   X(sketch_estimate, SketchEstimate)                 \
   X(thc_add_decoded, ThcAddDecoded)                  \

@@ -23,7 +23,6 @@ NB_MODULE(_kernels, m) {
   m.def("calls", &calls, "name"_a);
   for (const auto* each = operations::Operation::first; each != nullptr; each = each->next) each->define(m);
   bind_entries(m);
-  bind_lowrank(m);
   bind_rounding(m);
   bind_sketch(m);
   bind_sparse(m);

@@ -12,7 +12,7 @@ from gradwire.compat import Recipe, from_params
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
 from gradwire.compressors.signs.onebit_sgd import OneBitSGD
 from gradwire.compressors.signs.signsgd import SignSGD

@@ -11,7 +11,6 @@ for target in scalar neon; do
     compile -DGRADWIRE_TARGET=$target -c "$file" -o "build/neon/$target-$(echo "$file" | tr / -).o"
   done
 done
-  csrc/lowrank.cc csrc/radix_select.cc csrc/threshold.cc csrc/topk.cc \
 compile -static -DGRADWIRE_SELFTEST src/gradwire/ops/*.cc src/gradwire/compressors/*/*.cc csrc/tests/selftest.cc \
-  csrc/dispatch.cc csrc/lowrank.cc build/neon/*.o -o build/selftest-neon
+  csrc/dispatch.cc build/neon/*.o -o build/selftest-neon
 qemu-aarch64 build/selftest-neon

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "lowrank.h"
 #include "selftest.h"
 
 namespace {
@@ -51,29 +50,6 @@ void check_sketch(const std::string& target, int rows) {
   });
 }
 
-// A matrix of n elements and its factors, whose sums are compared with guards behind them.
-void check_lowrank(const std::string& target, std::int64_t columns, std::int64_t rank) {
-  const auto thin = [=](Buffers& x, std::int64_t n, bool sum) {
-    const Feedback feedback = {sum ? x.b.data() : nullptr, x.a.data(), sum ? x.status.data() : nullptr};
-    return Thin{x.a.data(), feedback, n / columns, columns, rank};
-  };
-  const std::vector<float> factor = Buffers::values(rank * 100003);
-  for (const bool sum : {false, true}) {
-    compare(target, "lowrank_left", [&](Buffers& x, std::int64_t n) {
-      x.c.resize(std::size_t(rank * n + kGuard));
-      lowrank_left({thin(x, n, sum), factor.data(), nullptr}, x.c.data(), 1);
-    });
-    compare(target, "lowrank_right", [&](Buffers& x, std::int64_t n) {
-      x.c.resize(std::size_t(rank * columns + kGuard));
-      lowrank_right({thin(x, n, sum), factor.data(), nullptr}, x.c.data(), 1);
-    });
-  }
-  compare(target, "lowrank_add_decoded", [&](Buffers& x, std::int64_t n) {
-    const float* const left = factor.data();
-    lowrank_add_decoded({left, left + 7, x.a.data(), n / columns, columns, rank, 0.3f, x.status.data()}, 1);
-  });
-}
-
 void check_tiles(const std::string& target, std::int64_t height, std::int64_t width) {
   constexpr std::int64_t kWaves = 3;
   std::vector<float> left(std::size_t(kWaves * height)), wide(std::size_t(kWaves * width));
@@ -95,8 +71,6 @@ void check_all(const std::string& target) {
   check(target, "add_buckets", &KernelTable::add_buckets, [&](Buffers& x, std::int64_t n) {
     return AddBuckets{x.rows(n), addends.data(), x.a.data()};
   });
-  for (const std::int64_t columns : {1, 31, 1100})
-    for (const std::int64_t rank : {1, 2, 3, 4, 6}) check_lowrank(target, columns, rank);
   for (const std::int64_t block : {16, 64, 1024}) check_thc(target, block);
   for (int bits = 1; bits <= 4; ++bits) check_eden(target, bits, 1);
   for (const int group : {16, 32, 64}) check_eden(target, 8, group);

@@ -14,7 +14,7 @@ from gradwire.advise.wire import PAYLOAD_SHARE, Round, Wire
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.casts.none import Identity
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.oktopk import OkTopk
 from gradwire.compressors.ternary.strom import Strom
 from gradwire.compressors.ternary.twobit import TwoBit

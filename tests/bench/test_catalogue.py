@@ -10,7 +10,7 @@ from gradwire import registry
 from gradwire.bench.catalogue import declares_traffic, describe, methods, state_bytes
 from gradwire.compressors.base import Family
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from tests.comm.methods import NonZero
 

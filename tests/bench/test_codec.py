@@ -11,7 +11,7 @@ from gradwire.bench.verify import check
 from gradwire.bench.workload import Workload
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.exchange.exchange import Exchange

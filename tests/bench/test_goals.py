@@ -3,9 +3,9 @@ import pytest
 from gradwire import registry
 from gradwire.bench.goals import judged, least_ratio, misses, nanoseconds
 from gradwire.bench.steps import STEPS
-from gradwire.compressors.atomo import Atomo
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.atomo import Atomo
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.strom import Strom

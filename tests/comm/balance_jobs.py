@@ -16,7 +16,7 @@ from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.fp8 import FP8
 from gradwire.compressors.levels.natural import Natural
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.oktopk import OkTopk
 from gradwire.compressors.sparse.randomk import RandomK
 from gradwire.compressors.sparse.topk import TopK

@@ -6,14 +6,14 @@ import torch
 
 import gradwire
 from gradwire import registry
-from gradwire.compressors.acp_sgd import ACPSGD
-from gradwire.compressors.atomo import Atomo
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.demo import DeMo
-from gradwire.compressors.gradiveq import GradiVeQ
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.acp_sgd import ACPSGD
+from gradwire.compressors.lowrank.atomo import Atomo
+from gradwire.compressors.lowrank.gradiveq import GradiVeQ
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.signs.signsgd import SignSGD
 from gradwire.compressors.sparse.adaptive_sparse import AdaptiveSparse

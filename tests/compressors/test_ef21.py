@@ -8,7 +8,7 @@ import torch
 from gradwire import registry
 from gradwire.compressors.demo import DeMo
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.signsgd import SignSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from gradwire.compressors.gradiveq import GradiVeQ
+from gradwire.compressors.lowrank.gradiveq import GradiVeQ
 from gradwire.errors import ConfigError
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks

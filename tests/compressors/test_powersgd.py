@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
 from gradwire.testing.inputs import gaussian

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.compressors.atomo import Atomo
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.eden import EDEN
 from gradwire.compressors.levels.lpc_svrg import LpcSvrg
 from gradwire.compressors.levels.nuqsgd import NUQSGD
 from gradwire.compressors.levels.qsgd import QSGD
+from gradwire.compressors.lowrank.atomo import Atomo
 from gradwire.compressors.sparse.randomk import RandomK
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.terngrad import TernGrad

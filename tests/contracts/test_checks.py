@@ -10,7 +10,7 @@ import torch
 from gradwire.compressors.base import MultiRound
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.randomk import RandomK
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit

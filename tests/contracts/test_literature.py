@@ -18,7 +18,7 @@ from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.casts.inceptionn import Inceptionn
 from gradwire.compressors.levels.natural import Natural
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.onebit_sgd import OneBitSGD
 from gradwire.compressors.sparse.dgc import DGC
 from gradwire.compressors.sparse.randomk import RandomK

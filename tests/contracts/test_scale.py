@@ -12,7 +12,7 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.levels.nuqsgd import NUQSGD
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.compressors.thc import THC
 from gradwire.testing import golden

@@ -8,9 +8,9 @@ import torch
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
-from gradwire.compressors.gradiveq import GradiVeQ
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.gradiveq import GradiVeQ
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.efsignsgd import EFSignSGD
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.compressors.sparse.topk import TopK

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gradwire import schedules
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError

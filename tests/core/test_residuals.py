@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradwire.comm._part import Piece, Unit
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.exchange.residuals import Residuals
 from gradwire.memory.dgc import DGCMemory

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.bf16 import BF16
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.dgc import DGC
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire import registry
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange

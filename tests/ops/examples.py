@@ -10,7 +10,6 @@ from tests.ops.derived import examples
 from tests.ops.example_tensors import RANKS, N
 from tests.ops.example_tensors import codes as _codes
 from tests.ops.example_tensors import floats as _float
-from tests.ops.example_tensors import status as _status
 from tests.ops.found import OPS
 
 
@@ -34,32 +33,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
     {
         "bitmap_decode": lambda: {"bitmap": _codes(4), **_places(), "n": N},
         "bitmap_encode": lambda: {**_places(), "bitmap": _codes(4), "n": N},
-        "lowrank_add_decoded": lambda: {
-            "left": torch.ones(8),
-            "right": torch.ones(16),
-            "out": _float(),
-            "rank": 2,
-            "scale": 0.5,
-            "status": _status(),
-        },
-        "lowrank_left": lambda: {"x": _float(), "right": torch.ones(16), "left": torch.empty(8), "rank": 2},
-        "lowrank_left_feedback": lambda: {
-            "grad": _float(),
-            "residual": _float(),
-            "right": torch.ones(16),
-            "left": torch.empty(8),
-            "rank": 2,
-            "status": _status(),
-        },
-        "lowrank_right": lambda: {"x": _float(), "left": torch.ones(8), "right": torch.empty(16), "rank": 2},
-        "lowrank_right_feedback": lambda: {
-            "grad": _float(),
-            "residual": _float(),
-            "left": torch.ones(8),
-            "right": torch.empty(16),
-            "rank": 2,
-            "status": _status(),
-        },
         "eden_add_decoded": lambda: {
             "seed": torch.ones(1, dtype=torch.int32),
             "scales": torch.ones(1),

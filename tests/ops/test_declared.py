@@ -168,6 +168,22 @@ def test_a_list_of_tensors_is_given_as_addresses_and_as_sizes_where_it_is_said()
         call(parts * 2, levels, out)
 
 
+def test_a_size_that_no_annotation_gives_is_known_to_the_function_that_checks() -> None:
+    def check(op: str, n: int, pieces: int) -> None:
+        if n % pieces:
+            raise ConfigError(f"{op}.picked has {pieces} of {n}")
+
+    def cut(x: Floats, picked: Annotated[Tensor, Flat(torch.int16, "pieces")]) -> None: ...
+
+    given: list[tuple[object, ...]] = []
+    call = Declaration(cut, check).kernel(SimpleNamespace(cut=lambda *told: given.append(told)), False)
+    x, picked = torch.ones(6), torch.zeros(3, dtype=torch.int16)
+    call(x, picked)
+    assert given == [(x.data_ptr(), picked.data_ptr(), 3, 6)]
+    with pytest.raises(ConfigError, match=r"^cut\.picked has 4 of 6$"):
+        call(x, torch.zeros(4, dtype=torch.int16))
+
+
 def test_the_parameter_n_is_the_number_of_elements() -> None:
     def counted(codes: Annotated[Tensor, Flat(torch.uint8, "half(n)")], n: int, words: bool = False) -> None: ...
 

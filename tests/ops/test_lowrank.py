@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from gradwire.errors import ConfigError
-from gradwire.ops import (
+from gradwire.compressors.lowrank.ops import (
     lowrank_add_decoded,
     lowrank_left,
     lowrank_left_feedback,
     lowrank_right,
     lowrank_right_feedback,
 )
+from gradwire.errors import ConfigError
 from tests.cases import pairwise, together
 from tests.ops.harness import Case, check_against_reference, gradient
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.adaptive_threshold import AdaptiveThreshold
 from gradwire.testing.processes import run_ranks
 from tests.once import once

@@ -15,7 +15,7 @@ import torch
 from gradwire import registry
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.levels.qsgd import QSGD
-from gradwire.compressors.powersgd import PowerSGD
+from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.sparse.randomk import RandomK
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.strom import Strom

@@ -11,11 +11,6 @@ from gradwire.ops.bucket_add_decoded import bucket_add_decoded
 from gradwire.ops.bucket_encode import bucket_encode
 from gradwire.ops.eden_add_decoded import eden_add_decoded
 from gradwire.ops.eden_encode import eden_encode
-from gradwire.ops.lowrank_add_decoded import lowrank_add_decoded
-from gradwire.ops.lowrank_left import lowrank_left
-from gradwire.ops.lowrank_left_feedback import lowrank_left_feedback
-from gradwire.ops.lowrank_right import lowrank_right
-from gradwire.ops.lowrank_right_feedback import lowrank_right_feedback
 from gradwire.ops.native import kernel_info
 from gradwire.ops.rice_decode import rice_decode
 from gradwire.ops.rice_encode import rice_encode
@@ -45,11 +40,6 @@ __all__ = [
     "eden_add_decoded",
     "eden_encode",
     "kernel_info",
-    "lowrank_add_decoded",
-    "lowrank_left",
-    "lowrank_left_feedback",
-    "lowrank_right",
-    "lowrank_right_feedback",
     "momentum_update",
     "nonfinite",
     "philox",

@@ -28,7 +28,7 @@ TRIED = (1024, 1024)
 def sent_layout(compressor: Compressor, shape: Sequence[int]) -> Layout:
     """What travels of a payload.
 
-    >>> from gradwire.compressors.powersgd import PowerSGD
+    >>> from gradwire.compressors.lowrank.powersgd import PowerSGD
     >>> code = PowerSGD(rank=1, error="local")
     >>> [field.name for field in code.layout((6, 4)).fields], [f.name for f in sent_layout(code, (6, 4)).fields]
     (['p', 'q', 'own'], ['p', 'q'])

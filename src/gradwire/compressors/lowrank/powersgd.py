@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.compressors._lowrank import (
+from gradwire.compressors.base import Feedback, MultiRound
+from gradwire.compressors.lowrank._products import (
     add_product,
     grouped,
     keep_usable,
@@ -20,7 +21,6 @@ from gradwire.compressors._lowrank import (
     solve_left,
     solve_right,
 )
-from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.compressors._lowrank import keep_usable, normal, orthonormal
 from gradwire.compressors.base import Feedback, MultiRound
+from gradwire.compressors.lowrank._products import keep_usable, normal, orthonormal
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 

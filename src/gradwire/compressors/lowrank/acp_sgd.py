@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gradwire.compressors._alternating import Alternating
-from gradwire.compressors._lowrank import orthonormal
+from gradwire.compressors.lowrank._alternating import Alternating
+from gradwire.compressors.lowrank._products import orthonormal
 from gradwire.errors import is_float32, is_int, require
 
 __all__ = ["ACPSGD"]

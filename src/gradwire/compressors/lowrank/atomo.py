@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gradwire import ops
 from gradwire.compressors import _entries
-from gradwire.compressors._lowrank import add_product
 from gradwire.compressors.base import MOST_USED, Compressor, Feedback
+from gradwire.compressors.lowrank._products import add_product
 from gradwire.errors import WireError, is_float32, require
 from gradwire.types import Field, Key, Layout, Payload, State
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.compressors._alternating import Alternating
+from gradwire.compressors.lowrank._alternating import Alternating
 from gradwire.errors import is_float32, is_int, require
 
 __all__ = ["GradZip"]

@@ -14,7 +14,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gradwire import ops
+from gradwire.compressors.lowrank import ops
+from gradwire.ops import philox
 from gradwire.ops._units import exponent_of, power_of_two
 
 __all__ = [
@@ -136,7 +137,7 @@ def normal(count: int, stream: int, device: torch.device | None = None) -> Tenso
     Each is the sum of eight 16-bit numbers, an exact integer; the usual logarithm is not the same everywhere.
     """
     words = torch.empty(4 * count, dtype=torch.int32, device=device)
-    ops.philox(words, stream, 0)
+    philox(words, stream, 0)
     halves = (words & 0xFFFF) + ((words >> 16) & 0xFFFF)
     centred = halves.view(count, 4).sum(1) - 8 * 0xFFFF // 2
     return centred.float().mul_(1 / math.sqrt(8 * (2**32 - 1) / 12))

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire import ops
-from gradwire.compressors._lowrank import (
+from gradwire.compressors.base import Feedback, MultiRound
+from gradwire.compressors.lowrank import ops
+from gradwire.compressors.lowrank._products import (
     add_product,
     grouped,
     keep_usable,
@@ -20,7 +21,6 @@ from gradwire.compressors._lowrank import (
     solve_right,
     thin,
 )
-from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["Alternating"]

@@ -1,0 +1,1 @@
+"""Matrices as products of thin factors or by a few directions: power iteration, regression, sampled singular values."""
