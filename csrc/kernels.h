@@ -6,11 +6,9 @@
 
 #include <cstdint>
 
-#include "args/buckets.h"
 #include "args/common.h"
 #include "args/entries.h"
 #include "args/rounding.h"
-#include "args/sketch.h"
 
 namespace gradwire {
 
@@ -19,14 +17,11 @@ constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 
 // One line per kernel: the name of the function in csrc/kernels/<name>.h, which a file of csrc/families includes, and
 // the type of its arguments.
 #define GRADWIRE_KERNELS(X)                          \
-  X(add_buckets, AddBuckets)                         \
   X(add_waves, AddWaves)                             \
   X(block_norms, BlockNorms)                         \
   X(count_ones, CountOnes)                           \
   X(eden_add_decoded, EdenAddDecoded)                \
   X(eden_encode, EdenEncode)                         \
-  X(sketch_add, SketchAdd)                           \
-  X(sketch_estimate, SketchEstimate)                 \
   X(thc_add_decoded, ThcAddDecoded)                  \
   X(thc_encode, ThcEncode)
 

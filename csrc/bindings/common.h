@@ -47,7 +47,6 @@ void serial(nb::module_& m, const char* name, Function function, const Arguments
 
 void bind_entries(nb::module_& m);
 void bind_rounding(nb::module_& m);
-void bind_sketch(nb::module_& m);
 void bind_sparse(nb::module_& m);
 
 }  // namespace gradwire::bindings

@@ -40,16 +40,6 @@ void check_eden(const std::string& target, int bits, int group) {
   });
 }
 
-void check_sketch(const std::string& target, int rows) {
-  constexpr std::int64_t kColumns = 16;
-  compare(target, "sketch_add", [&](Buffers& x, std::int64_t n) {
-    active().sketch_add({x.a.data(), x.c.data(), rows, kColumns, 0x9876543210, 3, n}, 0, rows * ((n + 255) / 256 * 256));
-  });
-  check(target, "sketch_estimate", &KernelTable::sketch_estimate, [&](Buffers& x, std::int64_t) {
-    return SketchEstimate{x.c.data(), x.a.data(), rows, kColumns, 0x9876543210, 3};
-  });
-}
-
 void check_tiles(const std::string& target, std::int64_t height, std::int64_t width) {
   constexpr std::int64_t kWaves = 3;
   std::vector<float> left(std::size_t(kWaves * height)), wide(std::size_t(kWaves * width));
@@ -67,14 +57,9 @@ void check_all(const std::string& target) {
     return CountOnes{{x.bytes.data(), n / 9}, n, reinterpret_cast<std::int64_t*>(x.c.data())};
   });
   for (const std::int64_t width : {1, 16, 17, 64}) check_tiles(target, 5, width);
-  const std::vector<float> addends = Buffers::values(kRanks * kBuckets);
-  check(target, "add_buckets", &KernelTable::add_buckets, [&](Buffers& x, std::int64_t n) {
-    return AddBuckets{x.rows(n), addends.data(), x.a.data()};
-  });
   for (const std::int64_t block : {16, 64, 1024}) check_thc(target, block);
   for (int bits = 1; bits <= 4; ++bits) check_eden(target, bits, 1);
   for (const int group : {16, 32, 64}) check_eden(target, 8, group);
-  for (const int rows : {1, 3}) check_sketch(target, rows);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradwire.compressors.sketchml import SketchML
+from gradwire.compressors.sketches.sketchml import SketchML
 from gradwire.compressors.sparse.adaptive_sparse import AdaptiveSparse
 from gradwire.compressors.sparse.adaptive_threshold import AdaptiveThreshold
 from gradwire.compressors.sparse.dgc import DGC

@@ -52,8 +52,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
             "bits": 2,
             "sent": 64,
         },
-        "sketch_add": lambda: {"x": _float(), "table": torch.zeros(3 * N), "rows": 3, "key": 1, "step": 2},
-        "sketch_estimate": lambda: {"table": torch.zeros(3 * N), "out": _float(), "rows": 3, "key": 1, "step": 2},
         "rice_decode": lambda: {"stream": _codes(3), **_places(), "n": N},
         "rice_encode": lambda: {**_places(), "stream": _codes(3), "n": N},
         "thc_add_decoded": lambda: {

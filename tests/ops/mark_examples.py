@@ -14,19 +14,6 @@ def _float() -> Tensor:
 
 
 EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = {
-    "bucket_add_decoded": lambda: {
-        "codes": torch.zeros(RANKS, N, dtype=torch.uint8),
-        "levels": torch.ones(RANKS, 16),
-        "out": _float(),
-        "scale": 0.5,
-    },
-    "bucket_encode": lambda: {
-        "x": _float(),
-        "bucket_of": torch.zeros(65536, dtype=torch.uint8),
-        "codes": torch.zeros(N, dtype=torch.uint8),
-        "sums": torch.empty(256, dtype=torch.float64),
-        "counts": torch.empty(256, dtype=torch.int64),
-    },
     "waves_add_decoded": lambda: {
         "values": torch.ones(RANKS, 4),
         "places": torch.zeros(RANKS, 4, dtype=torch.int16),

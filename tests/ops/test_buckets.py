@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from gradwire.compressors.sketches.ops import bucket_add_decoded, bucket_encode
 from gradwire.errors import ConfigError
-from gradwire.ops import bucket_add_decoded, bucket_encode
 from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
+from gradwire.compressors.sketches.ops import places, sketch_add, sketch_estimate
 from gradwire.errors import ConfigError
-from gradwire.ops import sketch_add, sketch_estimate
-from gradwire.ops._sketch import places
 from gradwire.testing.inputs import gaussian
 from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, sweep

@@ -7,8 +7,6 @@ from gradwire.ops.auto_threshold import auto_threshold
 from gradwire.ops.bitmap_decode import bitmap_decode
 from gradwire.ops.bitmap_encode import bitmap_encode
 from gradwire.ops.block_norms import block_norms
-from gradwire.ops.bucket_add_decoded import bucket_add_decoded
-from gradwire.ops.bucket_encode import bucket_encode
 from gradwire.ops.eden_add_decoded import eden_add_decoded
 from gradwire.ops.eden_encode import eden_encode
 from gradwire.ops.native import kernel_info
@@ -23,8 +21,6 @@ from gradwire.ops.shared import (
     precondition_update,
     swap,
 )
-from gradwire.ops.sketch_add import sketch_add
-from gradwire.ops.sketch_estimate import sketch_estimate
 from gradwire.ops.thc_add_decoded import thc_add_decoded
 from gradwire.ops.thc_encode import thc_encode
 from gradwire.ops.waves_add_decoded import waves_add_decoded
@@ -35,8 +31,6 @@ __all__ = [
     "bitmap_decode",
     "bitmap_encode",
     "block_norms",
-    "bucket_add_decoded",
-    "bucket_encode",
     "eden_add_decoded",
     "eden_encode",
     "kernel_info",
@@ -47,8 +41,6 @@ __all__ = [
     "precondition_update",
     "rice_decode",
     "rice_encode",
-    "sketch_add",
-    "sketch_estimate",
     "swap",
     "thc_add_decoded",
     "thc_encode",

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gradwire.ops import bucket_add_decoded, bucket_encode
+from gradwire.compressors.sketches.ops import bucket_add_decoded, bucket_encode
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.test_buckets import OUTPUTS
 from tests.ops.triton.checks import check, sizes

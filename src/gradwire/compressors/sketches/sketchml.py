@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import ops
-from gradwire.compressors import _entries, _minmax
+from gradwire.compressors import _entries
 from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.sketches import _minmax, ops
 from gradwire.errors import WireError, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors.base import Feedback, MultiRound
+from gradwire.compressors.sketches import ops
 from gradwire.compressors.sparse.ops import topk_encode
 from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.helpers import count_of

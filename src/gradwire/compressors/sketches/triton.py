@@ -1,21 +1,22 @@
-"""The bucket of each element, and the sums of these in float64, in whatever order the programs come."""
+"""Buckets on a GPU; sketches are left to torch: their sums have an order."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradwire.ops._checks import float32
 from gradwire.ops.triton._launch import BLOCK, launch
 from gradwire.ops.triton._tile import elements
 
-__all__ = ["bucket_encode"]
+__all__ = ["bucket_add_decoded", "bucket_encode"]
 
 TABLES = 64  # that programs share: a table for all would have them wait for each other
 BUCKETS = 256
 
 
 @triton.jit
-def _kernel(
+def _bucket_encode(
     x: tl.tensor,
     bucket_of: tl.tensor,
     codes: tl.tensor,
@@ -38,10 +39,40 @@ def _kernel(
 
 
 def bucket_encode(x: Tensor, bucket_of: Tensor, codes: Tensor, sums: Tensor, counts: Tensor) -> None:
-    """As the operation."""
+    """As the operation, the sums in whatever order the programs come."""
     tables = torch.zeros(TABLES, BUCKETS, dtype=torch.float64, device=x.device)
     counted = torch.zeros(TABLES, BUCKETS, dtype=torch.int32, device=x.device)
     sizes = {"TABLES": TABLES, "BUCKETS": BUCKETS, "BLOCK": BLOCK}
-    launch(_kernel, (triton.cdiv(x.numel(), BLOCK),), x, bucket_of, codes, tables, counted, x.numel(), **sizes)
+    launch(_bucket_encode, (triton.cdiv(x.numel(), BLOCK),), x, bucket_of, codes, tables, counted, x.numel(), **sizes)
     torch.sum(tables, 0, out=sums)
     torch.sum(counted, 0, out=counts)
+
+
+@triton.jit
+def _bucket_add_decoded(
+    codes: tl.tensor,
+    code_stride: tl.tensor,
+    levels: tl.tensor,
+    level_stride: tl.tensor,
+    ranks: tl.tensor,
+    last: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    scale: tl.float32,
+    BLOCK: tl.constexpr,
+) -> None:
+    i = elements(BLOCK)
+    total = tl.load(out + i, mask=i < n)
+    for _ in range(ranks):
+        code = tl.load(codes + i, mask=i < n, other=0).to(tl.int32)
+        total += tl.load(levels + tl.minimum(code, last)) * scale
+        codes += code_stride
+        levels += level_stride
+    tl.store(out + i, total, mask=i < n)
+
+
+def bucket_add_decoded(codes: Tensor, levels: Tensor, out: Tensor, scale: float) -> None:
+    """As the operation."""
+    ranks, n = codes.shape
+    rows = codes, codes.stride(0), levels, levels.stride(0), ranks, levels.size(1) - 1
+    launch(_bucket_add_decoded, (triton.cdiv(n, BLOCK),), *rows, out, n, float32(scale), BLOCK=BLOCK)
