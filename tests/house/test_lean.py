@@ -45,8 +45,7 @@ for package, (module, _) in {FRAMEWORKS!r}.items():
 STATEMENTS = """
 import torch, torch.distributed, torch.nn.parallel
 import gradwire
-from gradwire.experiments import models
-[models.facts(name, small=small) for name in models.names() for small in (0, 1)]
+from gradwire.experiments import models as of; [of.facts(name, small=small) for name in of.names() for small in (0, 1)]
 """
 
 
