@@ -24,5 +24,4 @@ NB_MODULE(_kernels, m) {
   for (const auto* each = operations::Operation::first; each != nullptr; each = each->next) each->define(m);
   bind_entries(m);
   bind_rounding(m);
-  bind_sparse(m);
 }

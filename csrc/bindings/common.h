@@ -39,14 +39,7 @@ void kernel(nb::module_& m, const char* name, Function function, const Arguments
   m.def(name, function, arguments..., "n"_a, "threads"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
-// One that runs in one thread.
-template <class Function, class... Arguments>
-void serial(nb::module_& m, const char* name, Function function, const Arguments&... arguments) {
-  m.def(name, function, arguments..., "n"_a, nb::call_guard<nb::gil_scoped_release>());
-}
-
 void bind_entries(nb::module_& m);
 void bind_rounding(nb::module_& m);
-void bind_sparse(nb::module_& m);
 
 }  // namespace gradwire::bindings

@@ -7,14 +7,10 @@ import torch
 
 from tests.ops import mark_examples
 from tests.ops.derived import examples
-from tests.ops.example_tensors import RANKS, N
+from tests.ops.example_tensors import RANKS
 from tests.ops.example_tensors import codes as _codes
 from tests.ops.example_tensors import floats as _float
 from tests.ops.found import OPS
-
-
-def _places() -> dict[str, Any]:
-    return {"indices": torch.arange(4, dtype=torch.int16), "counts": torch.full((1,), 4, dtype=torch.int32)}
 
 
 def _parts() -> dict[str, Any]:
@@ -31,8 +27,6 @@ def _parts() -> dict[str, Any]:
 
 EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
     {
-        "bitmap_decode": lambda: {"bitmap": _codes(4), **_places(), "n": N},
-        "bitmap_encode": lambda: {**_places(), "bitmap": _codes(4), "n": N},
         "eden_add_decoded": lambda: {
             "seed": torch.ones(1, dtype=torch.int32),
             "scales": torch.ones(1),
@@ -52,8 +46,6 @@ EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
             "bits": 2,
             "sent": 64,
         },
-        "rice_decode": lambda: {"stream": _codes(3), **_places(), "n": N},
-        "rice_encode": lambda: {**_places(), "stream": _codes(3), "n": N},
         "thc_add_decoded": lambda: {
             "norms": torch.ones(2),
             "seed": torch.tensor([1, 2]),

@@ -4,14 +4,11 @@ Those of one family of compressors are in its folder, as ``gradwire.compressors.
 """
 
 from gradwire.ops.auto_threshold import auto_threshold
-from gradwire.ops.bitmap_decode import bitmap_decode
-from gradwire.ops.bitmap_encode import bitmap_encode
 from gradwire.ops.block_norms import block_norms
 from gradwire.ops.eden_add_decoded import eden_add_decoded
 from gradwire.ops.eden_encode import eden_encode
 from gradwire.ops.native import kernel_info
-from gradwire.ops.rice_decode import rice_decode
-from gradwire.ops.rice_encode import rice_encode
+from gradwire.ops.places import bitmap_decode, bitmap_encode, rice_decode, rice_encode
 from gradwire.ops.shared import (
     accumulate,
     momentum_update,

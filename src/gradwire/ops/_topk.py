@@ -7,10 +7,7 @@ segment s, ``indices`` holds their low 16 bits, as the bits of an int16.
 import torch
 from torch import Tensor
 
-from gradwire.errors import require
-from gradwire.ops._checks import check_vector
-
-__all__ = ["SEGMENT", "check_places", "low_bits", "read_places", "segments", "write_places"]
+__all__ = ["SEGMENT", "low_bits", "read_places", "segments", "write_places"]
 
 SEGMENT = 65536
 
@@ -22,13 +19,6 @@ def segments(n: int) -> int:
     (0, 1, 2)
     """
     return -(-n // SEGMENT)
-
-
-def check_places(op: str, indices: Tensor, counts: Tensor, n: int) -> None:
-    """Raise unless these are the places of at most ``n`` elements of ``n``."""
-    check_vector(f"{op}.indices", indices, torch.int16, indices)
-    require(indices.numel() <= n, f"{op}.indices", f"at most n = {n} elements", indices.numel())
-    check_vector(f"{op}.counts", counts, torch.int32, indices, segments(n))
 
 
 def write_places(chosen: Tensor, indices: Tensor, counts: Tensor) -> None:

@@ -1,0 +1,53 @@
+"""Places on a GPU: a bit for each element. As gaps they are left to the reference."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.ops.triton._compact import PART, before, bits_of, rank, read_ends, write_counts
+from gradwire.ops.triton._launch import launch
+from gradwire.ops.triton._marks import count_marks
+from gradwire.ops.triton._sparse import BLOCK, PARTS, span
+from gradwire.ops.triton._tile import elements
+
+__all__ = ["bitmap_decode", "bitmap_encode"]
+
+
+@triton.jit
+def _set_bits(
+    words: tl.tensor, indices: tl.tensor, ends: tl.tensor, n: tl.tensor, PARTS: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
+    segment = tl.program_id(0)
+    begin, end = span(ends, segment)
+    for start in range(begin + tl.program_id(1) * BLOCK, end, PARTS * BLOCK):
+        j = start + tl.arange(0, BLOCK)
+        low = tl.load(indices + j, mask=j < end, other=0).to(tl.int32) & 0xFFFF
+        place = segment.to(tl.int64) * 65536 + low
+        tl.atomic_or(words + place // 32, 1 << (low % 32), mask=(j < end) & (place < n), sem="relaxed")
+
+
+def bitmap_encode(indices: Tensor, counts: Tensor, bitmap: Tensor, n: int) -> None:
+    """As the operation. The bits are set in whole words: a bitmap may start at any byte."""
+    words = torch.zeros(triton.cdiv(n, 32), dtype=torch.int32, device=bitmap.device)
+    ends = read_ends(counts, indices.numel())
+    launch(_set_bits, (counts.numel(), PARTS), words, indices, ends, n, PARTS=PARTS, BLOCK=BLOCK)
+    bitmap.copy_(words.view(torch.uint8)[: bitmap.numel()])
+
+
+@triton.jit
+def _write_places(
+    bitmap: tl.tensor, starts: tl.tensor, indices: tl.tensor, size: tl.tensor, n: tl.tensor, k: tl.tensor,
+    PART: tl.constexpr,
+) -> None:  # fmt: skip
+    bits = bits_of(bitmap, size, n, PART)
+    place = tl.load(starts + tl.program_id(0)) + rank(bits)
+    tl.store(indices + place, elements(PART).to(tl.int16), mask=bits & (place < k))
+
+
+def bitmap_decode(bitmap: Tensor, indices: Tensor, counts: Tensor, n: int) -> None:
+    """As the operation."""
+    named, size, k = count_marks(bitmap, n), bitmap.numel(), indices.numel()
+    indices.zero_()
+    launch(_write_places, (named.numel(),), bitmap, before(named), indices, size, n, k, PART=PART)
+    write_counts(named.cumsum(0).clamp_(max=k), counts)
