@@ -419,18 +419,21 @@ bool fill(const std::int32_t* table, PrefixCodes& c) {
   }
   c.count[0] = 0;
   std::uint32_t code = 0;
-  int place = 0;
+  int place = 0, next[kLongest + 1];
   bool good = true;
   for (int length = 1; length <= kLongest; ++length) {
     code = code << 1;
     c.first[length] = code;
-    c.place[length] = place;
-    for (int i = 0; i < kSymbols; ++i)
-      if (c.length[i] == length) {
-        c.code[i] = code++;
-        c.order[place++] = std::uint8_t(i);
-      }
+    c.place[length] = next[length] = place;
+    code += std::uint32_t(c.count[length]), place += c.count[length];
     good = good && code <= 1u << length;
+  }
+  for (int i = 0; i < kSymbols; ++i) {
+    const int length = c.length[i];
+    if (length == 0) continue;
+    const int at = next[length]++;
+    c.code[i] = c.first[length] + std::uint32_t(at - c.place[length]);
+    c.order[at] = std::uint8_t(i);
   }
   return good;
 }
