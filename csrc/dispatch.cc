@@ -9,26 +9,10 @@
 
 namespace gradwire {
 
-namespace scalar {
-extern const KernelTable table;
-}
-#if defined(__x86_64__)
-namespace avx2 {
-extern const KernelTable table;
-}
-namespace avx512 {
-extern const KernelTable table;
-}
-#elif defined(__aarch64__)
-namespace neon {
-extern const KernelTable table;
-}
-#endif
-
 namespace {
 
 struct Target {
-  const KernelTable* table;
+  const char* name;
   bool supported;
   std::atomic<std::int64_t> calls{0};
 };
@@ -51,12 +35,12 @@ bool has_avx512() {
 // Best first, as in GRADWIRE_KERNEL; scalar is always the last.
 Target all[] = {
 #if defined(__x86_64__)
-    {&avx512::table, has_avx512()},
-    {&avx2::table, has_avx2()},
+    {"avx512", has_avx512()},
+    {"avx2", has_avx2()},
 #elif defined(__aarch64__)
-    {&neon::table, true},
+    {"neon", true},
 #endif
-    {&scalar::table, true},
+    {"scalar", true},
 };
 
 Target* best() {
@@ -69,7 +53,7 @@ std::atomic<Target*> chosen{best()};
 
 Target& find(const std::string& name) {
   for (Target& target : all)
-    if (target.supported && name == target.table->target) return target;
+    if (target.supported && name == target.name) return target;
   std::string allowed;
   for (const std::string& known : targets()) allowed += (allowed.empty() ? "" : ", ") + known;
   throw std::invalid_argument("the SIMD target must be one of " + allowed + " on this CPU, got '" + name + "'");
@@ -80,11 +64,11 @@ Target& find(const std::string& name) {
 std::vector<std::string> targets() {
   std::vector<std::string> names;
   for (const Target& target : all)
-    if (target.supported) names.push_back(target.table->target);
+    if (target.supported) names.push_back(target.name);
   return names;
 }
 
-const KernelTable& active() { return *chosen.load(std::memory_order_relaxed)->table; }
+const char* active_target() { return chosen.load(std::memory_order_relaxed)->name; }
 
 int active_place() { return int(chosen.load(std::memory_order_relaxed) - all); }
 

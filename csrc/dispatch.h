@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "family.h"
-#include "kernels.h"
 #include "parallel.h"
 
 namespace gradwire {
@@ -14,8 +13,8 @@ namespace gradwire {
 // The targets this CPU has, best first.
 std::vector<std::string> targets();
 
-// The kernels in use: those of the best target until set_target().
-const KernelTable& active();
+// The name of the target in use: the best one until set_target().
+const char* active_target();
 
 // Throws std::invalid_argument for a name that is not in targets(). Not meant to be called while kernels run.
 void set_target(const std::string& name);
@@ -26,14 +25,6 @@ std::int64_t calls(const std::string& name);
 void count_call();
 
 // Runs a kernel over [0, n) in ranges that begin at multiples of `align`.
-template <class Args>
-void run(void (*KernelTable::*kernel)(const Args&, std::int64_t, std::int64_t), const Args& args, std::int64_t n,
-         std::int64_t align, int threads) {
-  const auto function = active().*kernel;
-  count_call();
-  parallel_for(n, align, threads, [&](std::int64_t begin, std::int64_t end, int) { function(args, begin, end); });
-}
-
 template <class Args>
 void run(const Kernel<Args>& kernel, const Args& args, std::int64_t n, std::int64_t align, int threads) {
   const auto function = kernel.of[active_place()];
@@ -52,12 +43,6 @@ void run_backwards(void (*function)(const Args&, std::int64_t, std::int64_t), co
     for (std::int64_t parts = (end - begin + part - 1) / part; parts > 0; --parts)
       function(args, begin + (parts - 1) * part, std::min(begin + parts * part, end));
   });
-}
-
-template <class Args>
-void run_backwards(void (*KernelTable::*kernel)(const Args&, std::int64_t, std::int64_t), const Args& args,
-                   std::int64_t n, std::int64_t align, int threads) {
-  run_backwards(active().*kernel, args, n, align, threads);
 }
 
 template <class Args>

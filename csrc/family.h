@@ -27,7 +27,7 @@
 
 #include <cstdint>
 
-#include "args/common.h"
+#include "arguments.h"
 
 namespace gradwire {
 

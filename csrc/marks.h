@@ -5,9 +5,26 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels.h"
+#include "family.h"
 
 namespace gradwire {
+
+// Elements that a count belongs to, and the low 16 bits of an index.
+constexpr std::int64_t kMarkSegment = 65536;
+
+// Bytes that may come from anybody: what lies beyond their end is 0.
+struct ByteRun {
+  const std::uint8_t* data;
+  std::int64_t size;
+};
+
+// How many bits are set, for each segment.
+struct CountOnes {
+  ByteRun bitmap;
+  std::int64_t n;
+  std::int64_t* counts;
+};
+GRADWIRE_KERNEL(count_ones, CountOnes)
 
 inline std::int64_t mark_segments(std::int64_t n) { return (n + kMarkSegment - 1) / kMarkSegment; }
 

@@ -1,13 +1,12 @@
-// gradwire._kernels: the operations as Python functions over addresses and sizes. They come from the folders of their
-// families, and from csrc/bindings.
+// gradwire._kernels: the operations as Python functions over addresses and sizes. They come from ops/ and from the
+// folders of the families.
+#include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "bindings/common.h"
 #include "operation.h"
 
 using namespace gradwire;
-using namespace gradwire::bindings;
 
 NB_MODULE(_kernels, m) {
   m.doc() = "The C++ kernels of gradwire.";
@@ -18,10 +17,8 @@ NB_MODULE(_kernels, m) {
   m.attr("openmp") = false;
 #endif
   m.def("targets", &targets);
-  m.def("target", [] { return std::string(active().target); });
-  m.def("set_target", &set_target, "name"_a);
-  m.def("calls", &calls, "name"_a);
+  m.def("target", [] { return std::string(active_target()); });
+  m.def("set_target", &set_target, nanobind::arg("name"));
+  m.def("calls", &calls, nanobind::arg("name"));
   for (const auto* each = operations::Operation::first; each != nullptr; each = each->next) each->define(m);
-  bind_entries(m);
-  bind_rounding(m);
 }

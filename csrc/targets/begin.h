@@ -12,7 +12,6 @@
 
 #include GRADWIRE_STRING(targets/GRADWIRE_TARGET.h)
 
-#include "kernels.h"
 
 #if defined(GRADWIRE_TARGET_FEATURES) && defined(__clang__)
 #define GRADWIRE_ATTRIBUTE(features) \

@@ -7,7 +7,7 @@ compile() {
   aarch64-linux-gnu-g++ -std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -Icsrc "$@"
 }
 for target in scalar neon; do
-  for file in csrc/families/*.cc csrc/targets/table.cc src/gradwire/ops/*.cc src/gradwire/compressors/*/*.cc; do
+  for file in src/gradwire/ops/*.cc src/gradwire/compressors/*/*.cc; do
     compile -DGRADWIRE_TARGET=$target -c "$file" -o "build/neon/$target-$(echo "$file" | tr / -).o"
   done
 done

@@ -83,12 +83,6 @@ void compare(const std::string& target, const char* name, const Function& functi
 
 // One kernel; `arguments` makes its Args from the buffers.
 template <class Args, class Make>
-void check(const std::string& target, const char* name,
-           void (*KernelTable::*kernel)(const Args&, std::int64_t, std::int64_t), const Make& arguments) {
-  compare(target, name, [&](Buffers& x, std::int64_t n) { (active().*kernel)(arguments(x, n), 0, n); });
-}
-
-template <class Args, class Make>
 void check(const std::string& target, const char* name, const Kernel<Args>& kernel, const Make& arguments) {
   compare(target, name, [&](Buffers& x, std::int64_t n) { kernel(arguments(x, n), 0, n); });
 }

@@ -22,7 +22,7 @@ from gradwire.advise.quality import quality, table
 from gradwire.advise.wire import Round, Wire
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.thc import THC
+from gradwire.compressors.transforms.thc import THC
 from gradwire.experiments.recommended import labels, recommended
 from gradwire.netlab import Link
 from tests.house.source import ROOT

@@ -18,7 +18,7 @@ from gradwire.advise.profile import BucketProfile, Profile
 from gradwire.advise.wire import Wire
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.compressors.thc import THC
+from gradwire.compressors.transforms.thc import THC
 from gradwire.errors import ConfigError
 from gradwire.experiments.launch import OutOfTimeError
 from gradwire.experiments.recommended import recommended

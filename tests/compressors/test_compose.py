@@ -8,7 +8,6 @@ import gradwire
 from gradwire import registry
 from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.none import Identity
-from gradwire.compressors.demo import DeMo
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.lowrank.acp_sgd import ACPSGD
 from gradwire.compressors.lowrank.atomo import Atomo
@@ -22,6 +21,7 @@ from gradwire.compressors.sparse.randomk import RandomK
 from gradwire.compressors.sparse.sidco import SIDCo
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.compressors.transforms.demo import DeMo
 from gradwire.compressors.wrappers import _together
 from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError, WireError

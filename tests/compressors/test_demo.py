@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.compressors.demo import DeMo
+from gradwire.compressors.transforms.demo import DeMo
 from gradwire.errors import ConfigError, WireError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradwire.compressors.eden import EDEN, LEFT
+from gradwire.compressors.transforms._eden import quantiser
+from gradwire.compressors.transforms._eden import words as all_words
+from gradwire.compressors.transforms.eden import EDEN, LEFT
 from gradwire.errors import ConfigError
-from gradwire.ops._eden import quantiser
-from gradwire.ops._eden import words as all_words
 from gradwire.testing.inputs import SPECIAL, gaussian
 from gradwire.types import Key
 from tests.cases import together

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from gradwire import registry
-from gradwire.compressors.demo import DeMo
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.signs.signsgd import SignSGD
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.compressors.transforms.demo import DeMo
 from gradwire.compressors.wrappers.ef21 import EF21
 from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError

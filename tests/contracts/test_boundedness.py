@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.eden import EDEN
 from gradwire.compressors.levels.lpc_svrg import LpcSvrg
 from gradwire.compressors.levels.nuqsgd import NUQSGD
 from gradwire.compressors.levels.qsgd import QSGD
@@ -22,6 +21,7 @@ from gradwire.compressors.lowrank.atomo import Atomo
 from gradwire.compressors.sparse.randomk import RandomK
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.terngrad import TernGrad
+from gradwire.compressors.transforms.eden import EDEN
 from gradwire.compressors.wrappers.compose import Compose
 from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError

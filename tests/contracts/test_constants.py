@@ -19,7 +19,6 @@ from gradwire.compressors.casts.blockwise8 import Blockwise8
 from gradwire.compressors.casts.dynamic8 import Dynamic8
 from gradwire.compressors.casts.fp8 import FP8
 from gradwire.compressors.casts.none import Identity
-from gradwire.compressors.demo import DeMo, _cosines
 from gradwire.compressors.levels.lpc_svrg import LpcSvrg
 from gradwire.compressors.levels.natural import Natural
 from gradwire.compressors.levels.nuqsgd import NUQSGD
@@ -32,6 +31,7 @@ from gradwire.compressors.sparse.randomk import RandomK
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.terngrad import TernGrad
 from gradwire.compressors.ternary.three_lc import ThreeLC
+from gradwire.compressors.transforms.demo import DeMo, _cosines
 from gradwire.compressors.wrappers.compose import Compose
 from gradwire.testing._expect import decode, encode
 from gradwire.types import Key

@@ -14,7 +14,7 @@ from gradwire.compressors.levels.nuqsgd import NUQSGD
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.ternary.terngrad import TernGrad
-from gradwire.compressors.thc import THC
+from gradwire.compressors.transforms.thc import THC
 from gradwire.testing import golden
 from gradwire.testing._expect import decode, encode
 from gradwire.testing.inputs import gaussian

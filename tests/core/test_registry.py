@@ -7,9 +7,9 @@ import pytest
 
 import gradwire.compressors
 from gradwire import registry
-from gradwire.compressors.eden import EDEN
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.compressors.transforms.eden import EDEN
 from gradwire.errors import ConfigError
 from gradwire.exchange.settings import Settings
 from gradwire.memory.preconditioned import Preconditioned

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import gradwire
-from gradwire.compressors.eden import EDEN
 from gradwire.compressors.sparse.topk import TopK
+from gradwire.compressors.transforms.eden import EDEN
 from gradwire.errors import ConfigError
 from gradwire.memory.base import check_memory
 from gradwire.memory.preconditioned import Preconditioned

@@ -12,22 +12,30 @@ from gradwire.ops.base import Op
 from tests.ops.example_tensors import RANKS, N
 
 VALUES = {
+    "a": 2,
+    "across": 1,
+    "b": 8,
     "beta": 0.9,
     "bits": 4,
     "bound": 10,
     "buckets": 16,
+    "clip": 2.0,
     "counters": 3 * N,
+    "down": 2,
     "floor": 0.5,
     "high": 0.75,
     "k": 4,
+    "group": 1,
     "key": 1,
     "lefts": 8,
     "length": 9,
     "levels": 7,
     "low": 0.5,
     "n": N,
+    "named": 4,
     "offset": 0,
     "pairs": 2,
+    "pitch": 8,
     "rank": 2,
     "rights": 16,
     "room": 128,
@@ -36,6 +44,7 @@ VALUES = {
     "rows": 3,
     "scale": 0.5,
     "seed": 7,
+    "sent": 64,
     "shrink": 1.0,
     "size": 16,
     "sparsity": 1.0,
@@ -49,11 +58,22 @@ VALUES = {
 }
 """Of numbers and of symbols, by name; a flag is False."""
 
-SIZES = {"block": (16, 32)}
+LONGER = {"eden_add_decoded": 2 * N, "eden_encode": 2 * N}
+"""Elements of those whose blocks are longer than N."""
+
+SIZES = {"block": (16, 32, 64)}
 """Of those that differ between operations: the first that one allows."""
 
-FILLED = {"bitmap": 1, "counts": 4, "ranks": 1, "table": 16, "tops": 4, "used": 4}
-"""What integers in a tensor of this name are, where 0 would have no meaning: of 32 bits 4 are set."""
+FILLED = {
+    "bitmap": 1,
+    "counts": 4,
+    "ranks": 1,
+    "table": 16,
+    "thc_add_decoded.codes": 1,
+    "tops": 4,
+    "used": 4,
+}
+"""What integers in a tensor of this name are, where 0 would have no meaning; in one of this operation alone."""
 
 COUNTED = {"indices"}
 """Of those that differ."""
@@ -66,7 +86,7 @@ def example(op: Op) -> dict[str, Any]:
 
 def values(op: Op) -> dict[str, Any]:
     """Numbers that fulfil what the operation says of them."""
-    found = dict(VALUES)
+    found = VALUES | {"n": LONGER.get(op.name, N)}
     for name, allowed in SIZES.items():
         mark, known = op.declaration.marks.get(name), {**op.reference.__globals__, **found}
         condition = mark.condition if isinstance(mark, Where) else "True"
@@ -86,7 +106,7 @@ def argument(op: Op, name: str) -> Any:
     if not dtype.is_floating_point:
         if name in COUNTED:
             return torch.arange(size, dtype=dtype).expand(shape).contiguous()
-        return torch.full(shape, FILLED.get(name, 0), dtype=dtype)
+        return torch.full(shape, FILLED.get(name, FILLED.get(f"{op.name}.{name}", 0)), dtype=dtype)
     return torch.linspace(-1, 1, size, dtype=dtype).expand(shape).contiguous() if size > 1 else torch.ones(shape)
 
 

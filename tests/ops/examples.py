@@ -8,7 +8,6 @@ import torch
 from tests.ops import mark_examples
 from tests.ops.derived import examples
 from tests.ops.example_tensors import RANKS
-from tests.ops.example_tensors import codes as _codes
 from tests.ops.example_tensors import floats as _float
 from tests.ops.found import OPS
 
@@ -26,49 +25,5 @@ def _parts() -> dict[str, Any]:
 
 
 EXAMPLES: dict[str, Callable[[], dict[str, Any]]] = (
-    {
-        "eden_add_decoded": lambda: {
-            "seed": torch.ones(1, dtype=torch.int32),
-            "scales": torch.ones(1),
-            "codes": _codes(16),
-            "out": torch.ones(64),
-            "block": 64,
-            "bits": 2,
-            "sent": 64,
-            "scale": 0.5,
-        },
-        "eden_encode": lambda: {
-            "x": torch.ones(64),
-            "seed": torch.ones(1, dtype=torch.int32),
-            "scales": torch.empty(1),
-            "codes": _codes(16),
-            "block": 64,
-            "bits": 2,
-            "sent": 64,
-        },
-        "thc_add_decoded": lambda: {
-            "norms": torch.ones(2),
-            "seed": torch.tensor([1, 2]),
-            "codes": torch.ones(9, dtype=torch.int32),
-            "out": _float(),
-            "block": 16,
-            "levels": 15,
-            "clip": 2.0,
-            "scale": 0.5,
-        },
-        "thc_encode": lambda: {
-            "x": _float(),
-            "norms": torch.ones(2),
-            "seed": torch.tensor([1, 2]),
-            "codes": torch.empty(9, dtype=torch.int32),
-            "block": 16,
-            "levels": 15,
-            "clip": 2.0,
-            "key": 1,
-            "step": 2,
-        },
-    }
-    | mark_examples.EXAMPLES
-    | examples(OPS)
-    | {"parts_add_decoded": _parts}
+    {} | mark_examples.EXAMPLES | examples(OPS) | {"parts_add_decoded": _parts}
 )

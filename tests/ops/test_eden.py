@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from gradwire.ops import eden_add_decoded, eden_encode
-from gradwire.ops._eden import blocks_of, code_bytes, parts
+from gradwire.compressors.transforms._eden import blocks_of, code_bytes, parts
+from gradwire.compressors.transforms.ops import eden_add_decoded, eden_encode
 from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep
 

@@ -13,8 +13,8 @@ from gradwire.compressors.levels.ops import (
     round_keep,
     sums_add_decoded,
 )
+from gradwire.compressors.transforms.ops import block_norms
 from gradwire.errors import ConfigError
-from gradwire.ops import block_norms
 from tests.cases import pairwise, together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep
 

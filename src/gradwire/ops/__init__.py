@@ -4,9 +4,6 @@ Those of one family of compressors are in its folder, as ``gradwire.compressors.
 """
 
 from gradwire.ops.auto_threshold import auto_threshold
-from gradwire.ops.block_norms import block_norms
-from gradwire.ops.eden_add_decoded import eden_add_decoded
-from gradwire.ops.eden_encode import eden_encode
 from gradwire.ops.native import kernel_info
 from gradwire.ops.places import bitmap_decode, bitmap_encode, rice_decode, rice_encode
 from gradwire.ops.shared import (
@@ -18,18 +15,12 @@ from gradwire.ops.shared import (
     precondition_update,
     swap,
 )
-from gradwire.ops.thc_add_decoded import thc_add_decoded
-from gradwire.ops.thc_encode import thc_encode
-from gradwire.ops.waves_add_decoded import waves_add_decoded
 
 __all__ = [
     "accumulate",
     "auto_threshold",
     "bitmap_decode",
     "bitmap_encode",
-    "block_norms",
-    "eden_add_decoded",
-    "eden_encode",
     "kernel_info",
     "momentum_update",
     "nonfinite",
@@ -39,7 +30,4 @@ __all__ = [
     "rice_decode",
     "rice_encode",
     "swap",
-    "thc_add_decoded",
-    "thc_encode",
-    "waves_add_decoded",
 ]

@@ -1,6 +1,7 @@
-// The operations that all families share, on a CPU: the kernels, and the operations of shared.py, which says what they do.
+// What all families share, on a CPU: the kernels, and the operations of shared.py, which says what they do.
 #include "family.h"
 #include "magnitudes.h"
+#include "marks.h"
 #include "philox.h"
 
 namespace gradwire {
@@ -54,6 +55,7 @@ GRADWIRE_KERNEL(precondition_update, PreconditionUpdate)
 #include "targets/begin.h"
 
 #if defined(GRADWIRE_TARGET_HEADER)
+#include "kernels/bit_words.h"
 #include "kernels/block_sums.h"
 #include "kernels/compensate.h"
 #include "kernels/momentum.h"
@@ -159,6 +161,17 @@ GRADWIRE_INLINE void precondition_update_step(const PreconditionUpdate& k, std::
 
 GRADWIRE_RANGE_KERNEL(precondition_update, PreconditionUpdate, kLanes)
 
+// How many marks each segment has.
+void count_ones(const CountOnes& args, std::int64_t begin, std::int64_t end) {
+  const CountOnes k = args;
+  for (std::int64_t first = begin; first < end; first += kMarkSegment) {
+    const std::int64_t stop = end - first < kMarkSegment ? end : first + kMarkSegment;
+    std::int64_t found = 0;
+    for (std::int64_t i = first; i < stop; i += 64) found += __builtin_popcountll(bits_of_elements(k.bitmap, i, k.n));
+    k.counts[first / kMarkSegment] = found;
+  }
+}
+
 }  // namespace gradwire::GRADWIRE_TARGET
 #endif
 
@@ -261,6 +274,9 @@ GRADWIRE_SELFTEST_OF(shared) {
       return MagnitudeSums{x.a.data(), added ? x.b.data() : nullptr, x.c.data(), 64};
     });
   }
+  check(target, "count_ones", kernels::count_ones, [](Buffers& x, Size n) {
+    return CountOnes{{x.bytes.data(), n / 9}, n, reinterpret_cast<std::int64_t*>(x.c.data())};
+  });
   check(target, "precondition", kernels::precondition,
         [](Buffers& x, Size) { return Precondition{x.a.data(), x.b.data(), x.status.data()}; });
   for (const bool still : {false, true}) {

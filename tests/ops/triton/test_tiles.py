@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from gradwire.compressors.sparse.ops import tile_topk
-from gradwire.ops import waves_add_decoded
+from gradwire.compressors.transforms.ops import waves_add_decoded
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check

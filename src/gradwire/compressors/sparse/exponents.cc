@@ -217,7 +217,7 @@ Sent sent_by(Rows streams, Size length, std::int32_t used, std::int32_t top, flo
   Sent s = {{{data, middle}, {data + middle, size - middle}, 0, {}}, {}};
   fill_addends(s.rank, std::clamp(top, 0, 255), scale);
   std::vector<std::int64_t> counts(std::size_t(mark_segments(n)));
-  run(&KernelTable::count_ones, {s.rank.bitmap, n, counts.data()}, n, kMarkSegment, threads);
+  run(kernels::count_ones, {s.rank.bitmap, n, counts.data()}, n, kMarkSegment, threads);
   s.starts = starts_of(counts.data(), std::int64_t(counts.size()), n);
   return s;
 }

@@ -1,7 +1,7 @@
 // What several files of this family use: marks, and entries that are added to a sum.
 #pragma once
 
-#include "args/entries.h"
+#include "marks.h"
 #include "family.h"
 
 namespace gradwire {

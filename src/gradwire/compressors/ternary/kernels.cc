@@ -1,5 +1,5 @@
 // 2-bit codes and streams of them on a CPU: the kernels, and the operations of ops.py, which says what the bytes are.
-#include "args/entries.h"
+#include "marks.h"
 #include "family.h"
 
 namespace gradwire {
@@ -502,7 +502,7 @@ Bitmap bitmap_of(Bytes row, float step, std::int64_t n, int threads) {
   const Bytes body = row.from(1), marks = body.first(bytes_of(n)), signs = body.from(bytes_of(n));
   std::vector<std::int64_t> counts(std::size_t(mark_segments(n)));
   const ByteRun part = {marks.data, marks.size};
-  run(&KernelTable::count_ones, {part, n, counts.data()}, n, kMarkSegment, threads);
+  run(kernels::count_ones, {part, n, counts.data()}, n, kMarkSegment, threads);
   return {part, {signs.data, signs.size}, starts_of(counts.data(), std::int64_t(counts.size()), n), step};
 }
 

@@ -10,26 +10,12 @@ import math
 import torch
 from torch import Tensor
 
-from gradwire.errors import is_float32, is_int, require
-from gradwire.ops._checks import check_vector, float32
+from gradwire.ops._checks import float32
 from gradwire.ops._philox import philox_words
 
-__all__ = ["check_grid", "coordinates", "flip", "hadamard", "inverse_root", "parts"]
+__all__ = ["LONGEST", "coordinates", "flip", "hadamard", "inverse_root", "parts"]
 
 LONGEST = 16384
-
-
-def check_grid(
-    op: str, x: Tensor, norms: Tensor, codes: Tensor, seed: Tensor, block: int, levels: int, clip: float
-) -> None:
-    power = is_int(block, 16, LONGEST) and block & (block - 1) == 0
-    require(power, f"{op}.block", f"a power of two from 16 to {LONGEST}", block)
-    require(is_int(levels, 1, 255), f"{op}.levels", "an integer from 1 to 255", levels)
-    require(is_float32(clip) and clip > 0, f"{op}.clip", "a finite number > 0", clip)
-    n = x.numel()
-    check_vector(f"{op}.norms", norms, torch.float32, x, -(-n // block))
-    check_vector(f"{op}.codes", codes, torch.int32, x, coordinates(n, block) // 4 + min(n, 1))
-    check_vector(f"{op}.seed", seed, torch.int64, x, 2 * min(n, 1))
 
 
 def coordinates(n: int, block: int) -> int:

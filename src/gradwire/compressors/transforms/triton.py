@@ -1,4 +1,4 @@
-"""The sum of payloads of waves, tile by tile."""
+"""Waves of tiles on a GPU; rotations are left to torch."""
 
 import triton
 import triton.language as tl
@@ -13,7 +13,7 @@ _WIDEST = 64  # columns for one program
 
 
 @triton.jit
-def _sum(
+def _waves(
     values: tl.tensor,
     places: tl.tensor,
     tall: tl.tensor,
@@ -39,7 +39,7 @@ def _sum(
 
 
 @triton.jit
-def _kernel(
+def _waves_add_decoded(
     values: tl.tensor,
     value_stride: tl.tensor,
     places: tl.tensor,
@@ -66,7 +66,7 @@ def _kernel(
     values += tile * k
     places += tile * k
     for _ in range(ranks):
-        total += _sum(values, places, tall, wide, row, column, a, b, k, ROWS, COLUMNS) * scale
+        total += _waves(values, places, tall, wide, row, column, a, b, k, ROWS, COLUMNS) * scale
         values += value_stride
         places += place_stride
     tl.store(at, total, mask=inside)
@@ -82,4 +82,4 @@ def waves_add_decoded(
     grid = (down * across, triton.cdiv(a, rows), triton.cdiv(b, columns))
     payloads = values, values.stride(0), places, places.stride(0), values.size(0)
     sizes = a, b, values.size(1) // (down * across), across, pitch
-    launch(_kernel, grid, *payloads, tall, wide, out, *sizes, float32(scale), ROWS=rows, COLUMNS=columns)
+    launch(_waves_add_decoded, grid, *payloads, tall, wide, out, *sizes, float32(scale), ROWS=rows, COLUMNS=columns)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors.base import Compressor, Feedback
+from gradwire.compressors.transforms import ops
+from gradwire.compressors.transforms._eden import SMALLEST, STEP, blocks_of, code_bytes, kept, parts
 from gradwire.errors import is_float32, is_int, require
-from gradwire.ops._eden import SMALLEST, STEP, blocks_of, code_bytes, kept, parts
+from gradwire.ops import philox
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["EDEN"]
@@ -177,7 +178,7 @@ class EDEN(Compressor):
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         seed, scales, codes = payload
         if x.numel():
-            ops.philox(seed, key.stream(), key.step)
+            philox(seed, key.stream(), key.step)
             ops.eden_encode(x.view(-1), seed, scales, codes, *self._form)
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:

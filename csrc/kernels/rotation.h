@@ -1,6 +1,8 @@
-// The Hadamard transform of a block in the L1 or L2 cache: pairs at distance n / 2 first, neighbours last.
+// The rotation of a block in the L1 or L2 cache: its random signs, and its Hadamard transform, pairs at distance n / 2
+// first, neighbours last.
 #pragma once
 
+#include "kernels/philox_words.h"
 #include "simd/simd.h"
 
 namespace gradwire::GRADWIRE_TARGET {
@@ -51,6 +53,24 @@ static inline void hadamard(float* x, int n) {
   if (size == 4 * kLanes) return last_stages<2>(x, n);
   if (size == 2 * kLanes) return last_stages<1>(x, n);
   last_stages<0>(x, n);
+}
+
+constexpr int kSignBatch = 32 * kPhiloxWords;  // elements: a bit each
+
+struct Signs {
+  std::uint32_t words[kLongestRotation / 32 + kPhiloxWords];
+  int first;  // bit
+};
+
+GRADWIRE_INLINE void draw_signs(Signs& s, const PhiloxStream& stream, std::int64_t begin, int size) {
+  s.first = int(begin % kSignBatch);
+  philox_words(s.words, std::uint64_t(begin / kSignBatch) * 8, (s.first + size + kSignBatch - 1) / kSignBatch, stream);
+}
+
+GRADWIRE_INLINE F32 with_signs(F32 x, const Signs& s, int i) {
+  const int bit = s.first + i;
+  const Mask negative = mask_of(std::uint16_t(s.words[bit / 32] >> bit % 32));
+  return as_f32(as_u32(x) ^ select(negative, set_u32(0x80000000), set_u32(0)));
 }
 
 }  // namespace gradwire::GRADWIRE_TARGET

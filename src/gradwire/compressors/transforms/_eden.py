@@ -1,7 +1,7 @@
 """EDEN: blocks under two random rotations, whose coordinates are rounded to the nearest value of a normal quantiser.
 
 A block of B elements, in units of the power of two below its largest, becomes y = H E H D x: D and E flip signs at
-random, and H is the Hadamard matrix of +1 and -1 as in ``ops._thc``, so that y / B has the length of x. Of y the first
+random, and H is the Hadamard matrix of +1 and -1 as in ``_thc``, so that y / B has the length of x. Of y the first
 ``kept`` coordinates are sent, each as the nearest of 2**bits values c for a normal distribution of their root mean
 square. The block is decoded as s D H E H c / B with s = (|y|^2 / <y, c>) / kept, sums over what is sent: then the
 decoded block's product with x is |x|^2 where all coordinates are sent.
@@ -25,14 +25,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.errors import is_int, require
-from gradwire.ops._checks import check_vector
+from gradwire.ops._checks import float32
 from gradwire.ops._philox import philox_words
-from gradwire.ops._thc import LONGEST
 
 __all__ = [
-    "FORMS", "SMALLEST", "STEP", "Part", "blocks_of", "check_form", "code_bytes", "flip", "kept", "limits", "parts",
-    "quantiser", "sign_words", "words",
+    "FORMS", "SMALLEST", "STEP", "Part", "blocks_of", "code_bytes", "flip", "kept", "limits", "parts", "quantiser",
+    "table", "words",
 ]  # fmt: skip
 
 SMALLEST = 64
@@ -79,23 +77,6 @@ class Part(NamedTuple):
     code: int
 
 
-def check_form(
-    op: str, x: Tensor, seed: Tensor, scales: Tensor, codes: Tensor, block: int, bits: int, sent: int, group: int
-) -> None:
-    power = is_int(block, SMALLEST, LONGEST) and block & (block - 1) == 0
-    require(power, f"{op}.block", f"a power of two from {SMALLEST} to {LONGEST}", block)
-    require(group == 1 or group in FORMS, f"{op}.group", "1, 16, 32 or 64", group)
-    fits = is_int(bits, 1, 4) if group == 1 else bits == 8
-    require(fits, f"{op}.bits", "an integer from 1 to 4" if group == 1 else f"8 for groups of {group}", bits)
-    step = max(STEP, group)
-    whole = is_int(sent, step, block) and sent % step == 0
-    require(whole, f"{op}.sent", f"a multiple of {step} from {step} to {block}", sent)
-    n = x.numel()
-    check_vector(f"{op}.seed", seed, torch.int32, x, min(n, 1))
-    check_vector(f"{op}.scales", scales, torch.float32, x, blocks_of(n, block))
-    check_vector(f"{op}.codes", codes, torch.uint8, x, code_bytes(n, block, bits, sent, group))
-
-
 @functools.lru_cache(1024)
 def parts(n: int, block: int, sent: int, group: int = 1) -> tuple[Part, ...]:
     """The blocks of ``n`` elements, the whole ones first.
@@ -130,11 +111,13 @@ def kept(size: int, block: int, sent: int, group: int = 1) -> int:
     return -(-size * sent // (block * step)) * step
 
 
+@functools.lru_cache(1024)
 def blocks_of(n: int, block: int) -> int:
     """How many scales ``n`` elements have."""
     return sum(part.rows for part in parts(n, block, block))
 
 
+@functools.lru_cache(1024)
 def code_bytes(n: int, block: int, bits: int, sent: int, group: int = 1) -> int:
     """How many bytes the codes of ``n`` elements take."""
     found = parts(n, block, sent, group)
@@ -152,15 +135,16 @@ def flip(x: Tensor, seed: Tensor, which: int) -> Tensor:
 @functools.cache
 def quantiser(bits: int, device: torch.device) -> Tensor:
     """What the codes stand for: the values from the smallest magnitude to the largest, then their negatives."""
-    positive = torch.tensor(_CENTROIDS[bits - 1], dtype=torch.float32, device=device)
+    positive = torch.stack(
+        [torch.full((), value, dtype=torch.float32, device=device) for value in _CENTROIDS[bits - 1]]
+    )
     return torch.cat([positive, -positive])
 
 
 @functools.cache
-def limits(bits: int) -> Tensor:
-    """The magnitudes from which on the next value is nearer, as float32."""
-    values = _CENTROIDS[bits - 1]
-    return torch.tensor([(low + high) / 2 for low, high in pairwise(values)], dtype=torch.float32)
+def limits(bits: int) -> tuple[float, ...]:
+    """The magnitudes from which on the next value is nearer, rounded to float32."""
+    return tuple(float32((low + high) / 2) for low, high in pairwise(_CENTROIDS[bits - 1]))
 
 
 @functools.cache
@@ -180,7 +164,14 @@ def words(group: int, device: torch.device) -> Tensor:
 
 
 @functools.cache
-def sign_words(group: int) -> Tensor:
-    """The minus signs of ``words`` as bits, 16 coordinates to a word, the first in its lowest bit; for the kernels."""
-    bits = (words(group, torch.device("cpu")) < 0).view(128, -1, 16).long() << torch.arange(16)
-    return bits.sum(2).to(torch.int32).to(torch.int16).contiguous()
+def table(bits: int, group: int) -> Tensor:
+    """What a kernel on a CPU looks codes up in.
+
+    That is ``quantiser`` and then ``limits``; or the minus signs of ``words`` as bits, 16 coordinates to a number, the
+    first in its lowest bit.
+    """
+    cpu = torch.device("cpu")
+    if group == 1:
+        return torch.cat([quantiser(bits, cpu), torch.tensor(limits(bits), dtype=torch.float32)])
+    signs = (words(group, cpu) < 0).view(128, -1, 16).long() << torch.arange(16)
+    return signs.sum(2).to(torch.int32).to(torch.int16).contiguous()

@@ -6,6 +6,8 @@
 
 namespace gradwire {
 
+constexpr std::uint32_t kDither = 0x9e3779b9;  // the golden ratio, in parts of 2^32
+
 // W payloads of equal length, `stride` bytes apart: views into one receive buffer.
 struct Rows {
   const std::uint8_t* data;

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.sparse.ops import tile_topk
+from gradwire.compressors.transforms.ops import waves_add_decoded
 from gradwire.errors import WireError, is_float32, is_int, require
 from gradwire.helpers import count_of
 from gradwire.types import Field, Key, Layout, Payload, State
@@ -129,7 +129,7 @@ class DeMo(Compressor):
             waves = _cosines(kind.a, out.device).view(-1), _cosines(kind.b, out.device).view(-1)
             flat = out.view(-1)[kind.top * pitch + kind.left :]
             sizes = kind.a, kind.b, kind.down, kind.across, pitch
-            ops.waves_add_decoded(values, places, *waves, flat, *sizes, scale)
+            waves_add_decoded(values, places, *waves, flat, *sizes, scale)
 
     def settle(self, mean: Tensor) -> None:
         if self.sign:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire import ops
 from gradwire.compressors._room import check_room
 from gradwire.compressors.base import Feedback, MultiRound
+from gradwire.compressors.transforms import ops
 from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 

@@ -1,0 +1,1 @@
+"""Blocks in another basis: rotated at random and rounded to a grid, or as the few largest of their cosine waves."""

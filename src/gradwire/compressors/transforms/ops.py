@@ -1,0 +1,365 @@
+"""Operations on transformed blocks: EDEN's and THC's rotations, and DeMo's waves.
+
+``_eden`` and ``_thc`` say how the blocks of a tensor lie, and what their codes stand for.
+"""
+
+import math
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.transforms import _eden, _thc
+from gradwire.compressors.transforms._thc import coordinates, hadamard
+from gradwire.errors import require
+from gradwire.ops._checks import float32
+from gradwire.ops._lanes import lane_sums
+from gradwire.ops._qsgd import TINY, norms_of, pack_levels, uniform, unpack_levels
+from gradwire.ops._units import exponent_of, power_of_two
+from gradwire.ops.arguments import Flat, Floats, Rows, Where, Written
+from gradwire.ops.base import declared
+
+__all__ = [
+    "block_norms", "eden_add_decoded", "eden_encode", "thc_add_decoded", "thc_encode", "waves_add_decoded",
+]  # fmt: skip
+
+NormBlock = Annotated[int, Where("16 <= block <= 65536 and block % 16 == 0", "a multiple of 16 from 16 to 65536")]
+
+
+@declared
+def block_norms(
+    x: Floats, norms: Annotated[Tensor, Flat(torch.float32, "-(-n // block)", written=True)], block: NormBlock
+) -> None:
+    """The root of the sum of squares of each block, as ``qsgd_encode`` takes it with the norm "l2".
+
+    Args:
+        x: float32, n elements; not changed.
+        norms: float32, ceil(n / block). One below 2**-120 is zero.
+        block: a multiple of 16 from 16 to 65536.
+
+    Raises:
+        ConfigError: a tensor or the block is not of this form.
+
+    >>> norms = torch.empty(1)
+    >>> block_norms(torch.tensor([3.0, -4.0]), norms, block=16)
+    >>> norms.item()
+    5.0
+    """
+    norms.copy_(norms_of(x, block, "l2"))
+
+
+Norms = Annotated[Tensor, Flat(torch.float32, "-(-n // block)")]
+Signs = Annotated[Tensor, Flat(torch.int64, "2 * min(n, 1)")]
+Grid = Annotated[int, Where("1 <= levels <= 255", "an integer from 1 to 255")]
+Clip = Annotated[float, Where("0 < float32(clip) < math.inf", "a finite number > 0")]
+Rotated = Annotated[
+    int, Where("16 <= block <= _thc.LONGEST and block & (block - 1) == 0", "a power of two from 16 to {_thc.LONGEST}")
+]
+
+
+@declared
+def thc_encode(
+    x: Floats, norms: Norms, seed: Signs,
+    codes: Annotated[Tensor, Flat(torch.int32, "coordinates(n, block) // 4 + min(n, 1)", written=True)],
+    block: Rotated, levels: Grid, clip: Clip, key: int, step: int,
+) -> None:  # fmt: skip
+    """Rotate each block and round its coordinates at random to ``levels`` + 1 points.
+
+        y = H D x;  a = (y / (clip N) + 1) levels / 2, cut off at 0 and at levels;  code = floor(a + r)
+
+    H, D as in ``_thc``; r = (u + 0.5) / 2**16 with u the 16 bits that ``philox`` gives coordinate i, as in
+    ``qsgd_encode``.
+
+    Args:
+        x: float32, n elements; not changed.
+        norms: float32, ceil(n / block): N, at least the length of the block. Where it is zero or not finite the codes
+            are zero.
+        seed: int64, (key, step) of the stream of signs; the same on all ranks. Empty if n = 0.
+        codes: int32: a byte for each coordinate, four to a word, and then the number 1. Words of up to
+            255 // levels ranks may be added.
+        block: a power of two from 16 to 16384; the last one is padded to the next power of two, at least 16.
+        levels: from 1 to 255; more mean less noise and fewer ranks.
+        clip: in standard deviations of the coordinates.
+        key: the stream of random numbers, a signed 64-bit integer; different on ranks.
+        step: of the stream.
+
+    Raises:
+        ConfigError: a tensor or a parameter is not of this form.
+
+    >>> codes = torch.empty(5, dtype=torch.int32)
+    >>> thc_encode(torch.zeros(3), torch.ones(1), torch.tensor([1, 2]), codes, 16, levels=2, clip=2.0, key=1, step=0)
+    >>> codes.view(torch.uint8)[:16].tolist() == [1] * 16, codes[-1].item()
+    (True, 1)
+
+    Source: M. Li, R. Ben Basat, S. Vargaftik, C. Lao, K. Xu, M. Mitzenmacher, M. Yu, "THC: Accelerating Distributed
+    Deep Learning Using Tensor Homomorphic Compression", NSDI 2024.
+    """
+    if x.numel() == 0:
+        return
+    flipped = _thc.flip(torch.nn.functional.pad(x, (0, coordinates(x.numel(), block) - x.numel())), seed)
+    shifts, written = uniform(flipped.numel(), key, step, x.device), []
+    factor = float32(0.5 * levels / float32(clip))
+    for rows, size in _thc.parts(x, block):
+        here = slice(rows.start * block, rows.start * block + (rows.stop - rows.start) * size)
+        usable = norms[rows].isfinite() & (norms[rows] > 0)
+        factors = torch.full_like(norms[rows], factor).div_(norms[rows].masked_fill(~usable, math.inf))
+        place = hadamard(flipped[here].view(-1, size)) * factors.unsqueeze(1) + 0.5 * levels
+        shifted = place.clamp_(0.0, levels) + shifts[here].view(-1, size)
+        codes_here = shifted.clamp_(max=levels).to(torch.uint8).masked_fill_(~usable.unsqueeze(1), 0)
+        written.append(codes_here.view(-1))
+    codes[:-1].view(torch.uint8).copy_(torch.cat(written))
+    codes[-1:].fill_(1)
+
+
+@declared
+def thc_add_decoded(
+    norms: Norms, seed: Signs, codes: Annotated[Tensor, Flat(torch.int32, "coordinates(n, block) // 4 + min(n, 1)")],
+    out: Written, block: Rotated, levels: Grid, clip: Clip, scale: float,
+) -> None:  # fmt: skip
+    """Decode a sum S of the codes of W ranks and add it.
+
+        y = (2 S / (levels W) - 1) clip N / sqrt(B);  out = out + scale D H y / sqrt(B)
+
+    Args:
+        norms: float32, ceil(n / block): N, as the codes were made with. One that is not finite gives NaN.
+        seed: int64, (key, step) of the stream of signs. Empty if n = 0.
+        codes: int32, as ``thc_encode`` writes them, summed; the last one is W. Where W is not from 1 to 255 // levels,
+            everything becomes NaN: the sums may have run over.
+        out: float32, n elements.
+        block: a power of two from 16 to 16384, as encoded.
+        levels: from 1 to 255, as encoded.
+        clip: as encoded.
+        scale: 1 to decode, -1 to subtract; rounded to float32.
+
+    Raises:
+        ConfigError: a tensor or a parameter is not of this form.
+
+    >>> codes, out = torch.full((5,), 0x01010101, dtype=torch.int32), torch.ones(3)
+    >>> codes[-1] = 1
+    >>> thc_add_decoded(torch.ones(1), torch.tensor([1, 2]), codes, out, 16, levels=2, clip=2.0, scale=1.0)
+    >>> out.tolist()
+    [1.0, 1.0, 1.0]
+
+    Source: as ``thc_encode``.
+    """
+    if out.numel() == 0:
+        return
+    world = codes[-1:]
+    fits = (world > 0) & (world <= 255 // levels)
+    step = (2.0 / (levels * world).float()).masked_fill_(~fits, torch.nan)
+    sums, decoded = codes[:-1].view(torch.uint8).float(), []
+    for rows, size in _thc.parts(out, block):
+        here = slice(rows.start * block, rows.start * block + (rows.stop - rows.start) * size)
+        unit = norms[rows].unsqueeze(1) * float32(float32(clip) * _thc.inverse_root(size))
+        turned = hadamard((sums[here].view(-1, size) * step - 1.0) * unit)
+        decoded.append(turned.view(-1) * float32(float32(scale) * _thc.inverse_root(size)))
+    out += _thc.flip(torch.cat(decoded), seed)[: out.numel()]
+
+
+Seed = Annotated[Tensor, Flat(torch.int32, "min(n, 1)")]
+Turned = Annotated[
+    int,
+    Where(
+        "_eden.SMALLEST <= block <= _thc.LONGEST and block & (block - 1) == 0",
+        "a power of two from {_eden.SMALLEST} to {_thc.LONGEST}",
+    ),
+]
+Group = Annotated[int, Where("group == 1 or group in _eden.FORMS", "1, 16, 32 or 64")]
+
+
+def _check_form(op: str, block: int, bits: int, sent: int, group: int) -> None:
+    fits = 1 <= bits <= 4 if group == 1 else bits == 8
+    require(fits, f"{op}.bits", "an integer from 1 to 4" if group == 1 else f"8 for groups of {group}", bits)
+    step = max(_eden.STEP, group)
+    whole = step <= sent <= block and sent % step == 0
+    require(whole, f"{op}.sent", f"a multiple of {step} from {step} to {block}", sent)
+
+
+@declared(check=_check_form, tables=("_eden.table(bits, group)",))
+def eden_encode(
+    x: Floats, seed: Seed, scales: Annotated[Tensor, Flat(torch.float32, "_eden.blocks_of(n, block)", written=True)],
+    codes: Annotated[Tensor, Flat(torch.uint8, "_eden.code_bytes(n, block, bits, sent, group)", written=True)],
+    block: Turned, bits: int, sent: int, group: Group = 1,
+) -> None:  # fmt: skip
+    """Rotate each block twice and round the coordinates that are sent to the nearest values of a normal quantiser.
+
+        y = H E H D x;  r = sqrt(|y|^2 / k);  code = nearest c to y / r;  scale = (|y|^2 / <y, c>) / k
+
+    or, of D y, the word c with the largest product with each group; as ``_eden`` has it, with sums over the first k
+    coordinates of y. A block whose largest element is below 2**-120 has the scale 0, one that holds an infinity or a
+    NaN has NaN, and the codes of both are 0.
+
+    Args:
+        x: float32, n elements; not changed.
+        seed: int32, of the streams of signs; empty if n = 0.
+        scales: float32, one for each block of ``parts(n, block, sent)``.
+        codes: uint8; code i in bits i * bits .. of the stream, lowest first: which magnitude, or which word, and above
+            it the sign.
+        block: a power of two from 64 to 16384.
+        bits: of a code, from 1 to 4, or 8 for groups; more mean less noise and more bytes.
+        sent: coordinates of a whole block, a multiple of 16 and of the group; fewer mean fewer bytes and more noise.
+        group: coordinates that share a code: 1, or 16, 32 or 64.
+
+    Raises:
+        ConfigError: a tensor or a parameter is not of this form.
+
+    >>> scales, codes = torch.empty(1), torch.empty(8, dtype=torch.uint8)
+    >>> eden_encode(torch.zeros(3), torch.ones(1, dtype=torch.int32), scales, codes, block=64, bits=1, sent=64)
+    >>> scales.item(), codes.sum().item()
+    (0.0, 0)
+
+    Source: S. Vargaftik, R. Ben Basat, A. Portnoy, G. Mendelson, Y. Ben-Itzhak, M. Mitzenmacher, "EDEN:
+    Communication-Efficient and Robust Distributed Mean Estimation for Federated Learning", ICML 2022.
+    """
+    if x.numel() == 0:
+        return
+    blocks = _eden.parts(x.numel(), block, sent, group)
+    padded = torch.nn.functional.pad(x, (0, blocks[-1].begin + blocks[-1].rows * blocks[-1].size - x.numel()))
+    signs = _eden.flip(torch.ones_like(padded), seed, 0), _eden.flip(torch.ones_like(padded), seed, 1)
+    for part in blocks:
+        here = slice(part.begin, part.begin + part.rows * part.size)
+        rows, count = padded[here].view(-1, part.size), _eden.kept(part.size, block, sent, group)
+        largest = (rows.view(torch.int32) & 0x7FFFFFFF).amax(1).view(torch.float32)
+        usable = largest.isfinite() & (largest >= TINY)
+        exponents = exponent_of(largest)
+        first, second = (sign[here].view_as(rows) for sign in signs)
+        y = rows * power_of_two(-exponents).unsqueeze(1)
+        y = hadamard(hadamard(y * first) * second)
+        y = (y if group == 1 else y * first)[:, :count].masked_fill(~usable.unsqueeze(1), 0.0)
+        squares = lane_sums(y * y)
+        level, products = _values(y, squares, bits) if group == 1 else _words(y, group)
+        found = squares / products.masked_fill(products == 0, math.inf) / torch.full_like(squares, count)
+        missing = torch.where(largest.isfinite(), 0.0, math.nan)
+        scales[part.scale : part.scale + part.rows] = torch.where(usable, found * power_of_two(exponents), missing)
+        first_byte, level = part.code // group * bits // 8, level.masked_fill(~usable.unsqueeze(1), 0)
+        pack_levels(level.view(-1), bits, codes[first_byte : first_byte + level.numel() * bits // 8])
+
+
+def _values(y: Tensor, squares: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """The code of each coordinate, and the product of each row with what its codes stand for."""
+    magnitudes, level = y.abs(), torch.zeros_like(y, dtype=torch.int64)
+    root = (squares / torch.full_like(squares, y.size(1))).double().sqrt_().float().unsqueeze(1)
+    for limit in _eden.limits(bits):
+        level += magnitudes >= root * limit
+    return level + (y < 0) * (1 << bits - 1), lane_sums(magnitudes * _eden.quantiser(bits, y.device)[level])
+
+
+def _words(y: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """The same for each group; of words with equal products the first."""
+    groups = y.reshape(-1, 1, group)
+    products = hadamard((groups * _eden.words(group, y.device)[::group]).view(-1, group)).view(y.size(0), -1, 128)
+    word = products.abs().argmax(2, keepdim=True)
+    best = products.gather(2, word).squeeze(2)
+    sums = lane_sums(torch.nn.functional.pad(best.abs(), (0, -best.size(1) % 16)))
+    return word.squeeze(2) + (best < 0) * 128, sums
+
+
+@declared(check=_check_form, tables=("_eden.table(bits, group)",))
+def eden_add_decoded(
+    seed: Seed, scales: Annotated[Tensor, Flat(torch.float32, "_eden.blocks_of(n, block)")],
+    codes: Annotated[Tensor, Flat(torch.uint8, "_eden.code_bytes(n, block, bits, sent, group)")],
+    out: Written, block: Turned, bits: int, sent: int, scale: float, group: Group = 1,
+) -> None:  # fmt: skip
+    """Turn the coordinates back and add them.
+
+        out = out + scale D H E H (c s / B)
+
+    with s the block's entry of ``scales``, c = 0 where nothing was sent, and D c in place of c for groups.
+
+    Args:
+        seed: int32, as encoded; empty if n = 0.
+        scales: float32, as ``eden_encode`` writes them. One that is not finite gives NaN.
+        codes: uint8, as ``eden_encode`` writes them; any bytes stand for something.
+        out: float32, n elements.
+        block: a power of two from 64 to 16384, as encoded.
+        bits: of a code, as encoded.
+        sent: coordinates of a whole block, as encoded.
+        scale: 1 to decode, -1 to subtract; rounded to float32.
+        group: coordinates that share a code, as encoded.
+
+    Raises:
+        ConfigError: a tensor or a parameter is not of this form.
+
+    >>> seed, scales, out = torch.ones(1, dtype=torch.int32), torch.zeros(1), torch.ones(3)
+    >>> eden_add_decoded(seed, scales, torch.ones(8, dtype=torch.uint8), out, block=64, bits=1, sent=64, scale=1.0)
+    >>> out.tolist()
+    [1.0, 1.0, 1.0]
+
+    Source: as ``eden_encode``.
+    """
+    if out.numel() == 0:
+        return
+    decoded = []
+    blocks = _eden.parts(out.numel(), block, sent, group)
+    signs = torch.ones(blocks[-1].begin + blocks[-1].rows * blocks[-1].size, device=out.device)
+    first, second = _eden.flip(signs, seed, 0), _eden.flip(signs, seed, 1)
+    for part in blocks:
+        count, first_byte = _eden.kept(part.size, block, sent, group), part.code // group * bits // 8
+        read = codes[first_byte : first_byte + part.rows * count // group * bits // 8]
+        level = unpack_levels(read, bits, part.rows * count // group).long() & (1 << bits) - 1
+        if group == 1:
+            values = _eden.quantiser(bits, out.device)[level]
+        else:
+            values = _eden.words(group, out.device)[level & 127] * (1.0 - 2.0 * (level >> 7)).unsqueeze(1)
+        unit = scales[part.scale : part.scale + part.rows].unsqueeze(1) * (1 / part.size)
+        y = torch.nn.functional.pad(values.view(part.rows, count) * unit, (0, part.size - count))
+        here = slice(part.begin, part.begin + part.rows * part.size)
+        y = y if group == 1 else y * first[here].view_as(y)
+        y = hadamard(hadamard(y) * second[here].view_as(y)) * first[here].view_as(y)
+        decoded.append(y.view(-1) * float32(scale))
+    out += torch.cat(decoded)[: out.numel()]
+
+
+def _check_tiles(op: str, n: int, named: int, a: int, b: int, down: int, across: int, pitch: int) -> None:
+    sizes = min(a, b, down, across) >= 1 and a * b <= 65536 and pitch >= across * b
+    require(sizes, f"{op}.a, b, down, across, pitch", "tiles of a matrix", (a, b, down, across, pitch))
+    last = (down * a - 1) * pitch + across * b
+    require(n >= last, f"{op}.out", f"at least {last} elements, up to the last of the tiles", n)
+    tiles = down * across
+    require(named % tiles == 0 and named > 0, f"{op}.values", f"as many for each of {tiles} tiles", named)
+
+
+@declared(check=_check_tiles)
+def waves_add_decoded(
+    values: Annotated[Tensor, Rows(torch.float32, "named")], places: Annotated[Tensor, Rows(torch.int16, "named")],
+    tall: Annotated[Tensor, Flat(torch.float32, "a * a")], wide: Annotated[Tensor, Flat(torch.float32, "b * b")],
+    out: Written, a: int, b: int, down: int, across: int, pitch: int, scale: float,
+) -> None:  # fmt: skip
+    """Add the payloads of all ranks, rank 0 first, tile by tile: tile = tile + scale * sum_c (v_c tall_f) wide_g^T.
+
+    Coefficient c of a tile is at row f and column g of its spectrum, place f b + g; the sum runs over c, in order and
+    in float32. A place beyond the tile is skipped.
+
+    Args:
+        values: float32, (W, tiles * k), rows contiguous: k coefficients for each tile, the tiles row by row.
+        places: int16, (W, tiles * k), rows contiguous, 16 bits each.
+        tall: float32, a * a: in each row the wave of one frequency.
+        wide: float32, b * b.
+        out: float32: the rows of a matrix from the first element of the first tile on.
+        a: rows of a tile.
+        b: columns of a tile; a tile has at most 65536 elements.
+        down: tiles below each other.
+        across: tiles side by side.
+        pitch: elements from one row of the matrix to the next.
+        scale: factor of every payload, rounded to float32; 1 / W for the mean.
+
+    Raises:
+        ConfigError: a tensor or a size is not of this form.
+
+    >>> out, one = torch.zeros(4), torch.ones(1)
+    >>> values, places = torch.tensor([[3.0, -2.0]]), torch.zeros(1, 2, dtype=torch.int16)
+    >>> waves_add_decoded(values, places, one, one, out, 1, 1, 2, 1, 3, 0.5)
+    >>> out.tolist()
+    [1.5, 0.0, 0.0, -1.0]
+    """
+    tiles = out.as_strided((down, across, a, b), (a * pitch, b, pitch, 1))
+    for value, place in zip(values, places, strict=True):
+        where = (place.long() & 0xFFFF).view(down, across, -1)
+        inside = where < a * b
+        left = tall.view(a, a)[(where // b).clamp(max=a - 1)] * value.view(where.shape).unsqueeze(-1)
+        right = wide.view(b, b)[where % b]
+        sums = torch.zeros_like(tiles, memory_format=torch.contiguous_format)
+        for c in range(where.size(2)):
+            wave = left[:, :, c].unsqueeze(-1) * right[:, :, c].unsqueeze(-2)
+            sums = torch.where(inside[:, :, c, None, None], sums + wave, sums)
+        tiles += sums * float32(scale)
