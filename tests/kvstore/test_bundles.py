@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from gradwire.compressors.ternary.twobit import TwoBit
-from gradwire.kvstore.protocol.checks import MAX_ITEMS
-from gradwire.kvstore.protocol.messages import pack
+from gradwire.kvstore.protocol.messages import MAX_ITEMS, pack
 from gradwire.kvstore.protocol.small_keys import LONGEST, SMALL, Bundle, Bundles, bundled
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules

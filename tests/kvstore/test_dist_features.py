@@ -5,9 +5,9 @@ import torch
 
 from gradwire import kvstore
 from gradwire.kvstore.protocol.compression import parse
+from gradwire.kvstore.protocol.keys import place
 from gradwire.kvstore.protocol.merge import Merger
 from gradwire.kvstore.protocol.payloads import sent
-from gradwire.kvstore.protocol.placement import place
 from gradwire.kvstore.protocol.replica import Replica
 from gradwire.kvstore.protocol.sender import Sender
 from tests.kvstore.feature_jobs import ALONE, BOUND, GROUP, MATRIX, PULLED, ROWS, ahead, everything, sparse

@@ -8,7 +8,7 @@ import torch
 import zmq
 
 from gradwire.kvstore.protocol.compression import parse
-from gradwire.kvstore.protocol.placement import KeyPart
+from gradwire.kvstore.protocol.keys import KeyPart
 from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, Patience
 from gradwire.kvstore.worker.connection import Request, ServerConnection
 from gradwire.kvstore.worker.lanes import Lane, Lanes

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradwire import ConfigError
-from gradwire.kvstore.protocol.placement import BIGARRAY_BOUND, place
+from gradwire.kvstore.protocol.keys import BIGARRAY_BOUND, place
 
 MXNET = {
     (1_000_001, 2): [500016, 499985],

@@ -7,8 +7,7 @@ import pytest
 
 from gradwire import ConfigError, GroupError
 from gradwire.kvstore.launch.keygen import make_keys
-from gradwire.kvstore.launch.rendezvous import ANSWERS, Rendezvous
-from gradwire.kvstore.launch.scheduler import Member, join, schedule
+from gradwire.kvstore.launch.scheduler import ANSWERS, Member, Rendezvous, join, schedule
 from gradwire.kvstore.protocol.messages import VERSION, pack, unpack
 from tests.kvstore.test_starts import free_port
 

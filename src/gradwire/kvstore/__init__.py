@@ -21,7 +21,7 @@ __all__ = ["KVStore", "Module", "OptimizerConfig", "Trainer", "add_fit_args", "c
 _PLACES = {
     **dict.fromkeys(("base_module", "callback", "checkpoint", "eval_metric", "flags", "lr_scheduler"), "mxnet"),
     **dict.fromkeys(("module", "trainer"), "mxnet"),
-    **dict.fromkeys(("compression", "environment", "keys", "optimizers", "placement"), "protocol"),
+    **dict.fromkeys(("compression", "environment", "keys", "optimizers"), "protocol"),
     **dict.fromkeys(("core", "metrics", "snapshot"), "server"),
     "keygen": "launch",
 }

@@ -29,32 +29,139 @@ and more than once. Nothing in a header is evaluated: names are looked up, numbe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgpack
+import torch
 
-from gradwire.errors import WireError
-from gradwire.kvstore.protocol.checks import CHUNKED, SEQ, Check, boolean, count, counts, text, token
+from gradwire.errors import WireError, is_int
+from gradwire.kvstore.protocol.keys import MAX_KEY_BYTES
 
 __all__ = [
     "CHUNK",
+    "CHUNKED",
+    "DTYPES",
     "MAX_HEADER",
+    "MAX_ITEMS",
     "MAX_OPEN",
     "REPLIES",
+    "SEQ",
     "VERSION",
+    "Check",
     "Outgoing",
+    "boolean",
     "chunk_count",
+    "count",
+    "counts",
+    "dtype",
+    "key",
+    "keys",
+    "mapping",
     "pack",
+    "several",
+    "shape",
+    "text",
+    "token",
+    "unit",
     "unpack",
 ]
 
+MAX_DIMS = 16
+
+MAX_ITEMS = 256
+"""Keys of a message that names several."""
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool,
+)}  # fmt: skip
+
+Check = Callable[[Any], bool]
+
+
+def count(least: int, most: int = 2**62) -> Check:
+    """Make a check of an integer in a range."""
+    return lambda value: is_int(value, least) and value <= most
+
+
+def boolean(value: Any) -> bool:
+    """A truth value."""
+    return isinstance(value, bool)
+
+
+def key(value: Any) -> bool:
+    """A name or a number of a key."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "surrogatepass")) <= MAX_KEY_BYTES
+    return is_int(value, -(2**63)) and value < 2**63
+
+
+def unit(value: Any) -> bool:
+    """A key, or a list of keys: its number, in a list of its own."""
+    return (len(value) == 1 and count(1)(value[0])) if isinstance(value, list) else key(value)
+
+
+def shape(value: Any) -> bool:
+    """The sizes of a tensor."""
+    return isinstance(value, list) and len(value) <= MAX_DIMS and all(count(0, 2**40)(size) for size in value)
+
+
+def dtype(value: Any) -> bool:
+    """The name of a type."""
+    return isinstance(value, str) and value in DTYPES
+
+
+def token(value: Any) -> bool:
+    """16 bytes that a process chose."""
+    return isinstance(value, bytes) and len(value) == 16
+
+
+def mapping(value: Any) -> bool:
+    """Names and what they stand for."""
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+
+
+def text(value: Any) -> bool:
+    """Text."""
+    return isinstance(value, str)
+
+
+def several(*checks: Check) -> Check:
+    """Make a check of a list of lists, each of whose places has its own."""
+
+    def check(value: Any) -> bool:
+        if not isinstance(value, list) or not 0 < len(value) <= MAX_ITEMS:
+            return False
+        if not all(isinstance(item, list) and len(item) == len(checks) for item in value):
+            return False
+        return all(all(map(each, column)) for each, column in zip(checks, zip(*value, strict=True), strict=True))
+
+    return check
+
+
+def keys(value: Any) -> bool:
+    """Several keys."""
+    return isinstance(value, list) and 1 < len(value) <= MAX_ITEMS and all(map(key, value))
+
+
+def counts(value: Any) -> bool:
+    """Integers >= 0, as many as a message has keys."""
+    return isinstance(value, list) and len(value) <= MAX_ITEMS and all(map(count(0), value))
+
+
+SEQ = {"seq": count(1)}
+"""Of a request that is answered."""
+
+CHUNKED = {**SEQ, "chunk": count(0), "chunks": count(1, 2**20)}
+"""Of one in pieces."""
+
 VERSION = 4
+
 CHUNK = 1 << 20
 """Bytes of a frame at most: larger ones would keep small keys waiting, and travel no faster."""
 
 MAX_HEADER = 64 * 1024
-
 
 REPLIES: Mapping[str, Mapping[str, Check]] = {
     "welcome": {"epoch": token, "rank": count(0), "world": count(1), "restored": boolean, "snapshots": boolean},
@@ -66,7 +173,6 @@ REPLIES: Mapping[str, Mapping[str, Check]] = {
     "pong": {"dead": lambda value: isinstance(value, list) and all(count(0)(rank) for rank in value)},
 }
 """What a server may send."""
-
 
 Outgoing: TypeAlias = tuple[bytes, list[Any]]
 """To whom, and the frames."""

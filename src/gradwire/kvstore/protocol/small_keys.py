@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from gradwire.kvstore.protocol.buffers import lease
-from gradwire.kvstore.protocol.checks import MAX_ITEMS
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.merge import sums
-from gradwire.kvstore.protocol.messages import CHUNK
+from gradwire.kvstore.protocol.messages import CHUNK, MAX_ITEMS
 from gradwire.kvstore.protocol.payloads import layout_of
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual

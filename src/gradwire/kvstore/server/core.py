@@ -23,14 +23,12 @@ from torch import Tensor
 
 from gradwire.errors import GradwireError, WireError
 from gradwire.kvstore.protocol.messages import CHUNK, Outgoing, chunk_count, pack, unpack
-from gradwire.kvstore.server.members import Barriers, Members, StrangerError
+from gradwire.kvstore.server.members import Barriers, Members, StrangerError, WorkerSession
 from gradwire.kvstore.server.parts import Contribution, StoredPart
-from gradwire.kvstore.server.progress import Progress
 from gradwire.kvstore.server.requests import FIELDS, REQUESTS
 from gradwire.kvstore.server.rules import Counters, Rules
-from gradwire.kvstore.server.session import WorkerSession
 from gradwire.kvstore.server.settings import OptimizerSettings
-from gradwire.kvstore.server.values import ValueFrames, Values
+from gradwire.kvstore.server.values import Progress, ValueFrames, Values
 from gradwire.kvstore.server.waiting import Topic, Waiting, Waits
 
 __all__ = ["ServerCore"]

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradwire.errors import ConfigError, WireError
-from gradwire.kvstore.protocol.checks import DTYPES
 from gradwire.kvstore.protocol.keys import StoreKey
-from gradwire.kvstore.protocol.messages import Outgoing
+from gradwire.kvstore.protocol.messages import DTYPES, Outgoing
 from gradwire.kvstore.protocol.replica import is_payload
+from gradwire.kvstore.server.members import WorkerSession
 from gradwire.kvstore.server.parts import StoredPart, expected_nbytes, raw
-from gradwire.kvstore.server.session import WorkerSession
 
 if TYPE_CHECKING:
     from gradwire.kvstore.server.core import ServerCore

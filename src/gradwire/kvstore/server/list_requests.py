@@ -17,8 +17,8 @@ from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import Outgoing, pack
 from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, ROOM, Bundle, Unit
 from gradwire.kvstore.server.joint import Joint
+from gradwire.kvstore.server.members import WorkerSession
 from gradwire.kvstore.server.parts import StoredPart
-from gradwire.kvstore.server.session import WorkerSession
 from gradwire.types import align
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from gradwire.kvstore.protocol.checks import (
+from gradwire.kvstore.protocol.messages import (
     CHUNKED,
     SEQ,
     Check,
+    Outgoing,
     boolean,
     count,
     dtype,
@@ -26,7 +27,6 @@ from gradwire.kvstore.protocol.checks import (
     token,
     unit,
 )
-from gradwire.kvstore.protocol.messages import Outgoing
 from gradwire.kvstore.protocol.small_keys import ROOM
 from gradwire.kvstore.server import key_requests, list_requests, run_requests
 

@@ -11,8 +11,7 @@ from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.messages import CHUNK, VERSION, Outgoing, pack
 from gradwire.kvstore.protocol.optimizers import OptimizerConfig
 from gradwire.kvstore.protocol.payloads import require_alone
-from gradwire.kvstore.server.members import workers
-from gradwire.kvstore.server.session import WorkerSession
+from gradwire.kvstore.server.members import WorkerSession, workers
 
 if TYPE_CHECKING:
     from gradwire.kvstore.server.core import ServerCore

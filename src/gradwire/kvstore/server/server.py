@@ -1,5 +1,8 @@
 """A server: the core, a ROUTER socket, and a clock; when it has nothing more to do, and memory that it keeps.
 
+What it sends goes at once where the connection takes it, later where it is full, and never to who does not read. Law:
+what waits for one worker is bounded, whatever it asks for; nobody else waits for it.
+
 glibc gives what was freed back to the system as soon as a few megabytes lie free at the end of a heap; messages of a
 megabyte that come and go would then be written to fresh pages again and again, which costs more than to receive them.
 So a process that only serves keeps it (``keep_memory``).
@@ -9,8 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -19,9 +24,77 @@ from gradwire.errors import ConfigError
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_HEADER, Outgoing
 from gradwire.kvstore.server.access import Guard, check_exposure, lock_server, ranks_of
 from gradwire.kvstore.server.core import ServerCore
-from gradwire.kvstore.server.outbox import QUEUED, Outbox
 
-__all__ = ["QUIET", "Finished", "Server", "keep_memory"]
+__all__ = ["QUEUED", "QUIET", "Finished", "Outbox", "Server", "keep_memory"]
+
+QUEUED = 64
+"""Messages that a connection may hold in either direction, besides what lies in the kernel."""
+
+ROOM = 64 * 2**20
+"""Bytes that may wait for one worker besides twice all values: it asks for a value once at a time."""
+
+OVERHEAD = 512
+"""Bytes that a waiting message takes besides its frames."""
+
+
+class Outbox:
+    """Messages on their way out of a ROUTER socket with ``ROUTER_MANDATORY``.
+
+    Args:
+        socket: of the server.
+        stored: bytes of all values, now.
+    """
+
+    def __init__(self, socket: zmq.Socket[Any], stored: Callable[[], int]) -> None:
+        self._socket, self._stored = socket, stored
+        self._waiting: dict[bytes, deque[list[Any]]] = {}
+        self._nbytes: dict[bytes, int] = {}
+        self.unreachable: set[bytes] = set()
+        self.deaf: set[bytes] = set()
+        """Whom a message could not be sent to, and who has more waiting than it can have asked for; the caller empties
+        both."""
+
+    def __bool__(self) -> bool:
+        """Whether something waits."""
+        return bool(self._waiting)
+
+    def put(self, peer: bytes, frames: list[Any]) -> None:
+        """Send, after what already waits for the same worker."""
+        if peer not in self._waiting and self._sent(peer, frames):
+            return
+        nbytes = OVERHEAD + sum(map(len, frames))
+        self._nbytes[peer] = self._nbytes.get(peer, 0) + nbytes
+        if self._nbytes[peer] > ROOM + 2 * self._stored():
+            self._drop(peer)
+            self.deaf.add(peer)
+            return
+        self._waiting.setdefault(peer, deque()).append(frames)
+
+    def flush(self) -> None:
+        """Send what can be sent now."""
+        for peer, frames in list(self._waiting.items()):
+            while frames and self._sent(peer, frames[0]):
+                self._nbytes[peer] -= OVERHEAD + sum(map(len, frames.popleft()))
+            if not frames or peer in self.unreachable:
+                self._drop(peer)
+
+    def _sent(self, peer: bytes, frames: list[Any]) -> bool:
+        """Whether that is done with: sent, or never to be."""
+        try:
+            self._socket.send_multipart([peer, *frames], zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            # Whom it cannot reach comes again and asks again.
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.unreachable.add(peer)
+        return True
+
+    def _drop(self, peer: bytes) -> None:
+        self._waiting.pop(peer, None)
+        self._nbytes.pop(peer, None)
+
 
 TICK = 0.1
 """Seconds after which the clock is looked at when nothing arrives."""
@@ -34,7 +107,6 @@ HANDSHAKE = 5000
 
 BATCH = 64
 """Messages that are taken before answers are sent."""
-
 
 QUIET = 300.0
 """Seconds without any worker after which none is expected any more."""

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gradwire._files import replace_file
 from gradwire.errors import ConfigError, is_int, require
-from gradwire.kvstore.protocol.checks import DTYPES
 from gradwire.kvstore.protocol.keys import key_list
+from gradwire.kvstore.protocol.messages import DTYPES
 from gradwire.kvstore.protocol.replica import Replica
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.parts import StoredPart

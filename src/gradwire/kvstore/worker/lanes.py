@@ -18,9 +18,9 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError
 from gradwire.kvstore.protocol.buffers import lease
-from gradwire.kvstore.protocol.checks import MAX_ITEMS
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
+from gradwire.kvstore.protocol.messages import MAX_ITEMS
 from gradwire.kvstore.protocol.sender import Sender, refuse_nonfinite
 from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, ROOM, UNIT, Patience, named, side_by_side
 from gradwire.kvstore.worker.connection import ScatterSink

@@ -28,12 +28,11 @@ from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.kvstore.protocol.compression import OFF, Compression
 from gradwire.kvstore.protocol.environment import WorkerPlace, bigarray_bound
 from gradwire.kvstore.protocol.environment import server_timeout as told_timeout
-from gradwire.kvstore.protocol.keys import StoreKey
+from gradwire.kvstore.protocol.keys import BIGARRAY_BOUND, KeyPart, StoreKey, place
 from gradwire.kvstore.protocol.merge import as_row_sparse, row_sparse
 from gradwire.kvstore.protocol.optimizer_states import by_server, from_bytes, load_states, of_server, to_bytes
 from gradwire.kvstore.protocol.optimizers import OptimizerConfig
 from gradwire.kvstore.protocol.payloads import require_alone, sent
-from gradwire.kvstore.protocol.placement import BIGARRAY_BOUND, KeyPart, place
 from gradwire.kvstore.protocol.sender import refuse_nonfinite
 from gradwire.kvstore.protocol.small_keys import Bundle, Bundles, joinable
 from gradwire.kvstore.protocol.store import KVStore, UpdaterFunction, check_priority

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from gradwire.compressors.base import Compressor
 from gradwire.kvstore.protocol.buffers import lease
-from gradwire.kvstore.protocol.keys import StoreKey
+from gradwire.kvstore.protocol.keys import KeyPart, StoreKey
 from gradwire.kvstore.protocol.merge import add_dense, row_sparse
-from gradwire.kvstore.protocol.placement import KeyPart
 from gradwire.kvstore.protocol.replica import Held, follows
 from gradwire.kvstore.protocol.sender import Sender
 from gradwire.kvstore.protocol.small_keys import Bundle, Bundles, bundled
