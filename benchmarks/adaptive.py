@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 import gradwire
 from gradwire.memory.ef21 import EF21
-from gradwire.optim._exchanged import Exchanged
+from gradwire.optim.exchanged import Exchanged
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import gpt

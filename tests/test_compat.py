@@ -8,7 +8,7 @@ from gradwire.comm.allgather import AllGather
 from gradwire.comm.allreduce import AllReduce
 from gradwire.comm.broadcast import Broadcast
 from gradwire.comm.two_phase import TwoPhase
-from gradwire.compat import Recipe, from_params
+from gradwire.compat import MethodChoice, from_params
 from gradwire.compressors.casts.fp16 import FP16
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.levels.qsgd import QSGD
@@ -25,31 +25,41 @@ from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
 
 READ = [
-    ({}, Recipe(Identity())),
-    ({"compressor": "topk"}, Recipe(TopK(ratio=0.3))),
+    ({}, MethodChoice(Identity())),
+    ({"compressor": "topk"}, MethodChoice(TopK(ratio=0.3))),
     (
         {"compressor": "topk", "memory": "residual", "communicator": "allgather", "compress_ratio": 0.01},
-        Recipe(TopK(ratio=0.01), Residual(), AllGather()),
+        MethodChoice(TopK(ratio=0.01), Residual(), AllGather()),
     ),
-    ({"compressor": "topk", "ratio": 0.02, "communicator": "broadcast"}, Recipe(TopK(0.02), None, Broadcast())),
-    ({"compressor": "fp16", "memory": "none", "communicator": "allreduce"}, Recipe(FP16(), NoMemory(), AllReduce())),
-    ({"compressor": "qsgd"}, Recipe(QSGD(bits=8))),
-    ({"compressor": "qsgd", "quantum_num": 7, "bucket_size": 128}, Recipe(QSGD(bits=4, block=128))),
-    ({"compressor": "qsgd", "bits": 3, "communicator": "all_to_all"}, Recipe(QSGD(bits=3), None, TwoPhase())),
-    ({"compressor": "powersgd", "memory": "powersgd"}, Recipe(PowerSGD(rank=1), Residual())),
+    ({"compressor": "topk", "ratio": 0.02, "communicator": "broadcast"}, MethodChoice(TopK(0.02), None, Broadcast())),
+    (
+        {"compressor": "fp16", "memory": "none", "communicator": "allreduce"},
+        MethodChoice(FP16(), NoMemory(), AllReduce()),
+    ),
+    ({"compressor": "qsgd"}, MethodChoice(QSGD(bits=8))),
+    ({"compressor": "qsgd", "quantum_num": 7, "bucket_size": 128}, MethodChoice(QSGD(bits=4, block=128))),
+    ({"compressor": "qsgd", "bits": 3, "communicator": "all_to_all"}, MethodChoice(QSGD(bits=3), None, TwoPhase())),
+    ({"compressor": "powersgd", "memory": "powersgd"}, MethodChoice(PowerSGD(rank=1), Residual())),
     (
         {"compressor": "powersgd", "compress_rank": 4, "communicator": "allreduce"},
-        Recipe(PowerSGD(rank=4), None, AllReduce()),
+        MethodChoice(PowerSGD(rank=4), None, AllReduce()),
     ),
-    ({"compressor": "onebit", "memory": "residual"}, Recipe(OneBitSGD(), Residual())),
-    ({"compressor": "efsignsgd", "memory": "efsignsgd", "communicator": "allgather"},
-     Recipe(EFSignSGD(), Residual(), AllGather())),
-    ({"compressor": "signsgd", "memory": "none"}, Recipe(SignSGD(), NoMemory())),
-    ({"compressor": "twobit", "threshold": 0.25, "memory": "residual", "beta": 0.9},
-     Recipe(TwoBit(threshold=0.25), Residual(beta=0.9))),
-    ({"compressor": "twobit", "threshold": "auto", "target": 0.05}, Recipe(TwoBit("auto", target=0.05))),
-    ({"compressor": "threshold", "threshold": "auto", "memory": "residual"}, Recipe(Threshold("auto"), Residual())),
-]  # fmt: skip
+    ({"compressor": "onebit", "memory": "residual"}, MethodChoice(OneBitSGD(), Residual())),
+    (
+        {"compressor": "efsignsgd", "memory": "efsignsgd", "communicator": "allgather"},
+        MethodChoice(EFSignSGD(), Residual(), AllGather()),
+    ),
+    ({"compressor": "signsgd", "memory": "none"}, MethodChoice(SignSGD(), NoMemory())),
+    (
+        {"compressor": "twobit", "threshold": 0.25, "memory": "residual", "beta": 0.9},
+        MethodChoice(TwoBit(threshold=0.25), Residual(beta=0.9)),
+    ),
+    ({"compressor": "twobit", "threshold": "auto", "target": 0.05}, MethodChoice(TwoBit("auto", target=0.05))),
+    (
+        {"compressor": "threshold", "threshold": "auto", "memory": "residual"},
+        MethodChoice(Threshold("auto"), Residual()),
+    ),
+]
 
 
 @pytest.mark.parametrize(("params", "recipe"), READ, ids=str)
@@ -70,12 +80,12 @@ def test_levels_are_kept_in_as_few_bits_as_hold_them(quantum_num, bits):
 
 def test_world_size_is_ignored_with_a_word():
     with pytest.warns(UserWarning, match="world_size is ignored: the process group knows it"):
-        assert from_params({"compressor": "none", "world_size": 8}) == Recipe(Identity())
+        assert from_params({"compressor": "none", "world_size": 8}) == MethodChoice(Identity())
 
 
 def test_the_rate_that_cancels_is_ignored_with_a_word():
     with pytest.warns(UserWarning, match="lr is ignored: GRACE multiplies by it and divides again"):
-        assert from_params({"compressor": "efsignsgd", "lr": 0.1}) == Recipe(EFSignSGD())
+        assert from_params({"compressor": "efsignsgd", "lr": 0.1}) == MethodChoice(EFSignSGD())
 
 
 REFUSED = [
@@ -96,7 +106,7 @@ REFUSED = [
     ({"compressor": "qsgd", "quantum_num": 256}, r"quantum_num must be an integer from 1 to 127 .*got 256"),
     ({"compressor": "qsgd", "quantum_num": 3.5}, "quantum_num must be an integer"),
     ({"compressor": "twobit", "threshold": 0}, r"TwoBit\.threshold must be"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("params", "message"), REFUSED, ids=str)
@@ -105,10 +115,18 @@ def test_refused(params, message):
         from_params(params)
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [
-    ("onebit", "onebit_sgd"), ("u8bit", "dynamic8"), ("sketch", "sketchml"), ("adaq", "adaptive_threshold"),
-    ("terngrad", "terngrad"), ("natural", "natural"), ("efsignsgd", "efsignsgd"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("onebit", "onebit_sgd"),
+        ("u8bit", "dynamic8"),
+        ("sketch", "sketchml"),
+        ("adaq", "adaptive_threshold"),
+        ("terngrad", "terngrad"),
+        ("natural", "natural"),
+        ("efsignsgd", "efsignsgd"),
+    ],
+)
 def test_a_method_with_another_name(theirs, ours):
     assert from_params({"compressor": theirs, "memory": "residual"}).compressor.name == ours
 
@@ -116,7 +134,7 @@ def test_a_method_with_another_name(theirs, ours):
 def test_a_method_that_needs_a_residual_runs_without_one_with_a_word():
     with pytest.warns(UserWarning, match=r"memory 'none' loses for good what TopK\(ratio=0.3.* does not send"):
         recipe = from_params({"compressor": "topk", "memory": "none"})
-    assert recipe == Recipe(TopK(ratio=0.3), NoMemory(), force=True)
+    assert recipe == MethodChoice(TopK(ratio=0.3), NoMemory(), force=True)
     assert Settings().exchange(recipe, {}, None, "cpu").memory == NoMemory()
     # What the call itself says is not forced by the dictionary.
     with pytest.raises(ConfigError, match="say force=True"):

@@ -19,7 +19,7 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, nearest, require
 from gradwire.memory.base import Memory
 
-__all__ = ["Recipe", "from_params"]
+__all__ = ["MethodChoice", "from_params"]
 
 _RENAMED = {
     "compress_ratio": "ratio", "quantum_num": "bits", "bucket_size": "block", "compress_rank": "rank",
@@ -42,7 +42,7 @@ _NAMES = {"adaq": "adaptive_threshold", "onebit": "onebit_sgd", "sketch": "sketc
 
 
 @dataclass(frozen=True)
-class Recipe:
+class MethodChoice:
     """What ``compress_ddp`` and ``compress_optimizer`` take in place of a compressor.
 
     Args:
@@ -58,7 +58,7 @@ class Recipe:
     force: bool = False
 
 
-def from_params(params: Mapping[str, Any]) -> Recipe:
+def from_params(params: Mapping[str, Any]) -> MethodChoice:
     """Read the dictionary that GRACE's ``grace_from_params`` takes.
 
     Args:
@@ -116,7 +116,7 @@ def from_params(params: Mapping[str, Any]) -> Recipe:
         # Somebody's written experiment, and not a slip: it runs as it would there.
         warnings.warn(f"memory 'none' loses for good what {compressor!r} does not send, as it does in GRACE: without "
                       "'memory' the method gets the residual that it needs", UserWarning, stacklevel=2)  # fmt: skip
-    return Recipe(compressor, memory, strategy, lossy)
+    return MethodChoice(compressor, memory, strategy, lossy)
 
 
 def _pop_name(params: dict[str, Any], key: str) -> str | None:
@@ -169,3 +169,6 @@ def _refuse_rest(keys: Sequence[str], classes: Iterable[type[Any] | None]) -> No
     known |= {theirs for theirs, ours in _RENAMED.items() if ours in known}
     names = " and ".join(f"{cls.name!r}" for cls in used)
     raise ConfigError(f"{keys[0]!r} is no parameter of {names}: {nearest(keys[0], known)}")
+
+
+Recipe = MethodChoice  # its name until 0.2

@@ -8,10 +8,10 @@ A second, leading dimension on the buffer (one row for each rank) gives the same
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, wraps
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -39,8 +39,15 @@ class Configuration:
     class's own ``__post_init__``, which checks the values.
     """
 
+    declared_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """What a class must declare where it defines one of these methods anew: who chooses asks for the declaration."""
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        for declared, methods in () if "declared_by" in vars(cls) else cls.declared_by.items():
+            own = [method for method in methods if method in vars(cls)]
+            if own and getattr(cls, declared) is False:
+                raise TypeError(f"{cls.__name__} defines {own[0]}(), so it must declare {declared} = True")
         if "__post_init__" in vars(cls):
             setattr(cls, "__post_init__", _converted_first(vars(cls)["__post_init__"]))  # noqa: B010
 

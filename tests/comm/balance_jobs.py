@@ -24,7 +24,7 @@ from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.policy import Policy
 from gradwire.memory.base import Memory
 from gradwire.memory.dgc import DGCMemory
-from gradwire.memory.ef21 import EF21
+from gradwire.memory.ef21 import EF21Memory
 from gradwire.memory.momentum import Momentum
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
@@ -75,19 +75,30 @@ def carried(memory: Memory, before: Kept, grad: Tensor) -> Tensor:
 
 
 MEMORIES: dict[str, Memory] = {
-    "residual": Residual(), "fading": Residual(beta=0.9, gamma=0.5), "ef21": EF21(), "ef21-mean": EF21(eta=0.3),
-    "dgc": DGCMemory(), "dgc-nesterov": DGCMemory(momentum=0.5, nesterov=True), "momentum": Momentum(),
-    "variance": VarianceMemory(keep_error=True), "none": NoMemory(),
-}  # fmt: skip
+    "residual": Residual(),
+    "fading": Residual(beta=0.9, gamma=0.5),
+    "ef21": EF21Memory(),
+    "ef21-mean": EF21Memory(eta=0.3),
+    "dgc": DGCMemory(),
+    "dgc-nesterov": DGCMemory(momentum=0.5, nesterov=True),
+    "momentum": Momentum(),
+    "variance": VarianceMemory(keep_error=True),
+    "none": NoMemory(),
+}
 
 WAYS: dict[str, tuple[Compressor, str]] = {
-    "allgather": (TopK(ratio=0.1), "allgather"), "allgather-qsgd": (QSGD(bits=4), "allgather"),
-    "broadcast": (TopK(ratio=0.1), "broadcast"), "two_phase": (TopK(ratio=0.1), "two_phase"),
-    "two_phase-qsgd": (QSGD(bits=4), "two_phase"), "two_phase-natural": (Natural(), "two_phase"),
-    "two_phase-fp8": (FP8(), "two_phase"), "two_phase-bf16": (BF16(), "two_phase"),
+    "allgather": (TopK(ratio=0.1), "allgather"),
+    "allgather-qsgd": (QSGD(bits=4), "allgather"),
+    "broadcast": (TopK(ratio=0.1), "broadcast"),
+    "two_phase": (TopK(ratio=0.1), "two_phase"),
+    "two_phase-qsgd": (QSGD(bits=4), "two_phase"),
+    "two_phase-natural": (Natural(), "two_phase"),
+    "two_phase-fp8": (FP8(), "two_phase"),
+    "two_phase-bf16": (BF16(), "two_phase"),
     "allreduce": (RandomK(ratio=0.1), "allreduce"),
-    "allreduce-rounds": (PowerSGD(rank=2, min_compression=1.0), "allreduce"), "oktopk": (OkTopk(ratio=0.1), "oktopk"),
-}  # fmt: skip
+    "allreduce-rounds": (PowerSGD(rank=2, min_compression=1.0), "allreduce"),
+    "oktopk": (OkTopk(ratio=0.1), "oktopk"),
+}
 """All but sums in 16 bits, which round on their way: nobody knows what was lost there."""
 
 STRATEGIES = ("allgather", "broadcast", "two_phase")

@@ -54,6 +54,7 @@ class Vote(Compressor):
     """One int8 for each sign; the optimizer gets the sign of the sum."""
 
     name = "vote"
+    settles = True
     reference = "none"
 
     def layout(self, shape):
@@ -134,6 +135,7 @@ class Tracks(Memory):
     """Sends what the gradient lacks against an estimate, and hands out the mean of the estimates."""
 
     name = "tracks"
+    keeps_mean = True
     buffers = ("local", "mean")
 
     def encode(self, compressor, grad, kept, payload, state, key, status, scale=1.0):

@@ -2,8 +2,8 @@
 
 import torch
 
-from gradwire.comm._agree import DIGEST
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.group.agree import DIGEST
 from gradwire.testing.processes import run_ranks
 from tests.comm.jobs import SHAPES, gradient, numel, run_exchange
 

@@ -19,7 +19,7 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.memory.base import Memory
-from gradwire.memory.ef21 import EF21
+from gradwire.memory.ef21 import EF21Memory
 from gradwire.memory.residual import Residual
 from gradwire.testing.processes import run_ranks
 from tests.comm.balance_jobs import (
@@ -72,7 +72,7 @@ def test_what_went_in_is_what_came_out_and_what_is_kept(world: int, memory: str,
         before, after = (together([result[when][step] for result in results]) for when in ("before", "after"))
         out = results[0]["outputs"][step]
         assert all(torch.equal(result["outputs"][step], out) for result in results)
-        if isinstance(MEMORIES[memory], EF21):
+        if isinstance(MEMORIES[memory], EF21Memory):
             torch.testing.assert_close(after.mean["mean"], out.double(), **NEAR)
             # A method of several rounds gives all workers one result, which is the estimate of each.
             if way != "allreduce-rounds":

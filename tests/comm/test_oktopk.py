@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from gradwire.comm._sparse import Entries, pack, unpack
+from gradwire.comm._sparse import PlacedValues, pack, unpack
 from gradwire.comm.oktopk import OkTopkStrategy
 from gradwire.compressors.sparse.dgc import DGC
 from gradwire.compressors.sparse.oktopk import OkTopk
@@ -108,7 +108,7 @@ def test_the_velocity_of_dgc_takes_back_what_was_sent_in_vain():
 
 
 def entries(index, values):
-    return Entries(torch.tensor(index, dtype=torch.int64), torch.tensor(values))
+    return PlacedValues(torch.tensor(index, dtype=torch.int64), torch.tensor(values))
 
 
 def test_a_message_keeps_large_indices():

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.comm._part import Message, Part, Piece, Unit, nonfinite
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.ternary.twobit import TwoBit
+from gradwire.group.part import Message, Part, Piece, Unit, nonfinite
 from gradwire.memory.residual import Residual
 from gradwire.types import Field, Key, Layout, Payload, State
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from gradwire import registry
-from gradwire.comm._agree import DIGEST
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import default_strategy
+from gradwire.group.agree import DIGEST
 from gradwire.memory.base import default_memory
 from gradwire.testing.processes import run_ranks
 from tests.comm.jobs import conserved, run_all

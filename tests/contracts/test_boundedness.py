@@ -27,7 +27,7 @@ from gradwire.compressors.wrappers.entropy import Entropy
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.memory.base import Memory
-from gradwire.memory.ef21 import EF21
+from gradwire.memory.ef21 import EF21Memory
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
 from gradwire.types import Key
@@ -133,12 +133,12 @@ def test_on_several_ranks_what_waits_stops_growing_and_the_gradient_arrives(
 
 
 @pytest.mark.parametrize(
-    ("compressor", "strategy", "world"), [each for each in on_ranks(EF21()) if each[0].contraction], ids=str
+    ("compressor", "strategy", "world"), [each for each in on_ranks(EF21Memory()) if each[0].contraction], ids=str
 )
 def test_on_several_ranks_estimates_reach_a_gradient_that_does_not_change(
     compressor: Compressor, strategy: str, world: int
 ) -> None:
-    run = Run(compressor, EF21(), strategy, world, noise=0.0)
+    run = Run(compressor, EF21Memory(), strategy, world, noise=0.0)
     gradient = run.mean_gradient([0])
     assert (run.ranks[0].steps[run.steps - 1].out[run.compressed] - gradient).norm() < 0.25 * gradient.norm()
 

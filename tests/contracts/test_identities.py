@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.comm._part import Unit
 from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.group.part import Unit
 from gradwire.memory.base import Memory
 from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.dgc import DGCMemory
-from gradwire.memory.ef21 import EF21
+from gradwire.memory.ef21 import EF21Memory
 from gradwire.memory.momentum import Momentum
 from gradwire.memory.preconditioned import Preconditioned
 from gradwire.memory.residual import Residual
@@ -57,7 +57,7 @@ CHOOSES_AGAIN = ("two_phase", "oktopk")
 gradient is lost where nobody keeps anything, so nothing is equal to what came out."""
 MEMORIES: list[Memory] = [registry.build("memory", name) for name in registry.names("memory")]
 OTHER_MEMORIES: list[Memory] = [
-    Residual(beta=0.75, gamma=2.0), Residual(dtype="bfloat16"), EF21(eta=0.25), DGCMemory(nesterov=True),
+    Residual(beta=0.75, gamma=2.0), Residual(dtype="bfloat16"), EF21Memory(eta=0.25), DGCMemory(nesterov=True),
     VarianceMemory(alpha=0.5, zeta=0.75, keep_error=True), Preconditioned(beta=0.5, floor=0.25),
 ]  # fmt: skip
 
@@ -127,7 +127,7 @@ def momentum(memory: Momentum, grad: Tensor, before: Kept, after: Kept) -> Moved
     return Moved(after["momentum"], None)
 
 
-def ef21(memory: EF21, grad: Tensor, before: Kept, after: Kept) -> Moved:
+def ef21(memory: EF21Memory, grad: Tensor, before: Kept, after: Kept) -> Moved:
     """The estimates move by what is sent, and their mean by what arrives."""
     if memory.eta < 1:
         grad = (1 - memory.eta) * before["momentum"] + memory.eta * grad

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.comm._channel import Channel
-from gradwire.comm._part import Unit
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.policy import Policy
 from gradwire.exchange.residuals import Residuals
+from gradwire.group.channel import Channel
+from gradwire.group.part import Unit
 from gradwire.memory.base import Memory
 from gradwire.metrics import Metrics
 from gradwire.testing import golden

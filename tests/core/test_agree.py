@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gradwire.comm._agree import agree
-from gradwire.comm._channel import Channel
 from gradwire.errors import ConfigError, GroupError
+from gradwire.group.agree import agree
+from gradwire.group.channel import Channel
 from gradwire.metrics import Metrics
 from gradwire.testing.processes import run_ranks
 from tests.cases import together

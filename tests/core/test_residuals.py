@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from gradwire.comm._part import Piece, Unit
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.exchange.residuals import Residuals
+from gradwire.group.part import Piece, Unit
 from gradwire.memory.dgc import DGCMemory
-from gradwire.memory.ef21 import EF21
+from gradwire.memory.ef21 import EF21Memory
 from gradwire.memory.residual import Residual
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def test_a_retired_shard_returns_its_share_of_the_mean() -> None:
 
 def test_a_retired_shard_of_estimates_is_taken_out_of_them() -> None:
     residuals = Residuals(4, CPU, 0)
-    whole = Unit((("a", 32), ("b", 32)), (64,), 0, TwoBit(), EF21())
+    whole = Unit((("a", 32), ("b", 32)), (64,), 0, TwoBit(), EF21Memory())
     local = residuals.keep(whole)["local"]
     local.fill_(1.0)
     piece = Piece(whole, whole.memory, (32,), lo=0, start=16)
@@ -70,7 +70,7 @@ def test_all_residuals_are_scaled_and_nothing_else() -> None:
 
 def test_what_an_owner_keeps_of_estimates_is_not_scaled_with_the_rate() -> None:
     residuals = Residuals(2, CPU, 0)
-    whole = Unit((("a", 32),), (32,), 0, TwoBit(), EF21())
+    whole = Unit((("a", 32),), (32,), 0, TwoBit(), EF21Memory())
     local = residuals.keep(whole)["local"].fill_(1.0)
     shard = residuals.server(Piece(whole, whole.memory, (16,), lo=0, start=16), ("residual",))["residual"].fill_(2.0)
     residuals.scale(0.5)

@@ -38,7 +38,8 @@ def test_what_is_offered_is_there_and_documented(module: str) -> None:
 
 def is_kernel(module: str, name: str) -> bool:
     """A GPU kernel is documented by the operation of its name."""
-    return ".ops.triton." in module and name in (exported(module.replace(".triton", "")) or [])
+    operations = module.replace(".triton", "") if ".ops.triton." in module else ""
+    return operations in modules() and name in (exported(operations) or [])
 
 
 @pytest.mark.parametrize("module", modules())
@@ -47,3 +48,15 @@ def test_a_module_takes_only_what_another_offers(module: str) -> None:
         if f"{source}.{name}" in modules() or source.rpartition(".")[0] == module.rpartition(".")[0] != "gradwire":
             continue
         assert name in (exported(source) or []), f"{module} takes {name!r}, which {source}.__all__ does not offer"
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """One meaning for each name; what other frameworks look for, each by the same one, is left out."""
+    found: dict[str, list[str]] = {}
+    for module in modules():
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(module)
+    callbacks = [f"gradwire.integrations.{framework}" for framework in ("lightning", "transformers")]
+    assert found.pop("GradwireCallback") == callbacks
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}

@@ -26,13 +26,6 @@ def test_every_variant_has_a_test_of_its_name(kind: str) -> None:
     assert not missing
 
 
-def test_every_op_has_a_gpu_kernel_of_the_same_name_or_none() -> None:
-    folder = ROOT / "src" / "gradwire" / "ops"
-    ops = {file.stem for file in folder.glob("*.py")}
-    kernels = {file.stem for file in folder.glob("triton/*.py") if not file.stem.startswith("_")}
-    assert kernels - {"base"} <= ops
-
-
 def test_commands_of_the_newcomer_are_what_ci_runs() -> None:
     script = (ROOT / ".ci" / "run").read_text().splitlines()
     assert script[-3:] == ["make test", "make test-frameworks", "make test-build"]

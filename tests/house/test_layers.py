@@ -12,7 +12,11 @@ LAYERS = (
     ("_header",),
     ("wire", "ops"),
     ("compressors",),
+    ("compressors.casts", "compressors.levels", "compressors.lowrank", "compressors.sparse"),
+    ("compressors.sketches", "compressors.ternary", "compressors.transforms", "compressors.wrappers"),
+    ("compressors.signs",),
     ("memory",),
+    ("group",),
     ("comm",),
     (
         "compat",
@@ -48,11 +52,14 @@ LAYERS = (
 """Lowest first. A name is a module or a folder of gradwire, or one in such a folder; the empty one is
 ``gradwire/__init__.py``."""
 
-VARIANTS = ("ops", "ops.triton", "compressors", "memory", "comm", "integrations", "optim", "bench.peers",
+VARIANTS = ("compressors", "memory", "comm", "integrations", "optim", "bench.peers",
             "experiments.models", "experiments.data", "experiments.tasks", "report", "cli")  # fmt: skip
 """Folders of one variant in each file."""
 
-MACHINERY = {"arguments", "base", "simple", "native", "ddp"}
+MACHINERY = {
+    *("arguments", "base", "simple", "native", "ddp"),
+    *("adaptive", "exchanged", "local", "ownership", "setup"),
+}
 """Files that a variant may import from its own folder; files with an underscore are allowed too. Frameworks that train
 with DDP attach its hook."""
 
@@ -87,3 +94,28 @@ def test_siblings_do_not_import_each_other(folder: str) -> None:
         others = {name.removeprefix(prefix) for name in imported(module) if name in siblings}
         wrong = [name for name in others if name not in MACHINERY and not name.startswith("_")]
         assert not wrong, f"{module} imports its sibling {wrong}"
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Inside a part, too, imports go one way. A package and what it offers are left out, and the class that a user
+    derives from, which hands itself to what adapts it."""
+    left = {"gradwire.compressors.simple"}
+    below = {module: {each for each in imported(module) - left if not is_package(each)} for module in modules()}
+    while free := {module for module, others in below.items() if not others & set(below)}:
+        below = {module: others for module, others in below.items() if module not in free}
+    assert not below
+
+
+def is_package(module: str) -> bool:
+    return modules()[module].name == "__init__.py"
+
+
+@pytest.mark.parametrize("module", modules())
+def test_a_private_module_stays_in_its_part(module: str) -> None:
+    own = module.split(".")[1:2]
+    wrong = [
+        other
+        for other in imported(module)
+        if other.split(".")[1:2] != own and any(name.startswith("_") for name in other.split(".")[2:])
+    ]
+    assert not wrong, f"{module} imports {wrong}: what other packages import is not private"

@@ -16,8 +16,8 @@ from torch.optim import optimizer as torch_optimizer
 
 import gradwire
 from gradwire.errors import ConfigError
-from gradwire.integrations import _adaptive
-from gradwire.integrations._adaptive import is_adaptive
+from gradwire.integrations import adaptive
+from gradwire.integrations.adaptive import is_adaptive
 from gradwire.testing.processes import run_ranks
 from tests.once import once
 
@@ -151,11 +151,11 @@ def left_behind() -> tuple[int, int]:
     for _ in range(2):
         model = DistributedDataParallel(net())
         state = gradwire.compress_ddp(model, "topk")
-        assert len(_adaptive._WAITING) == 1
+        assert len(adaptive._WAITING) == 1
         state.close()
         del state, model
         gc.collect()
-    return len(_adaptive._WAITING), len(torch_optimizer._global_optimizer_post_hooks) - hooks
+    return len(adaptive._WAITING), len(torch_optimizer._global_optimizer_post_hooks) - hooks
 
 
 def side_by_side() -> int:

@@ -14,7 +14,7 @@ from gradwire.compressors.sparse.topk import TopK
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
-from gradwire.memory.ef21 import EF21
+from gradwire.memory.ef21 import EF21Memory
 from gradwire.testing.inputs import gaussian
 from gradwire.testing.processes import run_ranks
 from gradwire.types import Key
@@ -31,10 +31,10 @@ def test_one_step_by_hand():
     grad, status = torch.tensor([1.0, -5.0, 3.0, -2.0, 4.0]), torch.zeros(1, dtype=torch.int32)
     layout = code.layout((5,))
     payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
-    EF21().encode(code, grad, kept, payload, {}, Key(), status)
+    EF21Memory().encode(code, grad, kept, payload, {}, Key(), status)
     assert kept["local"].tolist() == [1.0, -5.0, 0.0, -2.0, 4.0]
     assert status.item() == 0
-    EF21().rollback(grad, kept)
+    EF21Memory().rollback(grad, kept)
     assert kept["local"].tolist() == [1.0, 0.0, 0.0, -2.0, 0.0]
 
 
@@ -42,7 +42,7 @@ def test_a_code_that_overflows_is_reported():
     code, kept = registry.build("compressors", "fp16"), {"local": torch.zeros(4)}
     layout, status = code.layout((4,)), torch.zeros(1, dtype=torch.int32)
     payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
-    EF21().encode(code, torch.full((4,), 1e6), kept, payload, {}, Key(), status)
+    EF21Memory().encode(code, torch.full((4,), 1e6), kept, payload, {}, Key(), status)
     assert status.item() == 1
 
 
@@ -89,7 +89,7 @@ def test_the_speed_on_a_fixed_heavy_tailed_gradient():
     layout, errors = code.layout((10000,)), []
     payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
     for _ in range(10):
-        EF21().encode(code, g.clone(), kept, payload, {}, Key(), torch.zeros(1, dtype=torch.int32))
+        EF21Memory().encode(code, g.clone(), kept, payload, {}, Key(), torch.zeros(1, dtype=torch.int32))
         errors.append(float((g - kept["local"]).square().sum() / g.square().sum()))
     assert all(now <= 0.95 * before for before, now in zip([1.0, *errors], errors, strict=False))
     assert 1e-3 < errors[4] < 2e-2
@@ -122,7 +122,7 @@ def test_with_a_method_of_several_rounds_the_compressed_change_is_that_of_the_me
 
 
 def test_with_momentum_the_estimated_is_a_running_mean_and_can_be_taken_back():
-    code, memory = registry.build("compressors", "none"), EF21(eta=0.25)
+    code, memory = registry.build("compressors", "none"), EF21Memory(eta=0.25)
     kept = {"local": torch.tensor([1.0, 0.0]), "momentum": torch.tensor([4.0, 8.0]), "undo": torch.full((2,), 9.0)}
     grad, payload = torch.tensor([8.0, -8.0]), (torch.zeros(2),)
     memory.encode(code, grad, kept, payload, {}, Key(), torch.zeros(1, dtype=torch.int32))
@@ -135,7 +135,7 @@ def test_with_momentum_the_estimated_is_a_running_mean_and_can_be_taken_back():
 def test_with_momentum_the_noise_of_mini_batches_is_averaged():
     signal, code = gaussian(2000), TopK(ratio=0.2)
     errors = []
-    for memory in (EF21(), EF21(eta=0.1)):
+    for memory in (EF21Memory(), EF21Memory(eta=0.1)):
         kept = {name: torch.zeros(2000) for name in ("local", "momentum", "undo")}
         layout, status = code.layout((2000,)), torch.zeros(1, dtype=torch.int32)
         payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8))
@@ -149,7 +149,7 @@ def test_with_momentum_the_noise_of_mini_batches_is_averaged():
     ("compressor", "strategy"), [(TopK(ratio=0.1), "two_phase"), (PowerSGD(rank=2), None)], ids=str
 )
 def test_with_momentum_a_bad_step_leaves_all_tensors_but_the_work_space(compressor, strategy):
-    for result in run_ranks(2, run_method, compressor, EF21(eta=0.3), strategy, 3, 1):
+    for result in run_ranks(2, run_method, compressor, EF21Memory(eta=0.3), strategy, 3, 1):
         before, after = result["kept"][:2]
         assert any(name.startswith("momentum/") and bool(tensor.any()) for name, tensor in before.items())
         assert all(torch.equal(before[name], after[name]) for name in before if not name.startswith("undo/"))
@@ -159,5 +159,5 @@ def test_with_momentum_a_bad_step_leaves_all_tensors_but_the_work_space(compress
 @together
 @pytest.mark.parametrize("bad", [0, -0.5, 1.5, float("nan"), "1", None])
 def test_bad_eta(bad):
-    with pytest.raises(ConfigError, match=re.escape(f"EF21.eta must be in (0, 1], got {bad!r}")):
-        EF21(eta=bad)
+    with pytest.raises(ConfigError, match=re.escape(f"EF21Memory.eta must be in (0, 1], got {bad!r}")):
+        EF21Memory(eta=bad)

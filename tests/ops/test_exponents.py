@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradwire.compressors.sparse.ops import exponent_add_decoded, exponent_encode, mark_beyond
-from gradwire.ops._topk import segments
+from gradwire.ops.segments import segments
 from tests.cases import pairwise, together
 from tests.ops.harness import SIZES, Case, check_against_reference, gradient, random_bytes
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwire.optim import CompressedStep, DiLoCo, MicroAdam, OneBitAdam, QsparseLocal, ZeroOneAdam
-from gradwire.optim._exchanged import Exchanged
-from gradwire.optim._local import LocalSteps
+from gradwire.optim.exchanged import Exchanged
+from gradwire.optim.local import LocalSteps
 
 Options = dict[str, Any]
 

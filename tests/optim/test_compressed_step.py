@@ -15,7 +15,7 @@ import gradwire
 from gradwire.errors import ConfigError
 from gradwire.optim import CompressedStep, QsparseLocal
 from gradwire.optim._flat import FlatParameters
-from gradwire.optim._local import LocalSteps
+from gradwire.optim.local import LocalSteps
 from gradwire.testing.processes import run_ranks
 from tests.once import once
 from tests.optim.jobs import adamw, digest, forward, loss_of, model_of, parameters, resume, train, train_dense

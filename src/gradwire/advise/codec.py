@@ -18,11 +18,11 @@ from torch import Tensor
 
 from gradwire.advise.profile import BucketProfile
 from gradwire.advise.wire import Round
-from gradwire.comm._channel import Channel
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.policy import Policy
+from gradwire.group.channel import Channel
 from gradwire.metrics import Metrics
 
 __all__ = ["SAMPLE", "Codec", "CodecTimes", "DryChannel", "dry_exchange", "measure", "sample"]

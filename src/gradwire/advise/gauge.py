@@ -22,12 +22,12 @@ from gradwire.advise.examples import example
 from gradwire.advise.profile import BucketProfile, Profile, middle, shortest, watched
 from gradwire.advise.wire import PAYLOAD_SHARE, Wire
 from gradwire.bench.machine import busy_seconds, crowded
-from gradwire.comm._channel import Channel
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 from gradwire.experiments import models
 from gradwire.experiments.launch import launch
 from gradwire.experiments.replay import Replayed
+from gradwire.group.channel import Channel
 from gradwire.metrics import Metrics
 from gradwire.netlab import Link, Netlab
 

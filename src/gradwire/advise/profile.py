@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Named
-from gradwire.integrations._setup import in_memory
+from gradwire.integrations.setup import in_memory
 
 __all__ = ["BucketProfile", "Profile", "Typical", "Watch", "assigned", "middle", "shortest", "watched"]
 

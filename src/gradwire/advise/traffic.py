@@ -22,13 +22,13 @@ from dataclasses import dataclass
 
 from gradwire import registry
 from gradwire.advise.wire import Round
-from gradwire.comm._part import Part, Piece, Unit
 from gradwire.comm.two_phase import cut
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, nearest
 from gradwire.exchange.exchange import Named, default_strategy
 from gradwire.exchange.plan import grouped
 from gradwire.exchange.policy import Policy
+from gradwire.group.part import Part, Piece, Unit
 from gradwire.memory.base import Memory, default_memory
 from gradwire.types import align
 

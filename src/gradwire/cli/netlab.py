@@ -13,7 +13,7 @@ from rich.text import Text
 from gradwire.cli._groups import CommandGroup, Integer, Number
 from gradwire.cli._output import emit, json_option
 from gradwire.errors import ConfigError, nearest
-from gradwire.netlab import Netlab, _warden
+from gradwire.netlab import Netlab, remove
 from gradwire.netlab.check import LinkRow, check
 from gradwire.netlab.names import INTERFACE, MOST_WORKERS, LabNames
 from gradwire.netlab.status import lab_of, labs
@@ -56,7 +56,7 @@ def down_command(ids: tuple[str, ...], every: bool) -> None:
         if lab not in known:
             raise ConfigError(f"unknown lab {lab!r}: {nearest(lab, known)}" if known else "there is no lab")
     for lab in ids or [lab for lab, row in known.items() if every or not row["owner"] or row["dead"]]:
-        _warden.remove(lab)
+        remove(lab)
         click.echo(f"removed {lab}")
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from gradwire.comm._channel import Channel
-from gradwire.comm._part import Message, Part, Unit
 from gradwire.comm.base import Session, Site
+from gradwire.group.channel import Channel
+from gradwire.group.part import Message, Part, Unit
 from gradwire.types import Key
 
 __all__ = ["GatheredSession"]

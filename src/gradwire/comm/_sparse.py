@@ -8,26 +8,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.comm._channel import Channel
 from gradwire.errors import WireError
+from gradwire.group.channel import Channel
 
-__all__ = ["Entries", "exchange", "pack", "unpack"]
+__all__ = ["PlacedValues", "exchange", "pack", "unpack"]
 
 
-class Entries(NamedTuple):
+class PlacedValues(NamedTuple):
     """Increasing indices, int64, and as many float32 values."""
 
     places: Tensor
     values: Tensor
 
-    def within(self, lo: int, hi: int) -> Entries:
+    def within(self, lo: int, hi: int) -> PlacedValues:
         """Those with an index in [lo, hi)."""
         edges = torch.tensor([lo, hi], dtype=torch.int64, device=self.places.device)
         first, last = torch.searchsorted(self.places, edges).tolist()
-        return Entries(self.places[first:last], self.values[first:last])
+        return PlacedValues(self.places[first:last], self.values[first:last])
 
 
-def pack(status: Tensor, lists: Sequence[Entries]) -> Tensor:
+def pack(status: Tensor, lists: Sequence[PlacedValues]) -> Tensor:
     """uint8: int32 status, int32 count of each list, then all values in float32, then all indices in int32."""
     counts = torch.tensor([entries.places.numel() for entries in lists], dtype=torch.int32, device=status.device)
     values = torch.cat([entries.values for entries in lists])
@@ -35,7 +35,7 @@ def pack(status: Tensor, lists: Sequence[Entries]) -> Tensor:
     return torch.cat([part.view(torch.uint8) for part in (status, counts, values, index)])
 
 
-def unpack(message: Tensor, ranges: Sequence[tuple[int, int]]) -> tuple[Tensor, list[Entries]]:
+def unpack(message: Tensor, ranges: Sequence[tuple[int, int]]) -> tuple[Tensor, list[PlacedValues]]:
     """The status and the lists of a message.
 
     Args:
@@ -56,7 +56,7 @@ def unpack(message: Tensor, ranges: Sequence[tuple[int, int]]) -> tuple[Tensor, 
     parts = zip(
         torch.split(index.view(torch.int32), counts), torch.split(values.view(torch.float32), counts), strict=True
     )
-    lists = [Entries(where.long(), what) for where, what in parts]
+    lists = [PlacedValues(where.long(), what) for where, what in parts]
     for entries, (lo, hi) in zip(lists, ranges, strict=True):
         if bool(((entries.places < lo) | (entries.places >= hi)).any()):
             raise WireError(f"indices must lie in [{lo}, {hi}), got {entries.places[:8].tolist()}")

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gradwire.comm._part import Message, Part, Unit
 from gradwire.comm.base import Session, Site
 from gradwire.errors import WireError
+from gradwire.group.part import Message, Part, Unit
 from gradwire.types import ALIGNMENT, Key
 
 __all__ = ["VariableSession"]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradwire.comm._gathered import GatheredSession
-from gradwire.comm._part import Unit
 from gradwire.comm._variable import VariableSession
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor
+from gradwire.group.part import Unit
 
 __all__ = ["AllGather"]
 

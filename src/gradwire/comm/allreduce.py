@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gradwire import ops
-from gradwire.comm._part import Part, Piece, Unit, fill_nonfinite, nonfinite
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
+from gradwire.group.part import Part, Piece, Unit, fill_nonfinite, nonfinite
 from gradwire.types import Key, Payload, State
 
 __all__ = ["AllReduce"]

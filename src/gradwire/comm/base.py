@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.comm._channel import Channel
-from gradwire.comm._part import Piece, Unit
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
+from gradwire.group.channel import Channel
+from gradwire.group.part import Piece, Unit
 from gradwire.memory.base import Memory
 from gradwire.types import Configuration, Key, State
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.comm._part import Message, Part, Piece, Unit, fill_nonfinite
-from gradwire.comm._sparse import Entries, exchange, pack, unpack
+from gradwire.comm._sparse import PlacedValues, exchange, pack, unpack
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor
-from gradwire.compressors.sparse._exact_topk import ExactTopK
 from gradwire.errors import ConfigError, is_int, require
+from gradwire.group.part import Message, Part, Piece, Unit, fill_nonfinite
 from gradwire.memory.base import Memory
-from gradwire.ops import _topk
+from gradwire.ops import segments as _topk
 from gradwire.types import Key
 
 __all__ = ["OkTopkStrategy"]
@@ -62,14 +61,14 @@ class OkTopkStrategy(Strategy):
         require(is_int(self.period, 1), "OkTopkStrategy.period", "an integer >= 1", self.period)
 
     def check(self, compressor: Compressor) -> None:
-        if not isinstance(compressor, ExactTopK):
+        if not compressor.exact_entries:
             raise ConfigError(
                 f"strategy 'oktopk' sums entries of top-k in float32, which {compressor.name!r} does not send: "
                 f"use compressor='oktopk'"
             )
 
     def check_memory(self, memory: Memory) -> None:
-        if memory.balanced and type(memory).returned is Memory.returned:
+        if memory.balanced and not memory.takes_back:
             raise ConfigError(
                 f"strategy 'oktopk' gives entries back that were sent in vain, but memory {memory.name!r} has no "
                 "method 'returned' to keep them: add one, or use strategy='allgather'"
@@ -123,7 +122,7 @@ class OkTopkSession(Session):
         world = self.channel.world
         return [(p.numel * rank // world, p.numel * (rank + 1) // world) for p in self.part.pieces]
 
-    def _sum(self, local: Sequence[Entries]) -> tuple[Tensor, list[Entries]]:
+    def _sum(self, local: Sequence[PlacedValues]) -> tuple[Tensor, list[PlacedValues]]:
         """Send entries to the owners; the sums of what came for this rank's ranges, and whether a sender was bad."""
         sends = [
             pack(self.own.status, [each.within(*of) for each, of in zip(local, self._ranges(rank), strict=True)])
@@ -136,7 +135,7 @@ class OkTopkSession(Session):
             _added([lists[i] for _, lists in received], lo, hi) for i, (lo, hi) in enumerate(ranges)
         ]  # fmt: skip
 
-    def _thresholds(self, sums: Sequence[Entries]) -> Tensor:
+    def _thresholds(self, sums: Sequence[PlacedValues]) -> Tensor:
         """Those kept, or anew: the k-th largest magnitude of the sums that owners report, the same on every rank."""
         if self.age % self.period:
             return self.thresholds
@@ -149,15 +148,15 @@ class OkTopkSession(Session):
         columns = torch.split(rows, reported, 1)
         return torch.stack([of.flatten().topk(k).values[-1] for of, k in zip(columns, self.wanted, strict=True)])
 
-    def _gather(self, message: Tensor) -> tuple[Tensor, list[Entries]]:
+    def _gather(self, message: Tensor) -> tuple[Tensor, list[PlacedValues]]:
         """The winners of all owners, in the order of their indices."""
         received = exchange(self.channel, [message] * self.channel.world)
         read = [unpack(each, self._ranges(rank)) for rank, each in enumerate(received)]
         lists = zip(*(lists for _, lists in read), strict=True)
-        won = [Entries(*(torch.cat(parts) for parts in zip(*of_piece, strict=True))) for of_piece in lists]
+        won = [PlacedValues(*(torch.cat(parts) for parts in zip(*of_piece, strict=True))) for of_piece in lists]
         return torch.cat([told for told, _ in read]).ne(0), won
 
-    def _deliver(self, piece: Piece, flat: Tensor, sent: Entries, won: Entries) -> None:
+    def _deliver(self, piece: Piece, flat: Tensor, sent: PlacedValues, won: PlacedValues) -> None:
         """Hand out the mean of the winners, and keep what was sent in vain."""
         out = piece.of(flat)
         lost = ~torch.isin(sent.places, won.places)
@@ -166,7 +165,7 @@ class OkTopkSession(Session):
         out.view(-1).index_add_(0, won.places, won.values, alpha=1.0 / self.channel.world)
         piece.memory.finish(out, piece.kept, torch.zeros((), dtype=torch.bool, device=flat.device))
 
-    def _nudge(self, thresholds: Tensor, won: Sequence[Entries]) -> None:
+    def _nudge(self, thresholds: Tensor, won: Sequence[PlacedValues]) -> None:
         counts = torch.tensor([each.places.numel() for each in won], device=thresholds.device)
         wanted = torch.tensor(self.wanted, device=thresholds.device)
         astray = bool(((counts > 2 * wanted) | (2 * counts < wanted)).any())
@@ -177,22 +176,22 @@ class OkTopkSession(Session):
             kept["age"].fill_(self.age)
 
 
-def _entries(payload: tuple[Tensor, ...]) -> Entries:
+def _entries(payload: tuple[Tensor, ...]) -> PlacedValues:
     values, counts, low = payload
     starts = torch.arange(counts.numel(), device=counts.device) * _topk.SEGMENT
-    return Entries(starts.repeat_interleave(counts) + _topk.low_bits(low), values)
+    return PlacedValues(starts.repeat_interleave(counts) + _topk.low_bits(low), values)
 
 
-def _added(lists: Sequence[Entries], lo: int, hi: int) -> Entries:
+def _added(lists: Sequence[PlacedValues], lo: int, hi: int) -> PlacedValues:
     """The sum of lists with indices in [lo, hi), in the order of the lists; zeros are left out."""
     total = torch.zeros(hi - lo, device=lists[0].values.device)
     for entries in lists:
         total.index_add_(0, entries.places - lo, entries.values)
     index = total.nonzero().view(-1)
-    return Entries(index + lo, total[index])
+    return PlacedValues(index + lo, total[index])
 
 
-def _largest(sums: Entries, least: float) -> Entries:
+def _largest(sums: PlacedValues, least: float) -> PlacedValues:
     """What is not below ``least``; NaN is not."""
     chosen = ~(sums.values.abs() < least)
-    return Entries(sums.places[chosen], sums.values[chosen])
+    return PlacedValues(sums.places[chosen], sums.values[chosen])

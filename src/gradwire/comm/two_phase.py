@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gradwire.comm._part import Message, Part, Piece, Unit
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
+from gradwire.group.part import Message, Part, Piece, Unit
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual

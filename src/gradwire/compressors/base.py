@@ -113,6 +113,15 @@ class Compressor(Configuration, ABC):
     overflows: ClassVar[bool] = True
     """x - D(encode(x)) may be infinite or NaN where x is finite."""
 
+    exact_entries: ClassVar[bool] = False
+    """The payload is the values of some elements in float32, how many each segment of 65536 has, and the low 16 bits of
+    their increasing indices: entries that a strategy can add up."""
+
+    settles: ClassVar[bool] = False
+    """The mean is not what the optimizer gets: ``settle`` is its own."""
+
+    declared_by: ClassVar = {"settles": ("settle",)}
+
     factorises: ClassVar[bool] = False
     """``encode`` decomposes the gradient, or searches estimates of all its elements, in room of the gradient's size."""
 
@@ -333,6 +342,11 @@ class MultiRound(Compressor):
     type, so they need head-room, without which ``check_world`` refuses the group; the field that is reduced first must
     be float32, for it tells of a NaN."""
 
+    own_share: ClassVar[bool] = False
+    """What a rank has contributed can be told from the mean: ``add_own`` is its own."""
+
+    declared_by: ClassVar = {"settles": ("settle",), "own_share": ("add_own",)}
+
     rounds_only: ClassVar[tuple[str, ...]] = ()
     """Fields that only rounds read, or this rank alone: ``add_decoded`` does without them. A worker that runs its
     rounds alone and sends the payload to a server leaves them out."""
@@ -362,7 +376,7 @@ class MultiRound(Compressor):
 
         The mean over the ranks is a small difference of these, and a sum that is rounded to 8 bits loses it.
         """
-        if type(self).add_own is MultiRound.add_own:
+        if not self.own_share:
             raise ConfigError(
                 f"the residual of {self.name!r} must be float32, got bfloat16: it also collects how the ranks' "
                 "gradients differ, without bound; leave residual_dtype out, or use powersgd"

@@ -21,10 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.comm._agree import Opening, agree
-from gradwire.comm._channel import Channel
-from gradwire.comm._dense import DenseSession
-from gradwire.comm._part import Unit
 from gradwire.comm.base import Site, Strategy
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
@@ -35,6 +31,10 @@ from gradwire.exchange.policy import Policy
 from gradwire.exchange.residuals import Residuals
 from gradwire.exchange.second_moment import SecondMoment
 from gradwire.exchange.undo import Undo
+from gradwire.group.agree import Opening, agree
+from gradwire.group.channel import Channel
+from gradwire.group.dense import DenseSession
+from gradwire.group.part import Unit
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
 from gradwire.ops.native import check_environment, warn_without_kernels

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.comm._dense import DenseSession
-from gradwire.comm._part import Unit
 from gradwire.comm.base import Session, Strategy
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.exchange.policy import Policy
+from gradwire.group.dense import DenseSession
+from gradwire.group.part import Unit
 from gradwire.memory.base import Memory
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.comm._part import Piece, Unit
+from gradwire.group.part import Piece, Unit
 from gradwire.types import Key, State, tensor_id
 
 __all__ = ["Residuals", "used_here"]

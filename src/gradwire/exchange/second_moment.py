@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.comm._channel import Channel
+from gradwire.group.channel import Channel
 
 __all__ = ["EVERY", "LEAST", "MOST", "SHARE", "SecondMoment"]
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from gradwire import registry
 from gradwire.comm.base import Strategy
-from gradwire.compat import Recipe
+from gradwire.compat import MethodChoice
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.simple import SimpleCompressor
 from gradwire.errors import ConfigError, is_float32, nearest, require
@@ -104,7 +104,7 @@ class Settings(Configuration):
         """
         self.check()
         memory, strategy, force = self.memory, self.strategy, self.force
-        if isinstance(compressor, Recipe):
+        if isinstance(compressor, MethodChoice):
             force = force or (compressor.force and memory is None)
             memory, strategy = memory or compressor.memory, strategy or compressor.strategy
             compressor = compressor.compressor

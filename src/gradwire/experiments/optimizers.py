@@ -11,10 +11,10 @@ from torch import nn
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, Told, nearest, require
 from gradwire.experiments.recipe import Recipe
-from gradwire.optim._exchanged import Exchanged
-from gradwire.optim._local import LocalSteps
 from gradwire.optim.compressed_step import CompressedStep
 from gradwire.optim.diloco import DiLoCo
+from gradwire.optim.exchanged import Exchanged
+from gradwire.optim.local import LocalSteps
 from gradwire.optim.micro_adam import MicroAdam
 from gradwire.optim.onebit_adam import OneBitAdam
 from gradwire.optim.qsparse_local import QsparseLocal

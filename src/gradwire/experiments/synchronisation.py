@@ -22,7 +22,7 @@ from gradwire.experiments.recipe import Recipe
 from gradwire.experiments.torchhooks import TorchHook, ring_bytes
 from gradwire.integrations.ddp import compress_ddp
 from gradwire.metrics import Metrics
-from gradwire.optim._exchanged import Exchanged
+from gradwire.optim.exchanged import Exchanged
 
 __all__ = [
     "CORRECTED",

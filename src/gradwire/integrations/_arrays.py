@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from gradwire.errors import Told, is_float32, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.second_moment import SecondMoment
-from gradwire.integrations._adaptive import AdaptiveWatch
 from gradwire.integrations._buckets import Bucket, BucketState, split
-from gradwire.integrations._ownership import Caller
-from gradwire.integrations._setup import prepare_named
 from gradwire.integrations._state import Units
 from gradwire.integrations._variance import check_noise
+from gradwire.integrations.adaptive import AdaptiveWatch
+from gradwire.integrations.ownership import Caller
+from gradwire.integrations.setup import prepare_named
 
 __all__ = ["ArrayState", "Spec"]
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Named
-from gradwire.integrations._ownership import release
-from gradwire.integrations._setup import in_memory, memory_order
 from gradwire.integrations._state import ExchangeState
 from gradwire.integrations._unused import run_without
+from gradwire.integrations.ownership import release
+from gradwire.integrations.setup import in_memory, memory_order
 from gradwire.worker import Worker
 
 __all__ = ["Bucket", "BucketState", "split"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from gradwire.comm._agree import agree
 from gradwire.errors import require
 from gradwire.exchange.checkpoint import OnResize, merge_states
+from gradwire.group.agree import agree
 from gradwire.integrations._state import ExchangeState
 
 __all__ = ["load_rank", "save_rank"]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.comm._agree import agree
-from gradwire.comm._channel import Channel
 from gradwire.exchange.checkpoint import merge_states
+from gradwire.group.agree import agree
+from gradwire.group.channel import Channel
 from gradwire.integrations._state import ExchangeState
 from gradwire.metrics import Metrics
 

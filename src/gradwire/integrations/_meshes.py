@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from gradwire.errors import ConfigError, require
-from gradwire.integrations._setup import kind_of
+from gradwire.integrations.setup import kind_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -10,17 +10,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.comm._part import Piece, Unit, nonfinite
-from gradwire.comm._scatter import ScatterSession
 from gradwire.comm.base import Site
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Exchange
+from gradwire.group.part import Piece, Unit, nonfinite
 from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
-from gradwire.integrations._ownership import release
+from gradwire.integrations._scatter import ScatterSession
 from gradwire.integrations._state import ExchangeState, Scratch
+from gradwire.integrations.ownership import release
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.types import Key
@@ -223,8 +223,7 @@ def check_method(exchange: Exchange, compressor: Compressor) -> None:
             f"{why}; with hybrid sharding and replicate= every method can be used"
         )
     memory = exchange.memory_for(compressor)
-    plain = type(memory).begin is Memory.begin and type(memory).finish is Memory.finish
-    require(plain, "memory", "one that keeps nothing of the mean for a reduce-scatter", memory.name)
+    require(not memory.keeps_mean, "memory", "one that keeps nothing of the mean for a reduce-scatter", memory.name)
 
 
 def check_size(tensor: Tensor, numel: int) -> None:

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.comm._agree import agree
 from gradwire.comm.base import Strategy
 from gradwire.errors import ConfigError, Told, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.settings import build_compressor
-from gradwire.integrations._adaptive import AdaptiveWatch
-from gradwire.integrations._ownership import release
+from gradwire.group.agree import agree
 from gradwire.integrations._variance import VarianceCorrection, check_noise
+from gradwire.integrations.adaptive import AdaptiveWatch
+from gradwire.integrations.ownership import release
 from gradwire.memory.base import Memory
 
 __all__ = ["ExchangeState", "Reading", "Scratch", "Units", "change", "parameters_of"]

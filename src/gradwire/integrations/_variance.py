@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.second_moment import SecondMoment
-from gradwire.integrations._adaptive import is_adaptive, keeps_much
+from gradwire.integrations.adaptive import is_adaptive, keeps_much
 
 __all__ = ["VarianceCorrection", "check_noise"]
 

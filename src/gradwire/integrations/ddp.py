@@ -19,19 +19,19 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gradwire.comm._part import nonfinite
 from gradwire.errors import ConfigError, Told, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Named
-from gradwire.integrations._adaptive import AdaptiveWatch, check_optimizer
+from gradwire.group.part import nonfinite
 from gradwire.integrations._copies import CopiedState, forget_copied, note_copies
-from gradwire.integrations._ownership import Caller, averaged_by_ddp, is_sharded, release
 from gradwire.integrations._regroup import Regroup
-from gradwire.integrations._setup import frozen_in, in_memory, kind_of, prepare, refuse, uncompiled
 from gradwire.integrations._state import ExchangeState, Reading, Scratch, Units
 from gradwire.integrations._traced import Arrivals
 from gradwire.integrations._unused import exchange_used
 from gradwire.integrations._variance import VarianceCorrection
+from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer
+from gradwire.integrations.ownership import Caller, averaged_by_ddp, is_sharded, release
+from gradwire.integrations.setup import frozen_in, in_memory, kind_of, prepare, refuse, uncompiled
 from gradwire.worker import Worker
 
 __all__ = ["GradwireState", "compress_ddp", "gradwire_hook"]

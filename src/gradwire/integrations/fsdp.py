@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from gradwire.comm._agree import agree
-from gradwire.comm._channel import Channel
-from gradwire.comm._part import nonfinite
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import Named
 from gradwire.exchange.residuals import used_here
-from gradwire.integrations._adaptive import AdaptiveWatch, check_optimizer
+from gradwire.group.agree import agree
+from gradwire.group.channel import Channel
+from gradwire.group.part import nonfinite
 from gradwire.integrations._cut import Sharded
 from gradwire.integrations._meshes import check_mesh, check_replicas, line_of, replicas_left_out
-from gradwire.integrations._ownership import Caller, is_sharded, release
-from gradwire.integrations._setup import kind_of, prepare, refuse, share_start, uncompiled
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
 from gradwire.integrations._variance import VarianceCorrection
+from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer
+from gradwire.integrations.ownership import Caller, is_sharded, release
+from gradwire.integrations.setup import kind_of, prepare, refuse, share_start, uncompiled
 from gradwire.metrics import Metrics
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
-from gradwire.integrations._adaptive import AdaptiveWatch, check_optimizer
 from gradwire.integrations._cut import Sharded
-from gradwire.integrations._ownership import Caller, is_sharded
-from gradwire.integrations._setup import check_dtypes, kind_of, prepare_named, refuse, uncompiled
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter
 from gradwire.integrations._state import Units
 from gradwire.integrations._variance import VarianceCorrection
+from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer
+from gradwire.integrations.ownership import Caller, is_sharded
+from gradwire.integrations.setup import check_dtypes, kind_of, prepare_named, refuse, uncompiled
 
 __all__ = ["FSDP1State", "compress_fsdp1", "fsdp1_hook"]
 

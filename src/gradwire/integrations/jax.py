@@ -21,7 +21,7 @@ from torch.utils.dlpack import from_dlpack
 from gradwire._extras import needs
 from gradwire.errors import ConfigError, Told, require
 from gradwire.integrations._arrays import ArrayState, Spec
-from gradwire.integrations._setup import share_start
+from gradwire.integrations.setup import share_start
 
 with needs("jax"):
     import jax

@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError, Told, is_float32, require
 from gradwire.exchange.checkpoint import OnResize
-from gradwire.integrations._adaptive import AdaptiveWatch
 from gradwire.integrations._buckets import Bucket, BucketState, split
-from gradwire.integrations._ownership import Caller, owners_of
-from gradwire.integrations._setup import frozen_in, kind_of, prepare, share_start, uncompiled
 from gradwire.integrations._state import Units, parameters_of
 from gradwire.integrations._variance import VarianceCorrection
+from gradwire.integrations.adaptive import AdaptiveWatch
+from gradwire.integrations.ownership import Caller, owners_of
+from gradwire.integrations.setup import frozen_in, kind_of, prepare, share_start, uncompiled
 
 __all__ = ["OptimizerState", "compress_optimizer"]
 

@@ -22,7 +22,7 @@ from gradwire._extras import needs
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require
 from gradwire.integrations._arrays import ArrayState, Spec
-from gradwire.integrations._setup import share_start
+from gradwire.integrations.setup import share_start
 
 if "tensorflow" not in sys.modules and importlib.util.find_spec("triton"):
     # Both bring LLVM, and TensorFlow 2.20 and later make theirs visible to all: Triton, which torch loads when it likes

@@ -16,8 +16,8 @@ from gradwire._extras import needs
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._files import load_rank, save_rank
-from gradwire.integrations._setup import uncompiled
 from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.integrations.setup import uncompiled
 
 with needs("huggingface"):
     from transformers import Trainer, TrainerCallback

@@ -72,6 +72,14 @@ class Memory(Configuration, ABC):
     follows_mean: ClassVar[bool] = False
     """Whether what is compressed depends on the mean that arrived before: every worker must hear it, and all of it."""
 
+    keeps_mean: ClassVar[bool] = False
+    """Something is kept of the mean that arrives: ``begin`` or ``finish`` is its own."""
+
+    takes_back: ClassVar[bool] = False
+    """Entries that were sent in vain are kept again: ``returned`` is its own."""
+
+    declared_by: ClassVar = {"keeps_mean": ("begin", "finish"), "takes_back": ("returned",)}
+
     one_round: ClassVar[bool] = False
     """Only methods of one round are served: ``compensate`` and ``update`` refuse."""
 
@@ -166,7 +174,7 @@ def check_memory(compressor: Compressor, memory: Memory, *, force: bool) -> None
             f"memory {memory.name!r} makes another method of {compressor.name!r}, which is defined with memory "
             f"{compressor.memory!r}: leave memory out, or say force=True"
         )
-    if compressor.votes and type(memory).finish is not Memory.finish:
+    if compressor.votes and memory.keeps_mean:
         raise ConfigError(
             f"memory {memory.name!r} keeps the mean that arrives, but {compressor!r} turns it into signs: use a "
             "method, or a form of this one, that does not"

@@ -45,6 +45,7 @@ class DeMoMemory(Memory):
     beta: float = 0.999
 
     name = "demo"
+    takes_back = True
     late = True
     buffers = ("residual",)
 

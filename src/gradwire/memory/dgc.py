@@ -57,6 +57,7 @@ class DGCMemory(Memory):
     clip: float | None = None
 
     name = "dgc"
+    takes_back = True
     late = True
     buffers = ("residual", "momentum", "undo", "sent")
     transient = ("undo", "sent")

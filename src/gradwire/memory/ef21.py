@@ -14,11 +14,11 @@ from gradwire.errors import is_float32, require
 from gradwire.memory.base import Memory
 from gradwire.types import Key, Payload, State
 
-__all__ = ["EF21"]
+__all__ = ["EF21Memory"]
 
 
 @dataclass(frozen=True)
-class EF21(Memory):
+class EF21Memory(Memory):
     """Each worker's estimate h_i of its gradient moves by what it sends; all keep the mean h of the estimates.
 
     phi: x = g_i - h_i;  psi: h_i = h_i + C(x);  out: h = h + mean_i C(x_i), which is what the optimizer gets.
@@ -40,7 +40,7 @@ class EF21(Memory):
         ConfigError: eta is outside its range.
 
     Example:
-        >>> EF21().buffers, EF21(eta=0.1).buffers
+        >>> EF21Memory().buffers, EF21Memory(eta=0.1).buffers
         (('local', 'mean'), ('local', 'mean', 'momentum', 'undo'))
 
     Source:
@@ -52,11 +52,13 @@ class EF21(Memory):
     eta: float = 1.0
 
     name = "ef21"
+    takes_back = True
+    keeps_mean = True
     late = True
     transient = ("undo",)
 
     def __post_init__(self) -> None:
-        require(is_float32(self.eta) and 0 < self.eta <= 1, "EF21.eta", "in (0, 1]", self.eta)
+        require(is_float32(self.eta) and 0 < self.eta <= 1, "EF21Memory.eta", "in (0, 1]", self.eta)
 
     @property
     def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -103,3 +105,6 @@ class EF21(Memory):
 
     def finish(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         torch.where(bad, kept["mean"], out, out=kept["mean"])
+
+
+EF21 = EF21Memory  # its name until 0.2

@@ -52,6 +52,7 @@ class Residual(Memory):
     dtype: Literal["float32", "bfloat16", "bf16"] = "float32"
 
     name = "residual"
+    takes_back = True
     late = True
     buffers = ("residual",)
 

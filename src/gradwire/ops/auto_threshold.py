@@ -5,9 +5,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gradwire.ops._dither import SAMPLE, dither, sampled_places
 from gradwire.ops.arguments import Flat, Floats, Where
 from gradwire.ops.base import declared
+from gradwire.ops.dither import SAMPLE, dither, sampled_places
 
 __all__ = ["auto_threshold"]
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import require
-from gradwire.ops._bits import pack_bits, unpack_bits
-from gradwire.ops._rice import read_rice, rice_bytes, rice_shift, write_rice
-from gradwire.ops._topk import read_places, write_places
 from gradwire.ops.arguments import Flat
 from gradwire.ops.base import declared
+from gradwire.ops.bits import pack_bits, unpack_bits
+from gradwire.ops.rice import read_rice, rice_bytes, rice_shift, write_rice
+from gradwire.ops.segments import read_places, write_places
 
 __all__ = ["bitmap_decode", "bitmap_encode", "rice_decode", "rice_encode"]
 

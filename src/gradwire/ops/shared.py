@@ -7,13 +7,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import float32
-from gradwire.ops._feedback import compensate
-from gradwire.ops._momentum import advance
-from gradwire.ops._philox import philox_words
-from gradwire.ops._sums import SUM_BLOCK, block_sums, mean_of_sums
 from gradwire.ops.arguments import Flat, Floats, Status, Where, Written
 from gradwire.ops.base import declared
+from gradwire.ops.checks import float32
+from gradwire.ops.feedback import compensate
+from gradwire.ops.momentum import advance
+from gradwire.ops.philox4x32 import philox_words
+from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums
 
 __all__ = [
     "accumulate", "momentum_update", "nonfinite", "philox", "precondition", "precondition_update", "swap",

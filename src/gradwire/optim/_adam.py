@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError
 from gradwire.exchange.checkpoint import OnResize
-from gradwire.optim._exchanged import Closure, Exchanged
 from gradwire.optim._flat import FlatParameters
+from gradwire.optim.exchanged import Closure, Exchanged
 
 __all__ = ["AdamLike"]
 

@@ -16,7 +16,7 @@ from gradwire.errors import Told, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.optim._flat import FlatParameters
 
-__all__ = ["Moments", "keeps_moments", "kinds_of"]
+__all__ = ["AveragedMoments", "keeps_moments", "kinds_of"]
 
 
 def keeps_moments(inner: Optimizer) -> bool:
@@ -36,7 +36,7 @@ def kinds_of(inner: Optimizer) -> list[str]:
     return ["exp_avg_sq", "max_exp_avg_sq"] if amsgrad else ["exp_avg_sq"]
 
 
-class Moments:
+class AveragedMoments:
     """Averages what an optimizer keeps.
 
     Args:

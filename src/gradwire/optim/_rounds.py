@@ -16,18 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.comm._dense import joined
-from gradwire.comm._part import Message, Part, Piece, Unit
 from gradwire.comm.base import Site
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, GroupError, WireError, require
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.plan import grouped
+from gradwire.group.dense import joined
+from gradwire.group.part import Message, Part, Piece, Unit
 from gradwire.meeting.attendance import Attendance
 from gradwire.meeting.closed import Closed
 from gradwire.meeting.place import Meeting
-from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.types import Key, tensor_id
@@ -340,5 +339,4 @@ def check_methods(exchange: Exchange) -> None:
         require(alone, "compressor", "a method of one message with a meeting, not one averaged in rounds", each.name)
         require(each.average, "compressor", "a method whose payloads are averaged one by one with a meeting", each)
         memory = exchange.memory_for(each)
-        plain = type(memory).begin is Memory.begin and type(memory).finish is Memory.finish
-        require(plain, "memory", "one that keeps nothing of the mean with a meeting", memory.name)
+        require(not memory.keeps_mean, "memory", "one that keeps nothing of the mean with a meeting", memory.name)

@@ -30,13 +30,13 @@ from torch.optim import Optimizer
 
 from gradwire.errors import ConfigError, Told, is_int, require
 from gradwire.exchange.checkpoint import OnResize
-from gradwire.integrations._ownership import release
+from gradwire.integrations.ownership import release
 from gradwire.meeting.place import Meeting
 from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.dgc import DGCMemory
 from gradwire.optim._flight import Flight
-from gradwire.optim._local import LocalSteps
-from gradwire.optim._moments import Moments, keeps_moments, kinds_of
+from gradwire.optim._moments import AveragedMoments, keeps_moments, kinds_of
+from gradwire.optim.local import LocalSteps
 
 __all__ = ["CompressedStep"]
 
@@ -155,7 +155,7 @@ class CompressedStep(LocalSteps):
             raise ConfigError(f"CompressedStep.keep must be False with memory {memory.name!r}, {why}, got True")
         self.decay: Decay = chosen
         self.moments = moments
-        self._moments = None if moments == "apart" else Moments(self.params)
+        self._moments = None if moments == "apart" else AveragedMoments(self.params)
         self._flight = Flight(self.params) if late else None
         self.keep, self.reset, self._apart = keep, reset, False
         numbers = {id(param): number for number, param in enumerate(self.params)}

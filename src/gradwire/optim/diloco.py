@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from gradwire.errors import is_number, require
 from gradwire.meeting.place import Meeting
 from gradwire.optim._flat import FlatParameters
-from gradwire.optim._local import LocalSteps
+from gradwire.optim.local import LocalSteps
 
 __all__ = ["DiLoCo"]
 

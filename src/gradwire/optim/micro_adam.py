@@ -13,8 +13,8 @@ from torch import Tensor
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.optim._adam import AdamLike
-from gradwire.optim._exchanged import Closure, check_adam
 from gradwire.optim._flat import FlatParameters
+from gradwire.optim.exchanged import Closure, check_adam
 
 __all__ = ["MicroAdam"]
 

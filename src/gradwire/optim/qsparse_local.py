@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from gradwire.meeting.place import Meeting
-from gradwire.optim._local import LocalSteps
+from gradwire.optim.local import LocalSteps
 
 __all__ = ["QsparseLocal"]
 

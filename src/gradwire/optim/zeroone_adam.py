@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from gradwire.errors import is_int, require
 from gradwire.optim._adam import AdamLike
-from gradwire.optim._exchanged import Closure, check_adam
 from gradwire.optim._flat import any_nonfinite
+from gradwire.optim.exchanged import Closure, check_adam
 
 __all__ = ["ZeroOneAdam"]
 

@@ -10,7 +10,7 @@ from gradwire.compressors.sparse.ops import (
     take_drawn,
     take_marked,
 )
-from gradwire.ops._topk import SEGMENT
+from gradwire.ops.segments import SEGMENT
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient
 from tests.ops.test_marks import BEYOND, entries, marks

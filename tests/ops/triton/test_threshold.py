@@ -8,7 +8,7 @@ from gradwire.compressors.sparse.ops import (
     threshold_encode,
     threshold_encode_feedback,
 )
-from gradwire.ops._topk import SEGMENT, segments
+from gradwire.ops.segments import SEGMENT, segments
 from tests.cases import pairwise
 from tests.ops.harness import Case, gradient, random_bytes
 from tests.ops.triton.checks import check

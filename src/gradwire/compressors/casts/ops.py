@@ -27,11 +27,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import float32
-from gradwire.ops._feedback import compensate
-from gradwire.ops._qsgd import norms_of, spread
 from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Written
 from gradwire.ops.base import declared
+from gradwire.ops.checks import float32
+from gradwire.ops.feedback import compensate
+from gradwire.ops.levels import norms_of, spread
 
 __all__ = [
     "KINDS", "capacity", "cast_add_decoded", "cast_encode", "cast_encode_feedback", "codebook", "eightbit_add_decoded",

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from gradwire.compressors.casts import ops
 from gradwire.compressors.casts.ops import KINDS, codebook
-from gradwire.ops._checks import float32
-from gradwire.ops.triton._accumulate import add_residual
-from gradwire.ops.triton._launch import BLOCK, launch
-from gradwire.ops.triton._qsgd import blocks, groups, largest, load, norm_of, store, tile
-from gradwire.ops.triton._qsgd import elements as elements_of
-from gradwire.ops.triton._status import flag_nonfinite
-from gradwire.ops.triton._tile import elements
+from gradwire.ops.checks import float32
+from gradwire.ops.triton.accumulate import add_residual
+from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.levels import blocks, groups, largest, load, norm_of, store, tile
+from gradwire.ops.triton.levels import elements as elements_of
+from gradwire.ops.triton.status import flag_nonfinite
+from gradwire.ops.triton.tile import elements
 
 __all__ = [
     "cast_add_decoded", "cast_encode", "cast_encode_feedback", "eightbit_add_decoded", "eightbit_encode",

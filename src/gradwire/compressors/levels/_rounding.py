@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradwire.compressors.levels import ops
 from gradwire.ops import nonfinite
-from gradwire.ops._qsgd import TINY
+from gradwire.ops.levels import TINY
 from gradwire.types import Field, Key, Layout, Payload
 
 __all__ = ["Grid", "Moments", "clipped", "linf_omega", "uniform_omega"]

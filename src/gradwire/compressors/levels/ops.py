@@ -29,14 +29,14 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import float32
-from gradwire.ops._feedback import compensate
-from gradwire.ops._lanes import lane_sums
-from gradwire.ops._philox import philox_words
-from gradwire.ops._qsgd import norms_of, pack_levels, spread, uniform, unpack_levels
-from gradwire.ops._units import exponent_of, power_of_two
 from gradwire.ops.arguments import Flat, Floats, Names, Rows, Status, Where, Written
 from gradwire.ops.base import declared
+from gradwire.ops.checks import float32
+from gradwire.ops.feedback import compensate
+from gradwire.ops.lanes import lane_sums
+from gradwire.ops.levels import norms_of, pack_levels, spread, uniform, unpack_levels
+from gradwire.ops.philox4x32 import philox_words
+from gradwire.ops.units import exponent_of, power_of_two
 
 __all__ = [
     "SEGMENT", "moments", "moments_feedback", "natural_add_decoded", "natural_encode", "natural_encode_feedback",

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gradwire.compressors.levels import ops
 from gradwire.compressors.levels.ops import top_of
-from gradwire.ops._checks import float32
-from gradwire.ops.triton._launch import BLOCK, launch
-from gradwire.ops.triton._philox import philox_words
-from gradwire.ops.triton._qsgd import blocks, elements, groups, largest, load, norm_of, store, tile
-from gradwire.ops.triton._status import flag_nonfinite
+from gradwire.ops.checks import float32
+from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile
+from gradwire.ops.triton.philox import philox_words
+from gradwire.ops.triton.status import flag_nonfinite
 
 __all__ = [
     "natural_add_decoded", "natural_encode", "natural_encode_feedback", "qsgd_add_decoded", "qsgd_encode",

@@ -39,6 +39,7 @@ class Alternating(MultiRound):
     min_compression: float
 
     rounds_only = ("own_p", "own_q")
+    own_share = True
 
     @property
     def feedback(self) -> Feedback:
@@ -123,13 +124,13 @@ class Alternating(MultiRound):
         if r:
             add_product(out.view(m, length), p.view(r, m), q.view(r, length), scale)
 
-    def _item(self, x: Tensor, payload: Payload, state: State) -> _Item:
+    def _item(self, x: Tensor, payload: Payload, state: State) -> _Halved:
         m, length, r = matrix_of(x.shape, self.rank)
         p, q, own_p, own_q = (field.view(r, -1) for field in payload)
-        return _Item(x.view(m, length), (p, q), (own_p, own_q), (state["p"], state["q"]))
+        return _Halved(x.view(m, length), (p, q), (own_p, own_q), (state["p"], state["q"]))
 
 
-class _Item(NamedTuple):
+class _Halved(NamedTuple):
     """One matrix on its way; each pair is of (r, m) and (r, L)."""
 
     x: Tensor

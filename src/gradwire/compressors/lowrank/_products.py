@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradwire.compressors.lowrank import ops
 from gradwire.ops import philox
-from gradwire.ops._units import exponent_of, power_of_two
+from gradwire.ops.units import exponent_of, power_of_two
 
 __all__ = [
     "add_product",

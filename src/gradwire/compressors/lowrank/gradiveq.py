@@ -117,7 +117,7 @@ class GradiVeQ(MultiRound):
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
     ) -> Iterator[int]:
-        items = [_Item(x, *p, **s) for x, p, s in zip(xs, payloads, states, strict=True) if x.numel()]
+        items = [_Sliced(x, *p, **s) for x, p, s in zip(xs, payloads, states, strict=True) if x.numel()]
         index = (keys[0].step - 1) % self.period if keys else 0
         if index >= self.sampled:
             for item in items:
@@ -150,7 +150,7 @@ class GradiVeQ(MultiRound):
         return width, min(self.components, width)
 
 
-class _Item(NamedTuple):
+class _Sliced(NamedTuple):
     """One tensor on its way, the fields of its payload, and its state."""
 
     x: Tensor
@@ -171,7 +171,7 @@ class _Item(NamedTuple):
             torch.mm(slices, directions.mT, out=rows)
 
 
-def _refresh(items: Sequence[_Item], *, leads: bool) -> Iterator[int]:
+def _refresh(items: Sequence[_Sliced], *, leads: bool) -> Iterator[int]:
     """Learn the basis from the common gradients in ``dense``, and take that of the rank that leads."""
     moments = [item.moment + _moment(item.dense, item.basis) for item in items]
     found = [_leading(moment, item.basis.shape[0]) for moment, item in zip(moments, items, strict=True)]

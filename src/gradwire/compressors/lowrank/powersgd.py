@@ -78,6 +78,7 @@ class PowerSGD(MultiRound):
     family = "low rank"
     reference = "T. Vogels, S. P. Karimireddy, M. Jaggi, PowerSGD, NeurIPS 2019"
     rounds_only = ("own",)
+    own_share = True
 
     def __post_init__(self) -> None:
         require(is_int(self.rank, 1), "PowerSGD.rank", "an integer >= 1", self.rank)
@@ -152,14 +153,14 @@ class PowerSGD(MultiRound):
         if r:
             add_product(out.view(m, length), p.view(r, m), q.view(r, length), scale)
 
-    def _item(self, x: Tensor, payload: Payload, state: State) -> _Item:
+    def _item(self, x: Tensor, payload: Payload, state: State) -> _Factored:
         m, length, r = matrix_of(x.shape, self.rank)
         p, q = payload[0].view(r, m), payload[1].view(r, length)
         own = payload[2].view(r, length) if self.error == "local" else None
-        return _Item(x.view(m, length), p, q, own, state["q"])
+        return _Factored(x.view(m, length), p, q, own, state["q"])
 
 
-class _Item(NamedTuple):
+class _Factored(NamedTuple):
     """One matrix on its way; factors lie in rows, on which a BLAS is several times faster than on thin columns."""
 
     x: Tensor

@@ -9,14 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops._checks import float32
-from gradwire.ops._sums import SUM_BLOCK, mean_of_sums
-from gradwire.ops.triton._codes import pack, places, unpack
-from gradwire.ops.triton._launch import BLOCK, launch
-from gradwire.ops.triton._momentum import advance
-from gradwire.ops.triton._signs import ROWS, blocks, pack_signs, total_of_32, unpack_signs
-from gradwire.ops.triton._status import compensate, flag_nonfinite
-from gradwire.ops.triton._tile import elements
+from gradwire.ops.checks import float32
+from gradwire.ops.sums import SUM_BLOCK, mean_of_sums
+from gradwire.ops.triton.codes import pack, places, unpack
+from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.momentum import advance
+from gradwire.ops.triton.signs import ROWS, blocks, pack_signs, total_of_32, unpack_signs
+from gradwire.ops.triton.status import compensate, flag_nonfinite
+from gradwire.ops.triton.tile import elements
 
 __all__ = [
     "mean_magnitude", "onebit_add_decoded", "onebit_encode", "onebit_encode_feedback", "scaled_sign_add_decoded",

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import require
-from gradwire.ops._checks import float32
-from gradwire.ops._philox import philox_words
 from gradwire.ops.arguments import Flat, Floats, Rows, Where, Written
 from gradwire.ops.base import declared
+from gradwire.ops.checks import float32
+from gradwire.ops.philox4x32 import philox_words
 
 __all__ = ["bucket_add_decoded", "bucket_encode", "places", "sketch_add", "sketch_estimate"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gradwire.compressors._entries import few
 from gradwire.compressors.sparse import ops
 from gradwire.errors import WireError
-from gradwire.ops._topk import SEGMENT, low_bits
+from gradwire.ops.segments import SEGMENT, low_bits
 from gradwire.types import Payload
 
 __all__ = ["Entries", "add_ranks", "check_places", "first_guess", "room_for", "take_beyond"]

@@ -13,7 +13,7 @@ from gradwire.compressors.sparse import ops
 from gradwire.compressors.sparse._chosen import check_places
 from gradwire.errors import is_float32, require
 from gradwire.helpers import count_of
-from gradwire.ops._topk import segments
+from gradwire.ops.segments import segments
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["ExactTopK"]
@@ -27,6 +27,8 @@ class ExactTopK(Compressor):
     """
 
     ratio: float = 0.001
+
+    exact_entries = True
 
     def __post_init__(self) -> None:
         ok = is_float32(self.ratio) and 0 < self.ratio <= 1

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from gradwire.ops._bits import unpack_bits
+from gradwire.ops.bits import unpack_bits
 
 __all__ = ["INFINITE", "codes_of", "pack_nibbles", "rounded", "unpack_stream", "values_of"]
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from gradwire.compressors.sparse.ops import tail_moments, tail_segments
 
-__all__ = ["Moments", "measure", "unit_of"]
+__all__ = ["MagnitudeMoments", "measure", "unit_of"]
 
 _MOST = 126
 
 
-class Moments(NamedTuple):
+class MagnitudeMoments(NamedTuple):
     """Of y = |x| - low where low < |x| < high: how many, the sums of y and y^2; and the largest |x| of all."""
 
     size: int
@@ -24,24 +24,24 @@ class Moments(NamedTuple):
     largest: float
 
 
-def measure(x: Tensor, low: float = 0.0, high: float = math.inf, unit: float = 1.0) -> Moments:
+def measure(x: Tensor, low: float = 0.0, high: float = math.inf, unit: float = 1.0) -> MagnitudeMoments:
     """The moments of a flat tensor: float32 sums of 1024 elements, added up in float64.
 
     Args:
         unit: see ``unit_of``; with 1 the squares of small elements vanish, and sums of huge ones overflow.
 
     >>> measure(torch.tensor([1.0, -3.0, 0.0, 9.0]), low=0.5, high=5.0)
-    Moments(size=2, total=3.0, squares=6.5, largest=9.0)
+    MagnitudeMoments(size=2, total=3.0, squares=6.5, largest=9.0)
     """
     if x.numel() == 0:
-        return Moments(0, 0.0, 0.0, 0.0)
+        return MagnitudeMoments(0, 0.0, 0.0, 0.0)
     table = torch.empty(4 * tail_segments(x.numel()), device=x.device)
     tail_moments(x, table, low, high, unit)
     rows = table.view(-1, 4)
     # As integers magnitudes compare with a NaN as the largest.
     largest = rows[:, 0].contiguous().view(torch.int32).amax().view(torch.float32)
     size, total, squares = rows[:, 1:].sum(0, dtype=torch.float64).tolist()
-    return Moments(int(size), total / unit, squares / unit / unit, float(largest))
+    return MagnitudeMoments(int(size), total / unit, squares / unit / unit, float(largest))
 
 
 def unit_of(largest: float) -> float:

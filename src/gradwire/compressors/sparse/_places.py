@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gradwire import ops
-from gradwire.ops._rice import rice_bytes
-from gradwire.ops._topk import read_places, segments, write_places
+from gradwire.ops.rice import rice_bytes
+from gradwire.ops.segments import read_places, segments, write_places
 from gradwire.types import Field, Payload
 
 __all__ = ["FORMS", "Form", "smallest"]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradwire.compressors._entries import pieces
-from gradwire.compressors.sparse._measure import Moments, measure, unit_of
+from gradwire.compressors.sparse._measure import MagnitudeMoments, measure, unit_of
 
 __all__ = ["STAGE_RATIO", "fit", "sum_of_logs", "threshold"]
 
@@ -27,10 +27,10 @@ _FEW = 30
 _SMALLEST = 2.0**-149
 
 
-def fit(of: Moments, share: float, distribution: str, logs: float = 0.0) -> float:
+def fit(of: MagnitudeMoments, share: float, distribution: str, logs: float = 0.0) -> float:
     """The threshold that a share of the fitted distribution exceeds, >= 0; ``logs`` is the sum of ln y, for "gamma".
 
-    >>> round(fit(Moments(size=4, total=8.0, squares=0.0, largest=5.0), 0.25, "exp"), 4)
+    >>> round(fit(MagnitudeMoments(size=4, total=8.0, squares=0.0, largest=5.0), 0.25, "exp"), 4)
     2.7726
     """
     mean = of.total / of.size
@@ -72,7 +72,7 @@ def threshold(x: Tensor, ratio: float, distribution: str, stages: int) -> float:
     return min(max(eta, _SMALLEST), first.largest)
 
 
-def _stages(x: Tensor, of: Moments, share: float, distribution: str, stages: int, unit: float) -> float:
+def _stages(x: Tensor, of: MagnitudeMoments, share: float, distribution: str, stages: int, unit: float) -> float:
     logs = sum_of_logs(x) if distribution == "gamma" else 0.0
     later = "gp" if distribution == "gamma" else distribution
     left, eta = min(stages, 1 + int(math.log(share) / math.log(STAGE_RATIO))), 0.0

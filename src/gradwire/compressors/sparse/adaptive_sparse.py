@@ -14,9 +14,9 @@ from gradwire.compressors import _entries
 from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.sparse import ops
 from gradwire.compressors.sparse._chosen import Entries, add_ranks, check_places, first_guess, room_for
-from gradwire.compressors.sparse._measure import Moments, measure, unit_of
+from gradwire.compressors.sparse._measure import MagnitudeMoments, measure, unit_of
 from gradwire.errors import WireError, is_float32, is_int, require
-from gradwire.ops._topk import segments
+from gradwire.ops.segments import segments
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["AdaptiveSparse"]
@@ -125,7 +125,7 @@ class AdaptiveSparse(Compressor):
             used, stream, drawn.whole, drawn.whole_places, drawn.sign_places, _entries.pack_bits(drawn.signs < 0)
         )
 
-    def _step(self, flat: Tensor, all_of: Moments) -> float:
+    def _step(self, flat: Tensor, all_of: MagnitudeMoments) -> float:
         """s, a float32 above 0; NaN where x is not finite."""
         if not math.isfinite(all_of.largest):
             return math.nan
@@ -138,7 +138,7 @@ class AdaptiveSparse(Compressor):
         # The probabilities must be those of the s that is sent.
         return float(torch.tensor(max(s, _SMALLEST), dtype=torch.float32))
 
-    def _greedy(self, flat: Tensor, all_of: Moments, unit: float) -> float:
+    def _greedy(self, flat: Tensor, all_of: MagnitudeMoments, unit: float) -> float:
         k = max(1.0, self.ratio * flat.numel())
         s = all_of.total / k
         for _ in range(self.iterations):
@@ -149,7 +149,7 @@ class AdaptiveSparse(Compressor):
             s = below.total / left
         return s
 
-    def _closed(self, flat: Tensor, all_of: Moments, unit: float) -> float:
+    def _closed(self, flat: Tensor, all_of: MagnitudeMoments, unit: float) -> float:
         below, s, above = all_of, 0.0, -1
         budget = self.eps * all_of.squares
         # An element that is above s stays there: moving it out of the sums only lowers s.

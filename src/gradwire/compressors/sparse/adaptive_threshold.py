@@ -14,7 +14,7 @@ from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.sparse._chosen import Entries, add_ranks, check_places, take_beyond
 from gradwire.errors import WireError, is_float32, require
 from gradwire.helpers import count_of
-from gradwire.ops._topk import segments
+from gradwire.ops.segments import segments
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["AdaptiveThreshold"]

@@ -25,15 +25,15 @@ from torch import Tensor
 from gradwire.compressors.sparse._draws import HEADER, choose, read_seed, write_seed
 from gradwire.compressors.sparse._exponents import codes_of, pack_nibbles, unpack_stream, values_of
 from gradwire.errors import require
-from gradwire.ops._bits import pack_bits, unpack_bits
-from gradwire.ops._checks import float32
-from gradwire.ops._dither import dither
-from gradwire.ops._feedback import compensate
-from gradwire.ops._lanes import lane_sums
-from gradwire.ops._philox import philox_words
-from gradwire.ops._topk import SEGMENT, low_bits, segments, write_places
 from gradwire.ops.arguments import Flat, Flats, Floats, Rows, Status, Where, Written, refuse
 from gradwire.ops.base import declared
+from gradwire.ops.bits import pack_bits, unpack_bits
+from gradwire.ops.checks import float32
+from gradwire.ops.dither import dither
+from gradwire.ops.feedback import compensate
+from gradwire.ops.lanes import lane_sums
+from gradwire.ops.philox4x32 import philox_words
+from gradwire.ops.segments import SEGMENT, low_bits, segments, write_places
 
 __all__ = [
     "BITMAP", "BLOCK", "DENSE", "TAIL_SEGMENT", "capacity", "exponent_add_decoded", "exponent_encode", "mark_beyond",

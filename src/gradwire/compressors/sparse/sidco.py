@@ -15,7 +15,7 @@ from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.sparse import _tails
 from gradwire.compressors.sparse._chosen import Entries, add_ranks, check_places, take_beyond
 from gradwire.errors import WireError, is_float32, is_int, require
-from gradwire.ops._topk import segments
+from gradwire.ops.segments import segments
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["SIDCo"]

@@ -16,20 +16,20 @@ from gradwire.compressors.sparse._draws import read_seed, write_seed
 from gradwire.compressors.sparse._exponents import INFINITE
 from gradwire.compressors.sparse.ops import BITMAP, DENSE, TAIL_SEGMENT
 from gradwire.compressors.sparse.ops import BLOCK as PLACES
-from gradwire.ops._bits import unpack_bits
-from gradwire.ops._checks import float32
-from gradwire.ops._topk import SEGMENT, segments
-from gradwire.ops.triton._accumulate import add_residual
-from gradwire.ops.triton._compact import PART, before, bits_of, rank, read_ends, write_counts
-from gradwire.ops.triton._dither import dither
-from gradwire.ops.triton._launch import BLOCK, launch
-from gradwire.ops.triton._marks import count_marks, room_for_counts
-from gradwire.ops.triton._philox import philox_table, philox_words
-from gradwire.ops.triton._signs import ROWS, blocks, pack_signs, total_of_16
-from gradwire.ops.triton._sparse import BLOCK as STEP
-from gradwire.ops.triton._sparse import PARTS, span
-from gradwire.ops.triton._status import compensate
-from gradwire.ops.triton._tile import elements
+from gradwire.ops.bits import unpack_bits
+from gradwire.ops.checks import float32
+from gradwire.ops.segments import SEGMENT, segments
+from gradwire.ops.triton.accumulate import add_residual
+from gradwire.ops.triton.compact import PART, before, bits_of, rank, read_ends, write_counts
+from gradwire.ops.triton.dither import dither
+from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.marks import count_marks, room_for_counts
+from gradwire.ops.triton.philox import philox_table, philox_words
+from gradwire.ops.triton.signs import ROWS, blocks, pack_signs, total_of_16
+from gradwire.ops.triton.sparse import BLOCK as STEP
+from gradwire.ops.triton.sparse import PARTS, span
+from gradwire.ops.triton.status import compensate
+from gradwire.ops.triton.tile import elements
 
 __all__ = [
     "exponent_add_decoded", "exponent_encode", "mark_beyond", "mark_drawn", "parts_add_decoded", "randomk_add_decoded",

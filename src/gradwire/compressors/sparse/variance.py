@@ -16,7 +16,7 @@ from gradwire.compressors.sparse._chosen import room_for
 from gradwire.compressors.sparse._exponents import INFINITE, codes_of, rounded, values_of
 from gradwire.compressors.sparse._measure import measure
 from gradwire.errors import WireError
-from gradwire.ops._topk import read_places, segments
+from gradwire.ops.segments import read_places, segments
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["Variance"]

@@ -26,15 +26,15 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from gradwire.ops._bits import pack_bits, unpack_bits
-from gradwire.ops._checks import float32
-from gradwire.ops._codes import code_bytes, pack, unpack
-from gradwire.ops._dither import fires
-from gradwire.ops._feedback import compensate
-from gradwire.ops._qsgd import TINY
-from gradwire.ops._rice import read_rice, rice_shift, write_rice
 from gradwire.ops.arguments import Flat, Floats, Rows, Status, Where, Written
 from gradwire.ops.base import declared
+from gradwire.ops.bits import pack_bits, unpack_bits
+from gradwire.ops.checks import float32
+from gradwire.ops.codes import code_bytes, pack, unpack
+from gradwire.ops.dither import fires
+from gradwire.ops.feedback import compensate
+from gradwire.ops.levels import TINY
+from gradwire.ops.rice import read_rice, rice_shift, write_rice
 
 __all__ = [
     "capacity", "dithered_encode", "dithered_encode_feedback", "ternary_add_decoded", "ternary_encode",

@@ -4,11 +4,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops._checks import float32
-from gradwire.ops.triton._codes import pack, places, unpack
-from gradwire.ops.triton._dither import dither
-from gradwire.ops.triton._launch import BLOCK, launch
-from gradwire.ops.triton._status import compensate
+from gradwire.ops.checks import float32
+from gradwire.ops.triton.codes import pack, places, unpack
+from gradwire.ops.triton.dither import dither
+from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.status import compensate
 
 __all__ = [
     "dithered_encode", "dithered_encode_feedback", "twobit_add_decoded", "twobit_encode", "twobit_encode_feedback",

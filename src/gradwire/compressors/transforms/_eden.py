@@ -25,11 +25,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwire.ops._checks import float32
-from gradwire.ops._philox import philox_words
+from gradwire.ops.checks import float32
+from gradwire.ops.philox4x32 import philox_words
 
 __all__ = [
-    "FORMS", "SMALLEST", "STEP", "Part", "blocks_of", "code_bytes", "flip", "kept", "limits", "parts", "quantiser",
+    "FORMS", "SMALLEST", "STEP", "BlockRun", "blocks_of", "code_bytes", "flip", "kept", "limits", "parts", "quantiser",
     "table", "words",
 ]  # fmt: skip
 
@@ -59,7 +59,7 @@ _CENTROIDS = (
 """The positive values with the least mean square error for a normal variable, for 1 to 4 bits (Lloyd and Max)."""
 
 
-class Part(NamedTuple):
+class BlockRun(NamedTuple):
     """Blocks of one size that follow each other.
 
     Attributes:
@@ -78,17 +78,17 @@ class Part(NamedTuple):
 
 
 @functools.lru_cache(1024)
-def parts(n: int, block: int, sent: int, group: int = 1) -> tuple[Part, ...]:
+def parts(n: int, block: int, sent: int, group: int = 1) -> tuple[BlockRun, ...]:
     """The blocks of ``n`` elements, the whole ones first.
 
     >>> [(part.begin, part.rows, part.size) for part in parts(3 * 1024 + 700, 1024, 1024)]
     [(0, 3, 1024), (3072, 1, 512), (3584, 1, 256)]
     """
     full, rest = divmod(n, block)
-    found = [Part(0, full, block, 0, 0)] if full else []
+    found = [BlockRun(0, full, block, 0, 0)] if full else []
     scale, code = full, full * sent
     for size in _cut(rest):
-        found.append(Part(n - rest, 1, size, scale, code))
+        found.append(BlockRun(n - rest, 1, size, scale, code))
         scale, code, rest = scale + 1, code + kept(size, block, sent, group), rest - size
     return tuple(found)
 

@@ -74,6 +74,7 @@ class DeMo(Compressor):
     family = "sparsification"
     reference = "B. Peng, J. Quesnelle, D. P. Kingma, DeMo, arXiv:2411.19870, 2024"
     portable = False
+    settles = True
 
     def __post_init__(self) -> None:
         require(is_float32(self.ratio) and 0 < self.ratio <= 1, "DeMo.ratio", "in (0, 1]", self.ratio)

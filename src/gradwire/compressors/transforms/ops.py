@@ -12,12 +12,12 @@ from torch import Tensor
 from gradwire.compressors.transforms import _eden, _thc
 from gradwire.compressors.transforms._thc import coordinates, hadamard
 from gradwire.errors import require
-from gradwire.ops._checks import float32
-from gradwire.ops._lanes import lane_sums
-from gradwire.ops._qsgd import TINY, norms_of, pack_levels, uniform, unpack_levels
-from gradwire.ops._units import exponent_of, power_of_two
 from gradwire.ops.arguments import Flat, Floats, Rows, Where, Written
 from gradwire.ops.base import declared
+from gradwire.ops.checks import float32
+from gradwire.ops.lanes import lane_sums
+from gradwire.ops.levels import TINY, norms_of, pack_levels, uniform, unpack_levels
+from gradwire.ops.units import exponent_of, power_of_two
 
 __all__ = [
     "block_norms", "eden_add_decoded", "eden_encode", "thc_add_decoded", "thc_encode", "waves_add_decoded",

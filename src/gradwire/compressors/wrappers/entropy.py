@@ -60,6 +60,7 @@ class Entropy(Compressor):
     family = "wrapper"
     reference = "J. Duda, 2013; R. R. Gajjala et al., DistributedML 2020; P. Elias, 1975"
     fixed_size = False
+    settles = True
 
     def __post_init__(self) -> None:
         inner = self.inner
@@ -68,9 +69,8 @@ class Entropy(Compressor):
         require(inner.average, "Entropy.inner", "a method whose payloads are averaged one by one", inner)
         known = isinstance(self.coder, str) and self.coder in CODERS
         require(known, "Entropy.coder", "'rans', 'huffman' or 'elias'", self.coder)
-        declare_as(
-            inner, self, "unbiased", "random", "elementwise", "memory", "advice", "portable", "factorises", "votes"
-        )
+        own = "unbiased", "random", "elementwise", "memory", "advice", "portable", "factorises", "votes", "settles"
+        declare_as(inner, self, *own)
 
     @property
     def feedback(self) -> Feedback:

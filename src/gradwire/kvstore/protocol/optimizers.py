@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwire.errors import ConfigError, is_float32, nearest, require
-from gradwire.integrations._adaptive import is_adaptive_class
+from gradwire.integrations.adaptive import is_adaptive_class
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.lr_scheduler import LRScheduler, scheduler_of
 

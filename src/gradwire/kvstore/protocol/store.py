@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError, require
-from gradwire.integrations._adaptive import keeps_much, warn
+from gradwire.integrations.adaptive import keeps_much, warn
 from gradwire.kvstore.protocol.compression import OFF, Compression, parse
 from gradwire.kvstore.protocol.keys import StoreKey, grouped, key_list
 from gradwire.kvstore.protocol.optimizers import OptimizerConfig

@@ -5,11 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.triton._compact import PART, before, bits_of, rank, read_ends, write_counts
-from gradwire.ops.triton._launch import launch
-from gradwire.ops.triton._marks import count_marks
-from gradwire.ops.triton._sparse import BLOCK, PARTS, span
-from gradwire.ops.triton._tile import elements
+from gradwire.ops.triton.compact import PART, before, bits_of, rank, read_ends, write_counts
+from gradwire.ops.triton.launch import launch
+from gradwire.ops.triton.marks import count_marks
+from gradwire.ops.triton.sparse import BLOCK, PARTS, span
+from gradwire.ops.triton.tile import elements
 
 __all__ = ["bitmap_decode", "bitmap_encode"]
 

@@ -4,13 +4,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops._checks import float32
-from gradwire.ops.triton._accumulate import add_residual
-from gradwire.ops.triton._launch import BLOCK, launch
-from gradwire.ops.triton._momentum import advance
-from gradwire.ops.triton._philox import philox_table
-from gradwire.ops.triton._status import flag_nonfinite
-from gradwire.ops.triton._tile import elements
+from gradwire.ops.checks import float32
+from gradwire.ops.triton.accumulate import add_residual
+from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.momentum import advance
+from gradwire.ops.triton.philox import philox_table
+from gradwire.ops.triton.status import flag_nonfinite
+from gradwire.ops.triton.tile import elements
 
 __all__ = ["accumulate", "momentum_update", "nonfinite", "philox", "swap"]
 

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gradwire.comm._channel import Channel
-from gradwire.comm._part import nonfinite
+from gradwire.group.channel import Channel
+from gradwire.group.part import nonfinite
 from gradwire.types import State
 
 __all__ = ["DenseSession", "joined"]

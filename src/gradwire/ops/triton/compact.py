@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops._topk import SEGMENT
-from gradwire.ops.triton._launch import BLOCK
-from gradwire.ops.triton._signs import unpack_signs
-from gradwire.ops.triton._tile import elements
+from gradwire.ops.segments import SEGMENT
+from gradwire.ops.triton.launch import BLOCK
+from gradwire.ops.triton.signs import unpack_signs
+from gradwire.ops.triton.tile import elements
 
 __all__ = ["PART", "before", "bits_of", "rank", "read_ends", "write_counts"]
 

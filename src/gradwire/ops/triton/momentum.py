@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from gradwire.ops.triton._status import flag_nonfinite
+from gradwire.ops.triton.status import flag_nonfinite
 
 __all__ = ["advance"]
 

@@ -1,4 +1,4 @@
-"""Codes of 1 or 2 bits in bytes, as ``gradwire.ops._codes`` lays them out: the first element in the highest bits."""
+"""Codes of 1 or 2 bits in bytes, as ``gradwire.ops.codes`` lays them out: the first element in the highest bits."""
 
 import triton
 import triton.language as tl

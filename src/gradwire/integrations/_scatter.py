@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gradwire.comm._channel import Channel
-from gradwire.comm._dense import DenseSession
-from gradwire.comm._part import Message, Part, Piece
 from gradwire.comm.base import Site
+from gradwire.group.channel import Channel
+from gradwire.group.dense import DenseSession
+from gradwire.group.part import Message, Part, Piece
 from gradwire.types import Key
 
 __all__ = ["ScatterSession"]

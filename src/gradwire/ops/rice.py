@@ -8,7 +8,7 @@ take k b + k + ((n - k) >> b) bits, so a field of that size never overflows.
 import torch
 from torch import Tensor
 
-from gradwire.ops._bits import pack_bits, unpack_bits
+from gradwire.ops.bits import pack_bits, unpack_bits
 
 __all__ = ["read_rice", "rice_bytes", "rice_shift", "write_rice"]
 

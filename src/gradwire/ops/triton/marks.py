@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.triton._compact import PART, bits_of
-from gradwire.ops.triton._launch import launch
+from gradwire.ops.triton.compact import PART, bits_of
+from gradwire.ops.triton.launch import launch
 
 __all__ = ["count_marks", "room_for_counts"]
 

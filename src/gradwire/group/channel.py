@@ -6,7 +6,7 @@ Laws, each found by measuring Gloo:
     ``reduce_scatter`` is never called: it is an all-reduce inside and moves twice the bytes;
     one thread issues all calls of one channel, on a process group that nobody else uses;
     a message of another size than its receiver expects ends the process (SIGABRT), and no handler sees it. So every
-    conversation, a step or an agreement, begins with rows of one size (``comm/_agree.py``), and nothing else is
+    conversation, a step or an agreement, begins with rows of one size (``group/agree.py``), and nothing else is
     posted before these have been compared.
 On NCCL ``wait`` orders streams and does not block the CPU; on Gloo it blocks the thread, until the group's timeout.
 After a failure the ranks no longer agree on what comes next, so every later call fails at once with the first error.
@@ -26,8 +26,8 @@ from typing import NoReturn
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.comm._notes import Loss, explain
 from gradwire.errors import ConfigError, GroupError
+from gradwire.group.notes import Loss, explain
 from gradwire.metrics import Metrics
 
 __all__ = ["Channel", "Traffic", "traffic_of"]

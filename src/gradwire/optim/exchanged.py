@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from gradwire.errors import Told, is_number, require
 from gradwire.exchange.exchange import Named
-from gradwire.integrations._ownership import Caller
-from gradwire.integrations._setup import check_dtypes, prepare_alone, prepare_named, share_start
+from gradwire.integrations.ownership import Caller
+from gradwire.integrations.setup import check_dtypes, prepare_alone, prepare_named, share_start
 from gradwire.meeting.place import Meeting
 from gradwire.optim._flat import any_nonfinite
 

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from gradwire.ops._lanes import lane_sums
-from gradwire.ops._philox import philox_words
-from gradwire.ops._units import exponent_of, power_of_two
+from gradwire.ops.lanes import lane_sums
+from gradwire.ops.philox4x32 import philox_words
+from gradwire.ops.units import exponent_of, power_of_two
 
 __all__ = ["TINY", "norms_of", "pack_levels", "spread", "uniform", "unpack_levels"]
 

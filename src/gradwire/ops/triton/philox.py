@@ -1,4 +1,4 @@
-"""Philox4x32-10 as ``gradwire.ops._philox`` defines it."""
+"""Philox4x32-10 as ``gradwire.ops.philox4x32`` defines it."""
 
 import triton
 import triton.language as tl

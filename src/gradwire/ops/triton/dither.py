@@ -1,4 +1,4 @@
-"""The dither of ``gradwire.ops._dither``."""
+"""The dither of ``gradwire.ops.dither``."""
 
 import triton
 import triton.language as tl

@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.meeting.place import Meeting
-from gradwire.optim._exchanged import Closure, Exchanged
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim._rounds import Rounds
+from gradwire.optim.exchanged import Closure, Exchanged
 
 __all__ = ["LocalSteps"]
 

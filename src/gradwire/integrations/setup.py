@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.constants import default_pg_timeout
 
-from gradwire.comm._agree import agree
-from gradwire.comm._channel import Channel
-from gradwire.comm._notes import named, roll_call, timeout_of
-from gradwire.comm._pool import Lease, lease
 from gradwire.errors import ConfigError, GroupError, Told, require
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.settings import Settings, valid_timeout
-from gradwire.integrations._ownership import Caller, Ranks, own, refuse_owned
+from gradwire.group.agree import agree
+from gradwire.group.channel import Channel
+from gradwire.group.notes import named, roll_call, timeout_of
+from gradwire.group.pool import Lease, lease
+from gradwire.integrations.ownership import Caller, Ranks, own, refuse_owned
 from gradwire.metrics import Metrics
 
 __all__ = [
@@ -206,6 +206,7 @@ def share_start(tensors: Iterable[Tensor], group: dist.ProcessGroup | None, devi
 
 
 def shapes_of(params: Mapping[str, torch.Tensor]) -> list[Named]:
+    """The parameters' names, each with its shape in this process's memory."""
     return [(name, tuple(in_memory(param).shape)) for name, param in params.items()]
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from gradwire.comm._channel import Channel, traffic_of
 from gradwire.errors import GroupError
+from gradwire.group.channel import Channel, traffic_of
 
 __all__ = ["Lease", "lease"]
 

@@ -1,4 +1,4 @@
-"""Bits in bytes, the first in the lowest bit, and sums of blocks in lanes, as ``gradwire.ops._sums`` adds them."""
+"""Bits in bytes, the first in the lowest bit, and sums of blocks in lanes, as ``gradwire.ops.sums`` adds them."""
 
 import triton
 import triton.language as tl

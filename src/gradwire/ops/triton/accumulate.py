@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.triton._launch import BLOCK, launch
-from gradwire.ops.triton._status import compensate
-from gradwire.ops.triton._tile import elements
+from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.status import compensate
+from gradwire.ops.triton.tile import elements
 
 __all__ = ["add_residual"]
 

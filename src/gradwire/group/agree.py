@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.comm._channel import Channel
-from gradwire.comm._notes import named, roll_call
 from gradwire.errors import GroupError
+from gradwire.group.channel import Channel
+from gradwire.group.notes import named, roll_call
 
 __all__ = ["Opening", "agree"]
 
