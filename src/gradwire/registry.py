@@ -130,11 +130,13 @@ def find(kind: str, name: str) -> type[Any]:
     if name in _outside(kind):
         return _load(kind, name)
     module = importlib.import_module(_places(kind)[name])
-    classes = [
-        cls
-        for _, cls in inspect.getmembers(module, inspect.isclass)
-        if cls.__module__ == module.__name__ and getattr(cls, "name", None) == name
-    ]
+    classes = list(
+        {
+            cls: None  # once, whatever other names it has there
+            for _, cls in inspect.getmembers(module, inspect.isclass)
+            if cls.__module__ == module.__name__ and getattr(cls, "name", None) == name
+        }
+    )
     if len(classes) != 1:
         raise ConfigError(f"{module.__name__} must define exactly one class with name = {name!r}, found {classes}")
     return classes[0]
