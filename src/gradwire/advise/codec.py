@@ -87,7 +87,7 @@ class DryChannel(Channel):
 
     @staticmethod
     def _fill(room: Tensor, found: Sequence[Tensor]) -> None:
-        """With the first message of its size: a payload of another size would be none."""
+        """Fill the room with the first message of its size: a payload of another size would be none."""
         for message in found:
             if message.numel() == room.numel() and message.data_ptr() != room.data_ptr():
                 room.copy_(message)
@@ -133,7 +133,7 @@ class Codec:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """The seconds of a step."""
         return sum(self.encode) + sum(self.decode)
 
     @classmethod
@@ -154,7 +154,7 @@ class Codec:
         return cls(encode, decode, tuple(message_of(bucket[0].rounds, workers) for bucket in buckets))
 
     def scaled(self, sampled: BucketProfile, buckets: Sequence[BucketProfile]) -> Codec:
-        """Of other buckets, by their numbers of elements.
+        """The codec for other buckets, by their numbers of elements.
 
         Args:
             sampled: the one bucket of which this is.

@@ -35,7 +35,7 @@ MOST_WORKERS = 100_000
 """What each shard of a bucket takes is added up one by one."""
 
 MODEL_SHARE, STEPS_SHARE, SAMPLE_SHARE = 0.5, 0.25, 0.8
-"""Of --within: when the model's step is given up; seconds of its steps; when the last sample of a codec is begun."""
+"""Shares of --within: when the model's step is given up; seconds of its steps; when a codec's last sample is begun."""
 
 FINALISTS = 5
 """Methods that are timed with the whole model, of those that may be advised."""
@@ -101,7 +101,7 @@ class Question:
 
     @property
     def threads(self) -> int:
-        """Of a worker on this machine."""
+        """The threads of a worker on this machine."""
         return max(1, cores() // self.together)
 
 

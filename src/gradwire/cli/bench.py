@@ -30,7 +30,7 @@ __all__ = ["command"]
 Row = dict[str, Any]
 
 _PEER_WIDTH = 24
-"""Of the names in the table of a peer, which only its rows know."""
+"""The width of the names in the table of a peer, which only its rows know."""
 
 
 @click.group("bench", cls=CommandGroup)

@@ -141,7 +141,7 @@ class Compressor(Configuration, ABC):
 
     @property
     def bounded(self) -> str:
-        """Where ``feedback`` is "unsafe": the form of this method, or another one, with which a residual is safe."""
+        """The form of this method, or another one, that is safe with a residual where ``feedback`` is "unsafe"."""
         return ""
 
     @property
@@ -329,9 +329,9 @@ class MultiRound(Compressor):
     """
 
     reductions: ClassVar[tuple[str, ...]] = ()
-    """For each field "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed in their own
-    type, so they need head-room, without which ``check_world`` refuses the group; the field that is reduced first must
-    be float32, for it tells of a NaN."""
+    """How each field is reduced: "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed
+    in their own type, so they need head-room, without which ``check_world`` refuses the group; the field that is
+    reduced first must be float32, for it tells of a NaN."""
 
     rounds_only: ClassVar[tuple[str, ...]] = ()
     """Fields that only rounds read, or this rank alone: ``add_decoded`` does without them. A worker that runs its

@@ -181,7 +181,7 @@ def _settings(method: Method) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: a memory by its configuration, a schedule by its name."""
+    """A value as JSON has it: a memory by its configuration, a schedule by its name."""
     if isinstance(value, bool | int | float | str | None):
         return value
     if hasattr(value, "to_config"):

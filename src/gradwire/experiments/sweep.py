@@ -258,7 +258,7 @@ def say(text: str) -> None:
 
 
 def duration(seconds: float) -> str:
-    """For people.
+    """A time as people write it.
 
     >>> duration(50), duration(600), duration(5400)
     ('50 s', '10 min', '1.5 h')

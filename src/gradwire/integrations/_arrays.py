@@ -98,7 +98,7 @@ class ArrayState(BucketState):
         self.exchange.compared["variance_correction"] = True
 
     def check(self, exchange: Exchange) -> None:
-        """As at set-up."""
+        """Refuse what set-up would refuse."""
         super().check(exchange)
         if self.exchange.second_moment is not None:
             check_noise(exchange)

@@ -141,7 +141,7 @@ def averaged_by_ddp(params: Iterable[Tensor]) -> bool:
 
 
 def wrapped() -> Iterator[tuple[set[int], Ranks]]:
-    """For each DDP model that lives: ids of the parameters that it averages, and over which ranks."""
+    """The DDP models that live: ids of the parameters that each averages, and over which ranks."""
     # A parameter does not know of the reducer that waits for it, and torch keeps no list of DDP models.
     for each in gc.get_objects():
         if issubclass(type(each), DistributedDataParallel) and hasattr(each, "reducer"):

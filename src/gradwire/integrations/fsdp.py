@@ -103,7 +103,7 @@ class FSDPState(ShardedState):
             self._attach(module, group, names, index)
 
     def check(self, exchange: Exchange) -> None:
-        """As at set-up."""
+        """Refuse what set-up would refuse."""
         super().check(exchange)
         if self._scatters:
             check_scatter(exchange)
@@ -255,7 +255,7 @@ def mesh_of(groups: Sequence[tuple[FSDPModule, Any]], sharded: Mapping[str, Any]
 
 
 def device_of(mesh: DeviceMesh) -> torch.device:
-    """Where gradients are reduced: parameters may be offloaded, or without memory yet."""
+    """The device on which gradients are reduced: parameters may be offloaded, or without memory yet."""
     if mesh.device_type == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(mesh.device_type)

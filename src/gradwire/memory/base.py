@@ -77,7 +77,7 @@ class Memory(Configuration, ABC):
 
     @property
     def kept_dtype(self) -> torch.dtype:
-        """Of the tensors kept."""
+        """The dtype of the tensors kept."""
         return torch.float32
 
     @property

@@ -110,7 +110,7 @@ class Declaration:
 
     @property
     def schema(self) -> str:
-        """As ``torch.library`` reads it."""
+        """The schema as ``torch.library`` reads it."""
         letters = iter("abcdefghijklmnopqrstuvwxyz")
         parts = []
         for name, parameter in self._parameters.items():

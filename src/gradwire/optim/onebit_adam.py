@@ -16,7 +16,7 @@ from gradwire.optim._exchanged import Closure, check_adam
 __all__ = ["OneBitAdam"]
 
 SETTLED = 0.96
-"""Of the norms of v a lag apart, as in the paper."""
+"""The ratio of the norms of v, a lag apart, at which it has settled, as in the paper."""
 
 log = logging.getLogger("gradwire")
 

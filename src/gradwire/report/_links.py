@@ -49,7 +49,7 @@ class Exchanges:
         return sorted(names, key=lambda name: (_rank(name), self._seconds(name), name))
 
     def family(self, method: str) -> str:
-        """Of a method; it has a row on some link."""
+        """The family of a method that has a row on some link."""
         row = next(row for (name, _), row in self.rows.items() if name == method)
         return family_of(row["method"], None if row["params"] is None else row["method"].partition(":")[0])
 

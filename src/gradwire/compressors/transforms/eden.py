@@ -124,7 +124,7 @@ class EDEN(Compressor):
 
     @property
     def _form(self) -> tuple[int, int, int, int]:
-        """As the operations take it: ``block``, bits of a code, ``sent`` and ``group``."""
+        """What the operations take: ``block``, bits of a code, ``sent`` and ``group``."""
         return self.block, int(self.bits) if self.group == 1 else 8, self.sent, self.group
 
     @property
@@ -161,7 +161,7 @@ class EDEN(Compressor):
         return max(self._variance(size, kept(size, self.block, self.sent, self.group) / size) for size in sizes)
 
     def _variance(self, size: int, share: float) -> float:
-        """Of a block of ``size`` coordinates of which a share is sent."""
+        """The variance of a block of ``size`` coordinates of which a share is sent."""
         return (1 + 4 / size) / (share * (1 - LEFT[self.bits])) - 1
 
     @property

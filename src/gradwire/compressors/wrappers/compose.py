@@ -79,12 +79,12 @@ class Compose(Compressor):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """Where both are."""
+        """Whether both are unbiased."""
         return self.outer.unbiased and self.inner.unbiased
 
     @property
     def random(self) -> bool:  # type: ignore[override]
-        """Where either is."""
+        """Whether either is random."""
         return self.outer.random or self.inner.random
 
     @property

@@ -57,7 +57,7 @@ QUIET = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAl
 """No terminal, no questions, and no waiting for a machine that is gone."""
 
 REAPER = Reaper()
-"""Of what this process started on this machine."""
+"""The reaper of what this process started on this machine."""
 
 
 LINE = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<name>\w[\w.-]*|\[[0-9a-fA-F:]+\])(?::(?P<port>\d{1,5}))?")

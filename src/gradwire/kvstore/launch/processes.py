@@ -138,6 +138,6 @@ class Group:
 
 
 def exit_code(process: subprocess.Popen[Any]) -> int:
-    """As a shell has it."""
+    """The exit code as a shell has it."""
     code = process.returncode or 0
     return code if code >= 0 else 128 - code

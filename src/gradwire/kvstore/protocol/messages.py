@@ -151,10 +151,10 @@ def counts(value: Any) -> bool:
 
 
 SEQ = {"seq": count(1)}
-"""Of a request that is answered."""
+"""Fields of a request that is answered."""
 
 CHUNKED = {**SEQ, "chunk": count(0), "chunks": count(1, 2**20)}
-"""Of one in pieces."""
+"""Fields of a request in pieces."""
 
 VERSION = 4
 

@@ -192,7 +192,7 @@ class OptimizerConfig:
         return dataclasses.replace(self, numbers={**kept, **numbers})
 
     def torch_arguments(self) -> dict[str, Any]:
-        """For the constructor of torch's optimizer."""
+        """Arguments for the constructor of torch's optimizer."""
         numbers = {n: value for n, value in self.numbers.items() if n not in OURS}
         arguments: dict[str, Any] = {RENAMED.get(n, n): value for n, value in numbers.items() if n not in BETAS}
         if any(n in numbers for n in BETAS):

@@ -72,7 +72,7 @@ class Bundle:
     room: int = ROOM
     items: list[list[Any]] = field(default_factory=list)
     places: list[tuple[int, Tensor]] = field(default_factory=list)
-    """Where the bytes of each unit start, and they themselves."""
+    """The place at which the bytes of each unit start, and the bytes."""
     nbytes: int = 0
     kept: bool = True
     """Whether the bytes are somebody else's, who goes on using them."""

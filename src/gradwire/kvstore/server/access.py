@@ -36,7 +36,7 @@ INTRODUCTION = 10.0
 """Seconds in which a connection has to introduce itself."""
 
 RECEIVED = 128
-"""Where Linux has the bytes received, an unsigned 64-bit number, in ``struct tcp_info``."""
+"""The place of the bytes received, an unsigned 64-bit number, in Linux's ``struct tcp_info``."""
 
 
 @dataclass
