@@ -140,7 +140,7 @@ class Codec:
     def of_workers(
         cls, found: Sequence[Sequence[CodecTimes]], workers: int, typical: Callable[[Iterable[float]], float] = min
     ) -> Codec:
-        """From what workers measured at the same time.
+        """Make it from what workers measured at the same time.
 
         Args:
             found: of each worker, a measurement of each bucket.
@@ -166,7 +166,7 @@ class Codec:
 
     @classmethod
     def at_rate(cls, buckets: Sequence[BucketProfile], encode: float, decode: float, workers: int) -> Codec:
-        """From numbers.
+        """Make it from given numbers.
 
         Args:
             buckets: of the model.
@@ -178,7 +178,7 @@ class Codec:
         return cls(tuple(encode * n for n in sizes), tuple(decode * n * workers for n in sizes), (None,) * len(sizes))
 
     def towards(self, far: Codec, share: float, *, once: bool = False) -> Codec:
-        """On the line through this and ``far``: 0 is this, 1 is ``far``, and never below this.
+        """The codec on the line through this and ``far``: 0 is this, 1 is ``far``, and never below this.
 
         Args:
             far: the same of more workers.

@@ -262,7 +262,7 @@ def _finalists(
 
 
 def given_codec(profile: Profile, encode: float, decode: float, strategy: str, workers: int) -> Codec:
-    """From seconds of an element; an owner under ``two_phase`` also encodes the mean of its shard."""
+    """The codec for given seconds of an element; an owner under ``two_phase`` also encodes the mean of its shard."""
     elements = 1 + 1 / workers if strategy == "two_phase" else 1.0
     return Codec.at_rate(profile.buckets, elements * encode, decode, DECODED.get(strategy, workers))
 

@@ -26,7 +26,7 @@ FLAGS = ("summable", "unbiased", "contraction", "random", "elementwise")
 """Promises that are either made or not, in the order of the tables."""
 
 WORKERS = (4, 5)
-"""At the last of these numbers of workers the choice of a strategy changes."""
+"""Numbers of workers to show: at the last of them the choice of a strategy changes."""
 
 _DECLARED_AT = (1024, 1024)
 _MEASURED_AT = (256, 256)

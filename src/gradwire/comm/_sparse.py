@@ -21,7 +21,7 @@ class Entries(NamedTuple):
     values: Tensor
 
     def within(self, lo: int, hi: int) -> Entries:
-        """Those with an index in [lo, hi)."""
+        """The entries with an index in [lo, hi)."""
         edges = torch.tensor([lo, hi], dtype=torch.int64, device=self.places.device)
         first, last = torch.searchsorted(self.places, edges).tolist()
         return Entries(self.places[first:last], self.values[first:last])

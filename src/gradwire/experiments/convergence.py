@@ -149,7 +149,7 @@ def _rounded(method: Method, dtype: str) -> Method:
 
 
 def run_seeds(method: Method, seeds: int, epochs: int) -> list[Run]:
-    """On each worker: one run for each seed."""
+    """Make one run for each seed, on each worker."""
     return [train(Classification().adjusted(method.recipe), method, epochs, seed=seed) for seed in range(seeds)]
 
 

@@ -262,7 +262,7 @@ def device_of(backend: str, device: str | None) -> str:
 
 
 def perform(job: Job, shown: bool = False) -> Record | None:
-    """On each worker of the default group: the run; its record on worker 0, None on the others.
+    """Make the run, on each worker of the default group; its record on worker 0, None on the others.
 
     Args:
         job: the same on all workers.

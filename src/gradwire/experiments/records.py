@@ -291,7 +291,7 @@ def kind_of(line: Mapping[str, Any]) -> str | None:
 
 
 def counted(runs: Iterable[Record]) -> dict[str, Record]:
-    """By id the one of several runs with equal settings that counts: the last that did not fail, else the last."""
+    """The one of several runs with equal settings that counts, by id: the last that did not fail, else the last."""
     kept: dict[str, Record] = {}
     for run in runs:
         before = kept.get(run.settings.id)

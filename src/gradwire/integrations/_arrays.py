@@ -82,7 +82,7 @@ class ArrayState(BucketState):
 
     @property
     def factor(self) -> float:
-        """By what a step of an optimizer that divides by a mean of squares is too short; 1 where it is not measured."""
+        """The factor by which a step that divides by a mean of squares is too short; 1 where it is not measured."""
         moment = self.exchange.second_moment
         return 1.0 if moment is None else moment.factor
 

@@ -115,7 +115,7 @@ def conflict(caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, carrier
 
 
 def owners_of(param: Tensor) -> list[Owner]:
-    """Those that average its gradient now."""
+    """The owners that average a parameter's gradient now."""
     return [
         owner
         for owner in list(_owners.values())

@@ -186,7 +186,7 @@ class ReduceScatter:
 
 
 def multiplier(op: Any, world: int) -> float:
-    """By what a reduction multiplies the sum over the ranks.
+    """The factor by which a reduction multiplies the sum over the ranks.
 
     Raises:
         ConfigError: it is neither a sum nor a mean.

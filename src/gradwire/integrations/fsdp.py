@@ -210,7 +210,7 @@ def detach(module: FSDPModule, group: Any) -> None:
 
 
 def divided_later(group: Any, dtype: torch.dtype) -> float:
-    """By what FSDP divides a module's gradient after it was reduced in this dtype.
+    """The number by which FSDP divides a module's gradient after it was reduced in this dtype.
 
     In float32 and bfloat16 the reduction itself divides, unless FSDP was told to sum only. In float16 FSDP divides by
     about the root of the factor before the reduction, and by the rest after it.

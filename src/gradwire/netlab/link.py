@@ -63,7 +63,7 @@ class Link:
 
     @classmethod
     def parse(cls, rate: str, delay: str = "0ms") -> Link:
-        """From text: ``100mbit``, ``2.5gbit`` or ``none``, and ``500us`` or ``1ms``.
+        """Read a link from text: ``100mbit``, ``2.5gbit`` or ``none``, and ``500us`` or ``1ms``.
 
         Raises:
             ConfigError: not of this form, or out of range.

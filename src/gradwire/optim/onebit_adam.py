@@ -110,7 +110,7 @@ class OneBitAdam(AdamLike):
         return self.progress["frozen_at"] if self.freeze_step == "auto" else self.freeze_step
 
     def metrics(self) -> dict[str, Any]:
-        """Those of every optimizer, and the last exact step."""
+        """The figures of every optimizer, and the last exact step."""
         return {**super().metrics(), "frozen_at": self.frozen_at}
 
     @torch.no_grad()

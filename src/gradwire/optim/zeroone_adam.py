@@ -130,7 +130,7 @@ class ZeroOneAdam(AdamLike):
         return loss
 
     def _where_all_met(self, numbers: Sequence[int]) -> list[int]:
-        """Those of these parameters that did not move since all ranks were in step."""
+        """The numbers of these parameters that did not move since all ranks were in step."""
         agreed = self.flats["agreed"].views
         return [i for i in numbers if self.in_step or torch.equal(self.params[i], agreed[i])]
 

@@ -51,7 +51,7 @@ class Plot:
 
 
 def by_family(families: Iterable[str]) -> list[str]:
-    """Those that occur, in the order of legends."""
+    """The families that occur, in the order of legends."""
     found = set(families)
     return [family for family in FAMILIES if family in found]
 

@@ -47,7 +47,7 @@ class PanelEntry:
 
     @cached_property
     def quality(self) -> Spread:
-        """At the end of training, over the seeds; its mean is not finite where a run diverged."""
+        """The quality at the end of training, over the seeds; its mean is not finite where a run diverged."""
         return spread([math.nan if run.quality is None else run.quality for run in self.runs])
 
     @property

@@ -101,7 +101,7 @@ def _texts(dots: Sequence[Dot], across: Range, down: Range, *, log: bool) -> lis
 
 
 def _split(dots: Sequence[Dot], texts: Sequence[Text]) -> list[tuple[list[Dot], list[Text]]]:
-    """By family, in the order that the dots have."""
+    """The dots by family, in the order that the dots have."""
     groups: dict[str, tuple[list[Dot], list[Text]]] = {}
     for dot, text in zip(dots, texts, strict=True):
         mine = groups.setdefault(dot.family, ([], []))

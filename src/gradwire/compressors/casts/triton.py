@@ -181,7 +181,7 @@ def _float8(scaled: tl.tensor, FRACTION: tl.constexpr, BIAS: tl.constexpr) -> tl
 
 @triton.jit
 def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
-    """By their bits, so that a NaN is larger than infinity."""
+    """The larger one by the bits, so that a NaN is larger than infinity."""
     return tl.maximum(a.to(tl.int32, bitcast=True), b.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 

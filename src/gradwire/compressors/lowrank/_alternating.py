@@ -139,4 +139,4 @@ class _Item(NamedTuple):
     own: tuple[Tensor, Tensor]
     """Views into the payload: what this rank found."""
     warm: tuple[Tensor, Tensor]
-    """From the state."""
+    """The warm start, from the state."""

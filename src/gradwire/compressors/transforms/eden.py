@@ -152,7 +152,7 @@ class EDEN(Compressor):
         return math.inf if self.scaled else self._noise(n)
 
     def _shrink(self, n: int) -> float:
-        """By which what is decoded of ``n`` elements is multiplied."""
+        """The factor by which what is decoded of ``n`` elements is multiplied."""
         return 1 / (1 + self._noise(n)) if self.scaled else 1.0
 
     def _noise(self, n: int) -> float:

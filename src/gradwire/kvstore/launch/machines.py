@@ -229,7 +229,7 @@ def on_a_string(process: subprocess.Popen[Any]) -> bool:
 
 
 def signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
-    """To the group that it leads, also when it has ended; to the process alone where it leads none."""
+    """Send a signal to the group that a process leads, also when it has ended; to itself if it leads none."""
     if isinstance(process, Leader):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

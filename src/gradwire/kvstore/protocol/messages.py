@@ -175,7 +175,7 @@ REPLIES: Mapping[str, Mapping[str, Check]] = {
 """What a server may send."""
 
 Outgoing: TypeAlias = tuple[bytes, list[Any]]
-"""To whom, and the frames."""
+"""The peer to whom a message goes, and its frames."""
 
 MAX_OPEN = 64
 """Messages in pieces that a session may have under way."""

@@ -355,7 +355,7 @@ class Updater:
         return other
 
     def state_dict(self) -> dict[StoreKey, dict[str, Any]]:
-        """By key: tensors and numbers that the optimizer keeps; the tensors are those in use."""
+        """Tensors and numbers that the optimizer keeps, by key; the tensors are those in use."""
         states: dict[StoreKey, dict[str, Any]] = dict(self._waiting)
         for key, optimizer in self._optimizers.items():
             (param,) = optimizer.param_groups[0]["params"]

@@ -108,7 +108,7 @@ class Bundle:
 
 
 class Bundles:
-    """Those of one call, to all servers: each is sent when it is full, or when every key was added.
+    """The bundles of one call, to all servers: each is sent when it is full, or when every key was added.
 
     Args:
         send: called with a server and a bundle.

@@ -113,7 +113,7 @@ class Guard:
 
 
 def bytes_received(fd: int) -> int:
-    """On a TCP connection so far; 0 where the system does not tell, or there is none."""
+    """The bytes received on a TCP connection so far; 0 where the system does not tell, or there is none."""
     with contextlib.suppress(OSError, struct.error, AttributeError), borrowed(fd) as connection:
         told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         (count,) = struct.unpack_from("<Q", told, RECEIVED)

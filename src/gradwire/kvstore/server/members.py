@@ -180,7 +180,7 @@ class Members:
         return set(range(self.rules.workers)) - gone
 
     def sessions(self) -> list[WorkerSession]:
-        """Those that are there, and those that may come back."""
+        """The sessions that are there, and those that may come back."""
         return [*self._sessions.values(), *self._lost.values()]
 
     def knows(self, peer: bytes) -> bool:

@@ -90,7 +90,7 @@ class StoredPart:
 
     @property
     def topic(self) -> Topic:
-        """By which requests wait for it."""
+        """The name by which requests wait for it."""
         return self.key
 
     @property
@@ -100,7 +100,7 @@ class StoredPart:
 
     @property
     def keys(self) -> Sequence[StoreKey]:
-        """Those in it."""
+        """The keys in it."""
         return [self.key]
 
     @property

@@ -194,7 +194,7 @@ class Lanes:
         self._rosters: dict[tuple[Any, ...], Roster | None] = {}
         self.numbered: dict[int, Lane] = {}
         self.fresh: list[Lane] = []
-        """Those that no server has been told of; the caller empties it."""
+        """The lanes that no server has been told of; the caller empties it."""
 
     def find(self, keys: Any) -> Roster | None:
         """What is known of a list that was used before; None: its keys go one by one."""
