@@ -1,4 +1,4 @@
-"""For people who come from GRACE: its parameter dictionary, read into our objects.
+"""GRACE's parameter dictionary, read into our objects, for people who come from GRACE.
 
 Law: a key means here what it means there, or it is refused with the reason; none is ignored in silence. Where GRACE's
 helper has a default, it is the default here, except that a memory and a communicator that are not named are chosen

@@ -66,7 +66,7 @@ def diloco(
     inner: Optimizer, compressor: Any = "qsgd", *, every: int = 500, lr: float = 0.7, momentum: float = 0.9,
     meeting: Meeting | None = None, process_group: dist.ProcessGroup | None = None, **options: Any,
 ) -> DiLoCo:  # fmt: skip
-    """As ``local_sgd``, but the mean way is the gradient of an outer step with Nesterov's momentum.
+    """Train as ``local_sgd`` does, but the mean way is the gradient of an outer step with Nesterov's momentum.
 
     d = mean C(m_i + agreed - p_i);  v = momentum v + d;  agreed = agreed - lr (d + momentum v);  p_i = agreed
 

@@ -32,7 +32,7 @@ def dgc_warmup(final: float = 0.001, steps_per_epoch: int = 1, epochs: int = 4) 
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
-    """From ``start`` to ``end`` in ``steps`` equal steps, then constant.
+    """A schedule from ``start`` to ``end`` in ``steps`` equal steps, then constant.
 
     >>> [linear(1.0, 0.0, 4)(step) for step in (0, 1, 4, 9)]
     [1.0, 0.75, 0.0, 0.0]
@@ -44,7 +44,7 @@ def linear(start: float, end: float, steps: int) -> Schedule:
 
 
 def exponential(start: float, end: float, steps: int, stages: int = 5) -> Schedule:
-    """From ``start`` to ``end`` by equal factors in ``stages`` stages over ``steps`` steps, then constant.
+    """A schedule from ``start`` to ``end`` by equal factors in ``stages`` stages over ``steps`` steps, then constant.
 
     Stages keep the number of different payload sizes, and so of new buffers, small.
 

@@ -37,7 +37,7 @@ __all__ = [
 ]  # fmt: skip
 
 MARGIN = 0.05
-"""Of a step: less is not worth another source of error."""
+"""The share of a step that a method must save: less is not worth another source of error."""
 
 ALIKE = 0.03
 """Methods whose steps differ by less than this share are told apart by their quality."""
@@ -132,7 +132,7 @@ class Advice:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The answer in words."""
         if self.best is None and self.unknown:
             return f"cannot tell: {self._open}"
         if self.best is None:

@@ -62,7 +62,7 @@ class Cluster:
         return self.workers // self.meeting
 
     def at(self, bits: float) -> Cluster:
-        """With another link between those who meet."""
+        """The cluster with another link between those who meet."""
         return replace(self, wire=self.wire.at(bits))
 
     def dense(self, profile: Profile) -> PipelineStep:

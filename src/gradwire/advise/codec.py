@@ -87,7 +87,7 @@ class DryChannel(Channel):
 
     @staticmethod
     def _fill(room: Tensor, found: Sequence[Tensor]) -> None:
-        """With the first message of its size: a payload of another size would be none."""
+        """Fill the room with the first message of its size: a payload of another size would be none."""
         for message in found:
             if message.numel() == room.numel() and message.data_ptr() != room.data_ptr():
                 room.copy_(message)
@@ -133,14 +133,14 @@ class Codec:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """The seconds of a step."""
         return sum(self.encode) + sum(self.decode)
 
     @classmethod
     def of_workers(
         cls, found: Sequence[Sequence[CodecTimes]], workers: int, typical: Callable[[Iterable[float]], float] = min
     ) -> Codec:
-        """From what workers measured at the same time.
+        """Make it from what workers measured at the same time.
 
         Args:
             found: of each worker, a measurement of each bucket.
@@ -154,7 +154,7 @@ class Codec:
         return cls(encode, decode, tuple(message_of(bucket[0].rounds, workers) for bucket in buckets))
 
     def scaled(self, sampled: BucketProfile, buckets: Sequence[BucketProfile]) -> Codec:
-        """Of other buckets, by their numbers of elements.
+        """The codec for other buckets, by their numbers of elements.
 
         Args:
             sampled: the one bucket of which this is.
@@ -166,7 +166,7 @@ class Codec:
 
     @classmethod
     def at_rate(cls, buckets: Sequence[BucketProfile], encode: float, decode: float, workers: int) -> Codec:
-        """From numbers.
+        """Make it from given numbers.
 
         Args:
             buckets: of the model.
@@ -178,7 +178,7 @@ class Codec:
         return cls(tuple(encode * n for n in sizes), tuple(decode * n * workers for n in sizes), (None,) * len(sizes))
 
     def towards(self, far: Codec, share: float, *, once: bool = False) -> Codec:
-        """On the line through this and ``far``: 0 is this, 1 is ``far``, and never below this.
+        """The codec on the line through this and ``far``: 0 is this, 1 is ``far``, and never below this.
 
         Args:
             far: the same of more workers.

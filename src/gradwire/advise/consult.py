@@ -35,7 +35,7 @@ MOST_WORKERS = 100_000
 """What each shard of a bucket takes is added up one by one."""
 
 MODEL_SHARE, STEPS_SHARE, SAMPLE_SHARE = 0.5, 0.25, 0.8
-"""Of --within: when the model's step is given up; seconds of its steps; when the last sample of a codec is begun."""
+"""Shares of --within: when the model's step is given up; seconds of its steps; when a codec's last sample is begun."""
 
 FINALISTS = 5
 """Methods that are timed with the whole model, of those that may be advised."""
@@ -101,7 +101,7 @@ class Question:
 
     @property
     def threads(self) -> int:
-        """Of a worker on this machine."""
+        """The threads of a worker on this machine."""
         return max(1, cores() // self.together)
 
 
@@ -262,7 +262,7 @@ def _finalists(
 
 
 def given_codec(profile: Profile, encode: float, decode: float, strategy: str, workers: int) -> Codec:
-    """From seconds of an element; an owner under ``two_phase`` also encodes the mean of its shard."""
+    """The codec for given seconds of an element; an owner under ``two_phase`` also encodes the mean of its shard."""
     elements = 1 + 1 / workers if strategy == "two_phase" else 1.0
     return Codec.at_rate(profile.buckets, elements * encode, decode, DECODED.get(strategy, workers))
 

@@ -66,4 +66,4 @@ INPUTS: dict[str, Callable[[Any, int, bool], Tensor]] = {
     "bytes of text": _words(CONTEXT, CHARACTERS),
     "MovieLens-20M": _pairs, "DAGM2007": _surfaces,
 }  # fmt: skip
-"""By what the models' files say of their data."""
+"""Makers of examples, by what the models' files say of their data."""

@@ -160,7 +160,7 @@ def gauge_wire(workers: int, lab: Netlab | None = None, until: float | None = No
 
 
 def _once(profiles: Sequence[Profile]) -> Profile:
-    """Of workers that ran at the same time, the mean: they wait for each other in every bucket."""
+    """The mean over workers that ran at the same time: they wait for each other in every bucket."""
     return middle(profiles, busy=profiles[0].busy)
 
 
@@ -199,7 +199,7 @@ def _replayed(name: str, small: bool, compute: float) -> Profile:
 def _alone(
     buckets: Sequence[BucketProfile], wanted: Sequence[Wanted], together: int, threads: int, budget: float, until: float
 ) -> list[list[CodecTimes] | str]:
-    """In this process, whose threads are as many as before when it is done."""
+    """Measure the codecs in this process, whose threads are as many as before when it is done."""
     before = torch.get_num_threads()
     try:
         return _codecs(buckets, wanted, together, threads, budget, until)

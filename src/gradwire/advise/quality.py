@@ -43,7 +43,7 @@ def table() -> tuple[dict[str, Any], ...]:
 
 
 def quality(label: str, workers: int = 4) -> Quality | None:
-    """Of a method with its recommended settings; None: nobody trained it.
+    """The quality of a method with its recommended settings; None: nobody trained it.
 
     Args:
         label: as in ``gradwire.experiments.recommended``.

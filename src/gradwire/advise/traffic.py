@@ -114,7 +114,7 @@ def traffic(bucket: DividedBucket, workers: int) -> PredictedTraffic:
 
 
 def dense_traffic(numel: int, workers: int) -> tuple[Round, ...]:
-    """Of an all-reduce over float32 elements."""
+    """The rounds of an all-reduce over float32 elements."""
     return (ring(4 * numel, workers),) if numel and workers > 1 else ()
 
 

@@ -23,11 +23,11 @@ __all__ = ["PAYLOAD_SHARE", "Round", "Wire"]
 _SEGMENT, _FRAME, _ACKNOWLEDGEMENT = 1448, 1514, 66
 
 PAYLOAD_SHARE = _SEGMENT / (_FRAME + _ACKNOWLEDGEMENT / 2)
-"""Of a link's rate: TCP segments of 1,448 bytes in frames of 1,514, and on the way back, where payload travels too, an
-acknowledgement of 66 bytes for every second one."""
+"""The share of a link's rate that payload has: TCP segments of 1,448 bytes in frames of 1,514, and on the way back,
+where payload travels too, an acknowledgement of 66 bytes for every second one."""
 
 LATENCY, MESSAGE = 100e-6, 20e-6
-"""Where nobody measured: of a message between two processes over TCP, and of one more message of a round."""
+"""The seconds of a message between two processes over TCP where nobody measured, and of one more of a round."""
 
 Kind = Literal["exchange", "all_reduce", "broadcast"]
 
@@ -96,7 +96,7 @@ class Wire:
         return replace(self, rate=bits / 8 * PAYLOAD_SHARE)
 
     def seconds(self, each: Round) -> float:
-        """Of one round."""
+        """The seconds of one round."""
         return self.alpha(each) + self.transfer(each)
 
     def alpha(self, each: Round) -> float:

@@ -66,7 +66,7 @@ class StoreWorker:
         return (time.perf_counter() - start) / steps
 
     def digest(self, workload: str) -> str:
-        """Of the bits of all values that were pulled last."""
+        """A digest of the bits of all values that were pulled last."""
         digest = hashlib.blake2b()
         for value in self._values[workload]:
             digest.update(value.numpy().data)
@@ -119,7 +119,7 @@ class Batches:
 
 
 def uniform(shape: tuple[int, ...], seed: int) -> Tensor:
-    """In [-1, 1): the same for everybody who names the seed."""
+    """Random numbers in [-1, 1): the same for everybody who names the seed."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)).mul_(2).sub_(1)
 
 

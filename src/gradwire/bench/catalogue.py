@@ -26,7 +26,7 @@ FLAGS = ("summable", "unbiased", "contraction", "random", "elementwise")
 """Promises that are either made or not, in the order of the tables."""
 
 WORKERS = (4, 5)
-"""At the last of these numbers of workers the choice of a strategy changes."""
+"""Numbers of workers to show: at the last of them the choice of a strategy changes."""
 
 _DECLARED_AT = (1024, 1024)
 _MEASURED_AT = (256, 256)
@@ -77,7 +77,7 @@ def state_bytes(compressor: Compressor, shape: tuple[int, ...], state: State | N
 
 
 def shown_bits(row: dict[str, Any]) -> str:
-    """For a table; "~" before what depends on the data.
+    """Bits for a table; "~" before what depends on the data.
 
     >>> shown_bits({"bits_per_element": 0.4805, "bits_depend_on_data": False})
     '0.4805'
@@ -89,7 +89,7 @@ def shown_bits(row: dict[str, Any]) -> str:
 
 
 def shown_state(row: dict[str, Any]) -> str:
-    """For a table: bytes an element, with as many digits as matter.
+    """State for a table: bytes an element, with as many digits as matter.
 
     >>> shown_state({"state_bytes_per_element": 4.0078}), shown_state({"state_bytes_per_element": 0.0})
     ('4.01', '0')
@@ -98,7 +98,7 @@ def shown_state(row: dict[str, Any]) -> str:
 
 
 def _measured_bits(compressor: Compressor) -> float:
-    """Of a payload of variable size: what travels of a gradient of normal random values."""
+    """The bits of a payload of variable size: what travels of a gradient of normal random values."""
     x, layout = _normal(), compressor.layout(_MEASURED_AT)
     return round(8 * sent_nbytes(compressor, layout, compressor.compress(x)) / x.numel(), 4)
 

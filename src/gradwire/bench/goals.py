@@ -22,7 +22,7 @@ from gradwire.compressors.base import Compressor
 __all__ = ["NANOSECONDS", "Miss", "judged", "least_ratio", "misses", "nanoseconds"]
 
 NANOSECONDS = 10.0
-"""For each element of each payload."""
+"""The most that a call may take for each element of each payload."""
 
 ONE_PASS, TWO_PASSES, NAMED = 0.60, 0.50, 0.40
 
@@ -46,7 +46,7 @@ class Miss:
 
 
 def nanoseconds(row: Row) -> float:
-    """Of one call, for each element of the tensor."""
+    """Nanoseconds of one call for each element of the tensor."""
     return float(1e9 * row["seconds"] / row["size"])
 
 

@@ -21,7 +21,7 @@ __all__ = [
 WARM_UP = 1
 
 CONFIDENCE = 0.95
-"""Of the noise floor and of Welch's limit: how often two groups of equal runs differ by less."""
+"""The confidence of the noise floor and of Welch's limit: how often two groups of equal runs differ by less."""
 
 
 @dataclass(frozen=True)

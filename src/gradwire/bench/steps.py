@@ -144,4 +144,4 @@ STEPS = (
     Step("decode", _decode, _decode, _decode_bytes, decodes=True),
     Step(f"decode{RANKS}", _decode_many, _plain_decode_many, _decode_bytes, decodes=True, ranks=RANKS),
 )
-"""In the order in which they are checked and timed: what decodes comes after what encodes."""
+"""The steps, in the order in which they are checked and timed: what decodes comes after what encodes."""

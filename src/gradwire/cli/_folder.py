@@ -33,7 +33,7 @@ INTERRUPTED = 130
 
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _NO_NEW_FILE = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.ENAMETOOLONG)
-"""Where a file could be written, but its folder takes no new one that could replace it."""
+"""Errors where a file could be written, but its folder takes no new one that could replace it."""
 
 
 class _Refused(click.ClickException):

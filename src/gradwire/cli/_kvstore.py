@@ -115,7 +115,7 @@ def _linked(
 
 
 LINKED = [(4_000_000,)]
-"""At 100 Mbit/s a step of two workers takes five seconds."""
+"""Shapes over a simulated link: at 100 Mbit/s a step of two workers takes five seconds."""
 
 
 def _option(ctx: click.Context, name: str) -> str:

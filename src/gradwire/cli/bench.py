@@ -30,7 +30,7 @@ __all__ = ["command"]
 Row = dict[str, Any]
 
 _PEER_WIDTH = 24
-"""Of the names in the table of a peer, which only its rows know."""
+"""The width of the names in the table of a peer, which only its rows know."""
 
 
 @click.group("bench", cls=CommandGroup)
@@ -175,7 +175,7 @@ def _width(chosen: Sequence[Compressor]) -> int:
 
 
 def _bar(total: int) -> Progress:
-    """On standard error; it moves between two rows and never during one."""
+    """A bar on standard error; it moves between two rows and never during one."""
     console = Console(stderr=True)
     bar = Progress(console=console, auto_refresh=False, transient=True, disable=not console.is_terminal)
     bar.add_task("codec", total=total)

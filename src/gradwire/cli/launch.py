@@ -75,7 +75,7 @@ def stop(number: int, *_: Any) -> NoReturn:
 
 
 def variables(names: Sequence[str]) -> dict[str, str]:
-    """Those of this environment that go along: GRADWIRE_..., and what was named."""
+    """The variables of this environment that go along: GRADWIRE_..., and what was named."""
     for name in names:
         right = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None and name in os.environ
         require(right, "--env", "the name of a variable that is set", name)

@@ -21,7 +21,7 @@ class PlacedValues(NamedTuple):
     values: Tensor
 
     def within(self, lo: int, hi: int) -> PlacedValues:
-        """Those with an index in [lo, hi)."""
+        """The entries with an index in [lo, hi)."""
         edges = torch.tensor([lo, hi], dtype=torch.int64, device=self.places.device)
         first, last = torch.searchsorted(self.places, edges).tolist()
         return PlacedValues(self.places[first:last], self.values[first:last])

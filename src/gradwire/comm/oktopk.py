@@ -136,7 +136,7 @@ class OkTopkSession(Session):
         ]  # fmt: skip
 
     def _thresholds(self, sums: Sequence[PlacedValues]) -> Tensor:
-        """Those kept, or anew: the k-th largest magnitude of the sums that owners report, the same on every rank."""
+        """The kept thresholds, or new ones: the k-th largest magnitude of owners' sums, the same on every rank."""
         if self.age % self.period:
             return self.thresholds
         reported = [min(k, 2 * -(-k // self.channel.world) + _SPARE) for k in self.wanted]

@@ -44,12 +44,12 @@ def require_target(name: str, value: float) -> None:
 
 
 def fields_of(threshold: Threshold) -> tuple[Field, ...]:
-    """Where a payload brings its threshold along: the last field but one."""
+    """The field in which a payload brings its threshold along, if it does: the last but one."""
     return (Field("threshold", torch.float32, 1),) if threshold == AUTO else ()
 
 
 def state_of(threshold: Threshold, device: torch.device | None) -> State:
-    """With "auto": no wish, no agreement, and the sample's first turn."""
+    """The state of a method whose threshold is "auto": no wish, no agreement, and the sample's first turn."""
     if threshold != AUTO:
         return {}
     return {

@@ -102,6 +102,6 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
 
 
 def few(values: Tensor) -> str:
-    """At most eight of the values, for a message."""
+    """A list of at most eight of the values, for a message."""
     shown = ", ".join(map(str, values[:8].tolist()))
     return f"[{shown}, ...]" if values.numel() > 8 else f"[{shown}]"

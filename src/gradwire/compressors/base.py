@@ -150,7 +150,7 @@ class Compressor(Configuration, ABC):
 
     @property
     def bounded(self) -> str:
-        """Where ``feedback`` is "unsafe": the form of this method, or another one, with which a residual is safe."""
+        """The form of this method, or another one, that is safe with a residual where ``feedback`` is "unsafe"."""
         return ""
 
     @property
@@ -338,9 +338,9 @@ class MultiRound(Compressor):
     """
 
     reductions: ClassVar[tuple[str, ...]] = ()
-    """For each field "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed in their own
-    type, so they need head-room, without which ``check_world`` refuses the group; the field that is reduced first must
-    be float32, for it tells of a NaN."""
+    """How each field is reduced: "mean", "sum" or "max"; empty: all "mean". A mean is of float32. Integers are summed
+    in their own type, so they need head-room, without which ``check_world`` refuses the group; the field that is
+    reduced first must be float32, for it tells of a NaN."""
 
     own_share: ClassVar[bool] = False
     """What a rank has contributed can be told from the mean: ``add_own`` is its own."""

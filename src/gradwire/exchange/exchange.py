@@ -223,7 +223,7 @@ class Exchange:
                 self.second_moment.end_step()
 
     def remember(self, names: Collection[str]) -> None:
-        """Where whole steps are taken back, keep what an exchange of these parameters may change."""
+        """Keep what an exchange of these parameters may change, where whole steps are taken back."""
         if self.skips_steps:
             self._undo.remember(self.residuals.changing(names))
 
@@ -259,7 +259,7 @@ class Exchange:
             compare(flat, 0, 1.0)
 
     def _measure(self, flat: Tensor, plan: Plan) -> Callable[[Tensor, int, float], None] | None:
-        """In a step that is measured, average a sample without compression; what compares it with what arrives."""
+        """Average a sample without compression, in a step that is measured; give what compares it with what arrives."""
         moment = self.second_moment
         if moment is None or not plan.units or not moment.due(self.step):
             return None

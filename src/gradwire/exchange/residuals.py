@@ -168,7 +168,7 @@ class Residuals:
         self.retire(names)
 
     def _shards(self) -> dict[Shard, Tensor]:
-        """Of every owned shard, those that wait for their cut included."""
+        """Every owned shard, those that wait for their cut included."""
         owned = {(name, buffer, lo, view.numel()): view for name, buffer, lo, view in self._views()}
         return {**self._loaded, **owned}
 

@@ -1,4 +1,4 @@
-"""By how much compression lengthens the gradients that arrive, measured now and then beside an uncompressed mean.
+"""How much compression lengthens the gradients that arrive, measured now and then beside an uncompressed mean.
 
     factor = |arrived| / |mean|, the lengths over all tensors together
 

@@ -73,7 +73,7 @@ def placed(environment: Mapping[str, str]) -> Place | None:
 
 
 def first_host(nodes: str) -> str:
-    """Of a list as Slurm writes it.
+    """The first host of a list as Slurm writes it.
 
     >>> first_host("node[007-009,12],login"), first_host("one,two")
     ('node007', 'one')

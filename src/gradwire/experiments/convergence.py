@@ -149,7 +149,7 @@ def _rounded(method: Method, dtype: str) -> Method:
 
 
 def run_seeds(method: Method, seeds: int, epochs: int) -> list[Run]:
-    """On each worker: one run for each seed."""
+    """Make one run for each seed, on each worker."""
     return [train(Classification().adjusted(method.recipe), method, epochs, seed=seed) for seed in range(seeds)]
 
 
@@ -181,7 +181,7 @@ def _settings(method: Method) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: a memory by its configuration, a schedule by its name."""
+    """A value as JSON has it: a memory by its configuration, a schedule by its name."""
     if isinstance(value, bool | int | float | str | None):
         return value
     if hasattr(value, "to_config"):

@@ -82,7 +82,7 @@ def task_of(name: str) -> Task:
 
 
 def run_all(methods: Sequence[Method], epochs: int, task: str) -> list[Run]:
-    """On each worker: the runs of all methods; worker 0 shows how far they are."""
+    """Make the runs of all methods, on each worker; worker 0 shows how far they are."""
     steps = task_of(task).steps(epochs)
     with Bars(steps, shown=dist.get_rank() == 0) as bars:
         return [train(task_of(task).adjusted(m.recipe), m, epochs, watch=bars.begin(m.label)) for m in methods]

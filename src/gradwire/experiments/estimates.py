@@ -34,7 +34,7 @@ class Estimates:
         return None
 
     def total(self, runs: Iterable[RunSettings]) -> float | None:
-        """Of all of them, one after the other; what is not known takes as long as the others do; None: nothing is."""
+        """The seconds of all, one after the other; what is not known takes as long as the others; None: none is."""
         each = [self.of(settings) for settings in runs]
         known = [seconds for seconds in each if seconds is not None]
         return sum(known) * len(each) / len(known) if known else (None if each else 0.0)

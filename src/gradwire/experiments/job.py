@@ -76,7 +76,7 @@ class Job:
     start: Path | None = None
 
     def task(self) -> Task:
-        """With the recipe of these settings.
+        """The task with the recipe of these settings.
 
         Raises:
             ConfigError: no such task, no data.
@@ -242,7 +242,7 @@ def _check(method: Method) -> None:
 
 
 def _tuples(value: Any) -> Any:
-    """As a recipe has it: JSON knows lists alone."""
+    """A list as the tuple that a recipe has: JSON knows lists alone."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -262,7 +262,7 @@ def device_of(backend: str, device: str | None) -> str:
 
 
 def perform(job: Job, shown: bool = False) -> Record | None:
-    """On each worker of the default group: the run; its record on worker 0, None on the others.
+    """Make the run, on each worker of the default group; its record on worker 0, None on the others.
 
     Args:
         job: the same on all workers.

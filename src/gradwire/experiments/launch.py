@@ -51,7 +51,7 @@ class OutOfTimeError(GroupError):
 
 
 class _Late(BaseException):
-    """As ``KeyboardInterrupt``, which nothing on the way takes for a failure."""
+    """An interruption, like ``KeyboardInterrupt``, which nothing on the way takes for a failure."""
 
 
 def launch(

@@ -26,7 +26,7 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def tensor_bytes(saved: Any) -> int:
-    """Of all tensors in nested dicts and lists.
+    """The bytes of all tensors in nested dicts and lists.
 
     >>> tensor_bytes({"worker": {"residual": {"weight": torch.zeros(3)}}, "owned": [[0, torch.zeros(2)]], "step": 7})
     20
@@ -90,7 +90,7 @@ class OnDevice(nn.Module):
         self.model, self.device = model, device
 
     def reset(self) -> None:
-        """As the model's own, if it has one."""
+        """Call the model's own ``reset``, if it has one."""
         forget = getattr(self.model, "reset", None)
         if forget is not None:
             forget()

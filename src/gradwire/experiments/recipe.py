@@ -117,7 +117,7 @@ def _sgd(recipe: Recipe, params: Params) -> Optimizer:
 
 
 def _betas(recipe: Recipe) -> tuple[float, float]:
-    """As Adam takes them: a 0 that was written as an integer is refused there."""
+    """The betas as Adam takes them: a 0 that was written as an integer is refused there."""
     first, second = recipe.betas
     return float(first), float(second)
 

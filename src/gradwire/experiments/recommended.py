@@ -31,7 +31,7 @@ BY_TASK = {
 """The settings of each task, by method."""
 
 RECOMMENDED = BY_TASK[DIGITS]
-"""Those of the digits."""
+"""The settings for the digits."""
 
 MIN_NUMEL: int = _TASKS[DIGITS]["min_numel"]
 """Compresses 18,752 of the 19,026 elements of the digits' network; what is left are biases, norms and the 72 elements
@@ -39,7 +39,7 @@ of the stem."""
 
 
 def min_numel_of(task: str) -> int:
-    """From how many elements on tensors are compressed on a task; as on the digits where nothing else is known.
+    """The fewest elements of a tensor that is compressed on a task; as on the digits where nothing else is known.
 
     Example:
         >>> min_numel_of("segmentation"), min_numel_of("a task of somebody else's")

@@ -24,10 +24,10 @@ from gradwire.errors import ConfigError
 __all__ = ["SCHEMA", "Point", "Record", "RunSettings", "append", "append_line", "check", "counted", "kind_of", "read"]
 
 SCHEMA = 1
-"""Of the lines; a reader refuses what is newer."""
+"""The version of the lines; a reader refuses what is newer."""
 
 _BEGINS = (b'{"schema":', b'{"model":')
-"""Of the lines that are appended: records, and rows of replays."""
+"""Beginnings of the lines that are appended: records, and rows of replays."""
 
 _BLOCK = 1 << 16
 
@@ -291,7 +291,7 @@ def kind_of(line: Mapping[str, Any]) -> str | None:
 
 
 def counted(runs: Iterable[Record]) -> dict[str, Record]:
-    """By id the one of several runs with equal settings that counts: the last that did not fail, else the last."""
+    """The one of several runs with equal settings that counts, by id: the last that did not fail, else the last."""
     kept: dict[str, Record] = {}
     for run in runs:
         before = kept.get(run.settings.id)

@@ -199,7 +199,7 @@ class Emit(torch.autograd.Function):
 
 
 def exchange(plan: ReplayPlan, contestant: Contestant) -> Result:
-    """On each worker: the steps of one method."""
+    """Make the steps of one method, on each worker."""
     shapes = models.facts(plan.model, small=plan.small).shapes
     replayed = Replayed(shapes, plan.compute, seed=dist.get_rank())
     whole = 1 + (sum(param.nbytes for param in replayed.tensors) >> 20)

@@ -40,7 +40,7 @@ STRETCH = 25
 """Steps between two counts."""
 
 ROUNDING = 1e-5
-"""Of the gradients and of what waits: what sums of a stretch may be apart."""
+"""The share of the gradients, and of what waits, by which sums of a stretch may differ."""
 
 GROWTH = 32 * 2**20, 0.05
 """Bytes, and share, by which a worker's memory may be larger at the end than after a fifth of the run."""
@@ -53,9 +53,9 @@ METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("twobit", {"threshold": "auto"}), ("fp16", {"strategy": "allgather"}), ("onebit", {"scale": "mean"}),
     ("topk", {"ratio": 0.1, "strategy": "two_phase"}), ("efsignsgd", {"strategy": "two_phase"}), ("blockwise8", {}),
 )  # fmt: skip
-"""In turns, all with a residual; those whose books balance to the rounding of float32. They do not where float16 itself
-is summed (``fp16`` over ``allreduce``), nor where an unbiased method compresses a mean again (``qsgd`` over
-``two_phase``): that noise is kept by nobody."""
+"""The methods that take turns, all with a residual: those whose books balance to the rounding of float32. They do not
+where float16 itself is summed (``fp16`` over ``allreduce``), nor where an unbiased method compresses a mean again
+(``qsgd`` over ``two_phase``): that noise is kept by nobody."""
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ class Soaked:
         return file.getvalue()
 
     def _restart(self, saved: bytes) -> None:
-        """As if the process had died: nothing is left but what was saved."""
+        """Start again as if the process had died: nothing is left but what was saved."""
         state: Mapping[str, Any] = torch.load(io.BytesIO(saved), weights_only=True)
         group = self.state.exchange.channel.group
         del self.ddp, self.state, self.optimizer, self.model
@@ -316,6 +316,6 @@ def resident() -> int:
 
 
 def digest(model: nn.Module) -> str:
-    """Of all parameters."""
+    """A digest of all parameters."""
     whole = torch.cat([param.detach().view(-1) for param in model.parameters()])
     return hashlib.sha256(whole.numpy().tobytes()).hexdigest()

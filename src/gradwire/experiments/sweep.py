@@ -208,7 +208,7 @@ def company(job: Job) -> tuple[object, ...]:
 
 
 def in_time(order: Order, jobs: Sequence[Job]) -> list[Job]:
-    """Those that would end in time, by what earlier ones took; nobody knows of the first of its kind."""
+    """The jobs that would end in time, by what earlier ones took; nobody knows of the first of its kind."""
     if order.deadline is None:
         return list(jobs)
     estimates, rest = standing(order).estimates, order.deadline - time.time()
@@ -216,7 +216,7 @@ def in_time(order: Order, jobs: Sequence[Job]) -> list[Job]:
 
 
 def serve(order: Order, jobs: Sequence[Job], begun: Path) -> None:
-    """On each worker of a group: one run after the other. Worker 0 decides, writes and tells."""
+    """Make one run after the other, on each worker of a group. Worker 0 decides, writes and tells."""
     first = dist.get_rank() == 0
     for job in jobs:
         go = [first and bool(in_time(order, [job]))]
@@ -253,12 +253,12 @@ def described(settings: RunSettings) -> str:
 
 
 def say(text: str) -> None:
-    """To the person who waits."""
+    """Tell the person who waits."""
     Console(stderr=True, markup=False, highlight=False).print(text, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:
-    """For people.
+    """A time as people write it.
 
     >>> duration(50), duration(600), duration(5400)
     ('50 s', '10 min', '1.5 h')

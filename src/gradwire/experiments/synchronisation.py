@@ -55,7 +55,7 @@ class Synchronisation(ABC):
 
     @abstractmethod
     def metrics(self) -> dict[str, Any]:
-        """At least ``bytes_sent``, ``dense_bytes`` and ``nonfinite_steps`` since the begin of this process."""
+        """Figures: at least ``bytes_sent``, ``dense_bytes`` and ``nonfinite_steps`` since the begin of this process."""
 
     @abstractmethod
     def common(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class ArrayState(BucketState):
 
     @property
     def factor(self) -> float:
-        """By what a step of an optimizer that divides by a mean of squares is too short; 1 where it is not measured."""
+        """The factor by which a step that divides by a mean of squares is too short; 1 where it is not measured."""
         moment = self.exchange.second_moment
         return 1.0 if moment is None else moment.factor
 
@@ -98,7 +98,7 @@ class ArrayState(BucketState):
         self.exchange.compared["variance_correction"] = True
 
     def check(self, exchange: Exchange) -> None:
-        """As at set-up."""
+        """Refuse what set-up would refuse."""
         super().check(exchange)
         if self.exchange.second_moment is not None:
             check_noise(exchange)

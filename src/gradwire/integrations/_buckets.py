@@ -39,7 +39,7 @@ class Bucket:
         pairs = zip(torch.split(self.flat, numels), self.params, strict=True)
         self.views = [as_stored(view, param) for view, param in pairs]
         self.unused = [False] * len(numels)
-        """Of which no rank had a gradient in the last step."""
+        """Whether, for each parameter, no rank had a gradient in the last step."""
 
     def gather(self, grads: Sequence[Tensor | None]) -> None:
         """Copy the gradients in; a parameter that got none on this rank counts as zero."""

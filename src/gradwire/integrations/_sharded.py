@@ -72,12 +72,12 @@ class ShardedState(ExchangeState):
         release(self.exchange)
 
     def state_dict(self) -> dict[str, Any]:
-        """As for DDP; between replicas each rank's is that of its own shard."""
+        """What DDP's state saves; between replicas each rank's is that of its own shard."""
         state = super().state_dict()
         return of_shard(state, self.shard, self.shards) if self.shards else state
 
     def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
-        """Of a state of other shards, what concerns this rank's."""
+        """The part of a state of other shards that concerns this rank's."""
         if self.shards:
             return recut(state, self.shard, self.shards, self.cuts, on_resize)
         require("parts" not in state, "state", "of a model without replicate=", sorted(map(str, state)))
@@ -134,7 +134,7 @@ class ReduceScatter:
             exchange.note(nonfinite(output_tensor.copy_(out)))
 
     def _measure(self, session: ScatterSession, flat: Tensor) -> Callable[[Tensor, int, float], None] | None:
-        """As ``Exchange`` does it for whole gradients; a rank sees what arrives of its own part only."""
+        """Measure as ``Exchange`` does for whole gradients; a rank sees what arrives of its own part only."""
         exchange, moment = self.state.exchange, self.state.exchange.second_moment
         if moment is None or not moment.due(exchange.step):
             return None
@@ -159,7 +159,7 @@ class ReduceScatter:
         return self.session
 
     def _pieces(self, main: Compressor | None) -> list[list[Piece]]:
-        """For each owner a piece of every parameter, as they lie in FSDP's buffer."""
+        """A piece of every parameter for each owner, as they lie in FSDP's buffer."""
         exchange, lo = self.state.exchange, 0
         site, shards = site_of(exchange), []
         chosen = [self._chosen(each, main) for each in self.shards]
@@ -186,7 +186,7 @@ class ReduceScatter:
 
 
 def multiplier(op: Any, world: int) -> float:
-    """By what a reduction multiplies the sum over the ranks.
+    """The factor by which a reduction multiplies the sum over the ranks.
 
     Raises:
         ConfigError: it is neither a sum nor a mean.

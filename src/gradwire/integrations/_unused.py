@@ -21,7 +21,7 @@ __all__ = ["exchange_used", "run_without"]
 
 @torch.no_grad()
 def exchange_used(exchange: Exchange, flat: Tensor, params: Sequence[Named], itemsize: int = 4) -> None:
-    """As ``Exchange.run``, but what no rank used sends nothing."""
+    """Do what ``Exchange.run`` does, but what no rank used sends nothing."""
     views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params])
     used = torch.stack([view.any() for view in views]).to(torch.uint8)
     exchange.any_rank(used)
@@ -34,7 +34,7 @@ def exchange_used(exchange: Exchange, flat: Tensor, params: Sequence[Named], ite
 def run_without(
     exchange: Exchange, flat: Tensor, params: Sequence[Named], unused: Mapping[int, Tensor], itemsize: int = 4
 ) -> None:
-    """As ``Exchange.run``, but parameters that no rank used get zero, and what is kept for them stays.
+    """Do what ``Exchange.run`` does, but parameters that no rank used get zero, and what is kept for them stays.
 
     Args:
         unused: for parameters that may be unused, by their place in ``params``: bool of one element, the same on all

@@ -26,7 +26,7 @@ __all__ = ["VarianceCorrection", "check_noise"]
 log = logging.getLogger("gradwire")
 
 _SAID = 1.1
-"""From this factor on, the log says once what is done."""
+"""The factor from which on the log says once what is done."""
 
 
 class VarianceCorrection:

@@ -108,7 +108,7 @@ _compressed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 def noting(load_state: Callable[..., None]) -> Callable[..., None]:
-    """As ``Accelerator.load_state``, with a note of what was loaded."""
+    """Make ``Accelerator.load_state`` take a note of what was loaded."""
 
     @functools.wraps(load_state)
     def load(self: Any, *arguments: Any, **options: Any) -> None:

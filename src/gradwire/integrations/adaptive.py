@@ -35,7 +35,7 @@ _NAMES = (
     "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SparseAdam",
 )  # fmt: skip
 _CLASSES = tuple(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name))
-"""Those that this version of torch has."""
+"""The optimizers by these names that this version of torch has."""
 
 _STATE = frozenset({"exp_avg_sq", "exp_avg_sq_row", "exp_inf", "square_avg"})
 """What optimizers of other packages call their second moments, as torch's do."""
@@ -105,7 +105,7 @@ class AdaptiveWatch:
     ) -> None:  # fmt: skip
         self._exchange, self._params, self._said, self._corrected = exchange, params, False, corrected
         self._adaptive: dict[str, list[Named]] = {}
-        """By name, because an optimizer may hold the state that holds this: what each adaptive one trains."""
+        """What each adaptive optimizer trains, by name, because an optimizer may hold the state that holds this."""
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         if isinstance(optimizer, str):
             self._adaptive[optimizer] = list(params.values())
@@ -151,7 +151,7 @@ class AdaptiveWatch:
 
 
 _WAITING: weakref.WeakSet[AdaptiveWatch] = weakref.WeakSet()
-"""Those that have not warned."""
+"""The watches that have not warned."""
 
 
 @cache

@@ -120,11 +120,11 @@ class GradwireState(ExchangeState):
         self.exchange.channel.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """As for every state, and the parameters of each bucket, in which the next step's gradients travel."""
+        """What every state saves, and the parameters of each bucket, in which the next step's gradients travel."""
         return {**super().state_dict(), "buckets": json.dumps(self._buckets)}
 
     def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """As for every state; the first steps are exchanged in the buckets of the run that goes on."""
+        """Continue as every state does; the first steps are exchanged in the buckets of the run that goes on."""
         super().load_state_dict(state, on_resize)
         buckets = json.loads(state.get("buckets", "[]"))
         same = state["world"] == self.exchange.channel.world

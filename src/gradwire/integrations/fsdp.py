@@ -103,7 +103,7 @@ class FSDPState(ShardedState):
             self._attach(module, group, names, index)
 
     def check(self, exchange: Exchange) -> None:
-        """As at set-up."""
+        """Refuse what set-up would refuse."""
         super().check(exchange)
         if self._scatters:
             check_scatter(exchange)
@@ -210,7 +210,7 @@ def detach(module: FSDPModule, group: Any) -> None:
 
 
 def divided_later(group: Any, dtype: torch.dtype) -> float:
-    """By what FSDP divides a module's gradient after it was reduced in this dtype.
+    """The number by which FSDP divides a module's gradient after it was reduced in this dtype.
 
     In float32 and bfloat16 the reduction itself divides, unless FSDP was told to sum only. In float16 FSDP divides by
     about the root of the factor before the reduction, and by the rest after it.
@@ -255,7 +255,7 @@ def mesh_of(groups: Sequence[tuple[FSDPModule, Any]], sharded: Mapping[str, Any]
 
 
 def device_of(mesh: DeviceMesh) -> torch.device:
-    """Where gradients are reduced: parameters may be offloaded, or without memory yet."""
+    """The device on which gradients are reduced: parameters may be offloaded, or without memory yet."""
     if mesh.device_type == "cuda":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(mesh.device_type)

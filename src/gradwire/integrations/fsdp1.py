@@ -81,7 +81,7 @@ class FSDP1State(ShardedState):
         self.sizes = {name: cut.padded for name, cut in self.cuts.items()}
 
     def check(self, exchange: Exchange) -> None:
-        """As at set-up."""
+        """Refuse what set-up would refuse."""
         super().check(exchange)
         check_scatter(exchange)
 
@@ -171,7 +171,7 @@ def warn_of_others(rank: int, group: dist.ProcessGroup) -> None:
 
 
 def numel_of(flat: nn.Parameter) -> int:
-    """Of a flat parameter, before it was padded to be cut."""
+    """The number of elements of a flat parameter before it was padded to be cut."""
     return cast(Any, flat)._unpadded_unsharded_size.numel()  # type: ignore[no-any-return]
 
 

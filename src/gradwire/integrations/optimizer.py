@@ -88,7 +88,7 @@ class OptimizerState(BucketState):
         self._seen.clear()
 
     def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
-        """As for every state; gradients that were computed before do not count."""
+        """Continue as every state does; gradients that were computed before do not count."""
         super().load_state_dict(state, on_resize)
         self._seen.clear()
         self.exchange.dropped = 0

@@ -115,7 +115,7 @@ def conflict(caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, carrier
 
 
 def owners_of(param: Tensor) -> list[Owner]:
-    """Those that average its gradient now."""
+    """The owners that average a parameter's gradient now."""
     return [
         owner
         for owner in list(_owners.values())
@@ -141,7 +141,7 @@ def averaged_by_ddp(params: Iterable[Tensor]) -> bool:
 
 
 def wrapped() -> Iterator[tuple[set[int], Ranks]]:
-    """For each DDP model that lives: ids of the parameters that it averages, and over which ranks."""
+    """The DDP models that live: ids of the parameters that each averages, and over which ranks."""
     # A parameter does not know of the reducer that waits for it, and torch keeps no list of DDP models.
     for each in gc.get_objects():
         if issubclass(type(each), DistributedDataParallel) and hasattr(each, "reducer"):

@@ -140,7 +140,7 @@ def prepare_named(
     select: Callable[[], dict[str, nn.Parameter]], device: torch.device, compressor: Any, options: Mapping[str, Any],
     group: dist.ProcessGroup | None, caller: Caller, carrier: object | None = None, **told: Any,
 ) -> Prepared:  # fmt: skip
-    """As ``prepare``, for the parameters that ``select`` names; if it raises, all ranks hear of it."""
+    """Do what ``prepare`` does for the parameters that ``select`` names; if it raises, all ranks hear of it."""
     if not dist.is_initialized():
         select()
         raise ConfigError(
@@ -176,7 +176,7 @@ def prepare_alone(
     select: Callable[[], dict[str, nn.Parameter]], device: torch.device, compressor: Any, options: Mapping[str, Any],
     caller: Caller,
 ) -> Prepared:  # fmt: skip
-    """As ``prepare_named``, for an exchange that goes over no process group: a group of one.
+    """Do what ``prepare_named`` does for an exchange that goes over no process group: a group of one.
 
     Raises:
         ConfigError: a wrong option.

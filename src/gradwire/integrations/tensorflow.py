@@ -198,7 +198,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         return [None if gone else mean for mean, gone in zip(means, missing, strict=True)]
 
     def _exchange_compiled(self, missing: Sequence[bool], *grads: Any) -> list[Any]:
-        """As in ``_exchange``, with zeros for what is missing: which gradients there are was decided when tracing."""
+        """Exchange with zeros for what is missing: which gradients there are was decided when tracing."""
         means = self._exchange(missing, *grads)
         given = [variable.path for variable, mean, gone in zip(self._trainable_variables, means, missing, strict=True)
                  if gone and mean is not None]  # fmt: skip

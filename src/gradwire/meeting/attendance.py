@@ -94,7 +94,7 @@ class Attendance:
 
     @property
     def mark(self) -> str:
-        """Of the open meeting, unlike that of any other."""
+        """The mark of the open meeting, unlike that of any other."""
         return str(self.board.read("open")["mark"])
 
     @property
@@ -251,7 +251,7 @@ class Attendance:
         return nbytes > 0 and token != self.token
 
     def _arrived(self, t: int) -> dict[str, list[Any]]:
-        """Of a worker that died, came again and handed in again, what it handed in first."""
+        """What workers handed in, by their names: the first time's, where one died, came back and did so again."""
         notes = self.board.entries(f"arrivals/{t}")
         return {note["name"]: note["handed"] for note in reversed(notes) if note}
 

@@ -29,7 +29,7 @@ class Closed:
 
     @classmethod
     def read(cls, note: Any) -> Closed:
-        """From the note.
+        """Read what a note says.
 
         Raises:
             WireError: it is none.

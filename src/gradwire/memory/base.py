@@ -54,10 +54,10 @@ class Memory(Configuration, ABC):
     """Names of the tensors kept for each element."""
 
     transient: ClassVar[tuple[str, ...]] = ()
-    """Those of ``buffers`` that only serve ``rollback`` and have no place in a checkpoint."""
+    """The names among ``buffers`` that only serve ``rollback`` and have no place in a checkpoint."""
 
     squared: ClassVar[tuple[str, ...]] = ()
-    """Those of ``buffers`` in the square of the gradient's unit."""
+    """The names among ``buffers`` of tensors in the square of the gradient's unit."""
 
     balanced: ClassVar[bool] = True
     """What went in is what came out and what is kept: nothing may be lost on the way either. So whoever compresses the
@@ -85,7 +85,7 @@ class Memory(Configuration, ABC):
 
     @property
     def kept_dtype(self) -> torch.dtype:
-        """Of the tensors kept."""
+        """The dtype of the tensors kept."""
         return torch.float32
 
     @property

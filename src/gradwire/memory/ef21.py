@@ -62,7 +62,7 @@ class EF21Memory(Memory):
 
     @property
     def buffers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Of the running mean only where there is one."""
+        """Names of the tensors kept for each element: those of the running mean only where there is one."""
         return ("local", "mean") if self.eta == 1 else ("local", "mean", "momentum", "undo")
 
     def encode(

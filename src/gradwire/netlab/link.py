@@ -18,7 +18,7 @@ __all__ = ["Link"]
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _SLOWEST, _FASTEST = 10**6, 10**14
-"""Of any link: predictions are made on paper, too, and for links inside a machine."""
+"""The limits of any link: predictions are made on paper, too, and for links inside a machine."""
 
 _FASTEST_IN_LAB = 10**11
 _LONGEST_DELAY = 1.0
@@ -63,7 +63,7 @@ class Link:
 
     @classmethod
     def parse(cls, rate: str, delay: str = "0ms") -> Link:
-        """From text: ``100mbit``, ``2.5gbit`` or ``none``, and ``500us`` or ``1ms``.
+        """Read a link from text: ``100mbit``, ``2.5gbit`` or ``none``, and ``500us`` or ``1ms``.
 
         Raises:
             ConfigError: not of this form, or out of range.
@@ -95,7 +95,7 @@ class Link:
         return self
 
     def __str__(self) -> str:
-        """As on the command line.
+        """The link as on the command line.
 
         >>> str(Link.parse("1000mbit", "1ms")), str(Link())
         ('1gbit+1ms', 'none')

@@ -12,7 +12,7 @@ INTERFACE = "eth0"
 """A worker's only interface but loopback; the same everywhere, so that one setting fits all workers."""
 
 PORT = 29500
-"""Where worker 0 may listen: a namespace has all ports to itself."""
+"""The port on which worker 0 may listen: a namespace has all ports to itself."""
 
 MOST_WORKERS = 250
 """Addresses of a /24."""

@@ -1,4 +1,4 @@
-"""From the annotated signature of a reference: the operator's schema, the check of its arguments, the kernel's call.
+"""What follows from a reference's annotated signature: the operator's schema, the check of its arguments, the call.
 
 Law: the order of all of them is that of the signature. A kernel is called with what ``arguments`` says of each
 parameter, then with the tables that it needs besides, then with the symbols in the order of their definition, ``n`` as
@@ -110,7 +110,7 @@ class Declaration:
 
     @property
     def schema(self) -> str:
-        """As ``torch.library`` reads it."""
+        """The schema as ``torch.library`` reads it."""
         letters = iter("abcdefghijklmnopqrstuvwxyz")
         parts = []
         for name, parameter in self._parameters.items():

@@ -29,7 +29,7 @@ def dither(places: Tensor) -> Tensor:
 
 
 def fires(x: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-    """Where x is at or above its level, and where at or below minus its level."""
+    """Masks of where x is at or above its level, and where at or below minus its level."""
     least = level * dither(torch.arange(x.numel(), device=x.device))
     return x >= least, x <= -least
 

@@ -43,7 +43,7 @@ def unpack_levels(codes: Tensor, bits: int, n: int) -> Tensor:
 
 
 def spread(values: Tensor, n: int, block: int) -> Tensor:
-    """For each of ``n`` elements the value of its block."""
+    """The value of its block for each of ``n`` elements."""
     return values.repeat_interleave(block, output_size=values.numel() * block)[:n]
 
 

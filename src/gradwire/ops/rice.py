@@ -42,7 +42,7 @@ def write_rice(places: Tensor, shift: int, low: Tensor, high: Tensor) -> None:
 
 
 def read_rice(low: Tensor, high: Tensor, k: int, shift: int, n: int) -> Tensor:
-    """At most ``k`` places, as int64: what the streams do not say is left out, and what is not below ``n``."""
+    """Read at most ``k`` places, as int64: what the streams do not say is left out, and what is not below ``n``."""
     ones = unpack_bits(high, 8 * high.numel()).nonzero().view(-1)[:k]
     # A hostile gap must not overflow: one that is n or more ends the list whatever it is.
     quotients = (ones.diff(prepend=ones.new_full((1,), -1)) - 1).clamp_(max=(n >> shift) + 1)

@@ -26,7 +26,7 @@ _CHUNK = 16384
 """Elements that ``swap`` holds a second time: no step may allocate as much as a gradient."""
 
 _MOST = 100
-"""Of the exponent of the power of two in whose units squares are added."""
+"""The largest exponent of the power of two in whose units squares are added."""
 
 _LARGEST = 2.0**60
 """The largest square root of a square, in units that are near the mean of the scales: no square overflows."""

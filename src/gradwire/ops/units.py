@@ -16,7 +16,7 @@ def exponent_of(magnitudes: Tensor) -> Tensor:
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
-    """As float32, of int32 exponents from -126 to 127.
+    """Powers of two in float32, of int32 exponents from -126 to 127.
 
     >>> power_of_two(torch.tensor([-1, 3], dtype=torch.int32)).tolist()
     [0.5, 8.0]

@@ -36,7 +36,7 @@ class AdamLike(Exchanged):
         self._show()
 
     def state_dict(self) -> dict[str, Any]:
-        """As of any optimizer, and what the exchange keeps on this rank: each rank saves its own."""
+        """What any optimizer saves, and what the exchange keeps on this rank: each rank saves its own."""
         return {**super().state_dict(), "exchange": self.exchange.state_dict(), "progress": dict(self.progress)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:

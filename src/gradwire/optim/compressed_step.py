@@ -202,7 +202,7 @@ class CompressedStep(LocalSteps):
                 param.copy_(self._start(number) - self.way.views[number])
 
     def metrics(self) -> dict[str, Any]:
-        """As of every optimizer of this kind; waits for the round that is under way."""
+        """The figures of every optimizer of this kind; waits for the round that is under way."""
         self._wait()
         return super().metrics()
 

@@ -141,7 +141,7 @@ class LocalSteps(Exchanged):
         return self.way.views[number].copy_(self._start(number)).sub_(self.params[number])
 
     def _start(self, number: int) -> Tensor:
-        """From where a parameter started in this round: one of 16 bits from the rounded value, which is no way."""
+        """The place where a parameter started in this round: one of 16 bits from the rounded value, which is no way."""
         return self.agreed.views[number].to(self.params[number].dtype)
 
     def _means(self) -> Iterator[Tensor]:
@@ -165,7 +165,7 @@ class LocalSteps(Exchanged):
         return state if self.rounds is None else {**state, **self.rounds.state_dict()}
 
     def metrics(self) -> dict[str, Any]:
-        """Those of the exchange, and at a meeting those of its rounds."""
+        """The figures of the exchange, and at a meeting those of its rounds."""
         return {**super().metrics(), **(self.rounds.metrics() if self.rounds is not None else {})}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:

@@ -16,7 +16,7 @@ from gradwire.optim.exchanged import Closure, check_adam
 __all__ = ["OneBitAdam"]
 
 SETTLED = 0.96
-"""Of the norms of v a lag apart, as in the paper."""
+"""The ratio of the norms of v, a lag apart, at which it has settled, as in the paper."""
 
 log = logging.getLogger("gradwire")
 
@@ -110,7 +110,7 @@ class OneBitAdam(AdamLike):
         return self.progress["frozen_at"] if self.freeze_step == "auto" else self.freeze_step
 
     def metrics(self) -> dict[str, Any]:
-        """Those of every optimizer, and the last exact step."""
+        """The figures of every optimizer, and the last exact step."""
         return {**super().metrics(), "frozen_at": self.frozen_at}
 
     @torch.no_grad()

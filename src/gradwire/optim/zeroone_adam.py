@@ -130,7 +130,7 @@ class ZeroOneAdam(AdamLike):
         return loss
 
     def _where_all_met(self, numbers: Sequence[int]) -> list[int]:
-        """Those of these parameters that did not move since all ranks were in step."""
+        """The numbers of these parameters that did not move since all ranks were in step."""
         agreed = self.flats["agreed"].views
         return [i for i in numbers if self.in_step or torch.equal(self.params[i], agreed[i])]
 
@@ -141,7 +141,7 @@ class ZeroOneAdam(AdamLike):
         return int(min(self.schedule["local_step_clipper"], 2 ** min(doublings, 30)))
 
     def _paths(self) -> list[float]:
-        """For each group the sum of c since the last exchange, this step included."""
+        """The sum of c since the last exchange for each group, this step included."""
         t = self.progress["step"]
         return [
             path + group["lr"] / (1 - group["betas"][0] ** t)
@@ -149,7 +149,7 @@ class ZeroOneAdam(AdamLike):
         ]
 
     def _shrunk(self) -> list[float]:
-        """For each group what weight decay left of one since the last exchange, this step included."""
+        """What weight decay left of one since the last exchange, for each group, this step included."""
         return [
             shrunk * (1 - group["lr"] * group["weight_decay"])
             for shrunk, group in zip(self.progress["shrunk"], self.param_groups, strict=True)

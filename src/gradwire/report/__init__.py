@@ -54,7 +54,7 @@ def names() -> tuple[str, ...]:
 
 
 def sections(results: Results, wanted: Iterable[str] | None = None) -> list[Section]:
-    """Those that have anything to show, in the order of the page.
+    """The sections that have anything to show, in the order of the page.
 
     Args:
         results: what was measured.

@@ -17,7 +17,7 @@ PLAIN = ("ddp", "none")
 FAMILIES = (
     BASELINE, "cast", "quantisation", "sparsification", "low rank", "hybrid", "wrapper", "torch's hook", "other"
 )  # fmt: skip
-"""Those of ``Compressor.family``, and what is none; in the order of legends."""
+"""The families of ``Compressor.family``, and what is none; in the order of legends."""
 
 
 def named(method: str, *, ours: bool) -> str:

@@ -26,7 +26,7 @@ _NAMES: dict[Any, str] = {
 }  # fmt: skip
 
 _PARTS = {"settings": _Object, "history": list, "measures": _Object, "baselines": _Object, "seconds": _Object}
-"""Of a run: what a record is made of."""
+"""What the record of a run is made of, with the type of each part."""
 
 _REPLAY = {
     "model": str, "method": str, "link": str, "workers": int, "params": _Object | None, "options": _Object | None,

@@ -44,12 +44,12 @@ class Exchanges:
 
     @property
     def methods(self) -> list[str]:
-        """Those with a row, the uncompressed ones first, then the fastest on the slowest link."""
+        """The methods with a row, the uncompressed ones first, then the fastest on the slowest link."""
         names = {method for method, _ in self.rows}
         return sorted(names, key=lambda name: (_rank(name), self._seconds(name), name))
 
     def family(self, method: str) -> str:
-        """Of a method; it has a row on some link."""
+        """The family of a method that has a row on some link."""
         row = next(row for (name, _), row in self.rows.items() if name == method)
         return family_of(row["method"], None if row["params"] is None else row["method"].partition(":")[0])
 
@@ -85,7 +85,7 @@ class Exchanges:
         return next((plain for plain in PLAIN if (plain, link) in self.rows), None)
 
     def _seconds(self, method: str) -> tuple[int, float]:
-        """By which methods are ordered: the slowest link on which it ran, and the time there."""
+        """The order of methods: the slowest link on which it ran, and the time there."""
         return next((at, self.rows[method, link]["seconds"]) for at, link in enumerate(self.links)
                     if (method, link) in self.rows)  # fmt: skip
 

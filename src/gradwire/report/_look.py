@@ -23,7 +23,7 @@ COLOURS = {
     BASELINE: "#7d8590", "cast": "#3fa7d6", "quantisation": "#3f7fd0", "sparsification": "#d9622b",
     "low rank": "#179a72", "hybrid": "#c0609f", "wrapper": "#c98f0a", "torch's hook": "#8b6fc9", "other": "#a0785a",
 }  # fmt: skip
-"""Of families; they can be read on white and on black."""
+"""The colours of families; they can be read on white and on black."""
 
 _SYMBOLS = (
     "circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "pentagon", "hexagram",
@@ -51,7 +51,7 @@ class Plot:
 
 
 def by_family(families: Iterable[str]) -> list[str]:
-    """Those that occur, in the order of legends."""
+    """The families that occur, in the order of legends."""
     found = set(families)
     return [family for family in FAMILIES if family in found]
 
@@ -169,7 +169,7 @@ def rate_text(rate: float) -> str:
 
 
 def elements(size: int) -> str:
-    """As a power of 2 where it is one.
+    """A number of elements, as a power of 2 where it is one.
 
     >>> elements(1 << 24), elements(1000)
     ('2^24 elements', '1,000 elements')

@@ -37,14 +37,14 @@ def memory_plots(
 
 
 def memory_marks(panel: Panel, size: Size, title: str) -> list[Mark]:
-    """In megabytes, the largest first; means over the seeds."""
+    """Sizes in megabytes, the largest first; means over the seeds."""
     sizes = [(entry, found) for entry in panel.entries if (found := size(entry)) is not None]
     ordered = sorted(sizes, key=lambda each: (-each[1], each[0].method))
     return [Mark(entry.method, entry.family, title, found / 1e6, [data_size(found)]) for entry, found in ordered]
 
 
 def growth_note(panel: Panel) -> list[str]:
-    """Of which methods the peak is not shown, and why; none where it is shown of all that have one."""
+    """Which methods have a peak that is not shown, and why; none where it is shown of all that have one."""
     with_peak = [entry for entry in panel.entries if any(run.peak_rss_bytes is not None for run in entry.runs)]
     lost = [entry.method for entry in with_peak if entry.growth is None]
     if not lost:

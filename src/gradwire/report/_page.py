@@ -70,7 +70,7 @@ def needed(module: str) -> Any:
 
 
 def _json(figure: Any) -> str:
-    """For a script of type application/json; what is not finite becomes null."""
+    """The figure for a script of type application/json; what is not finite becomes null."""
     text: str = needed("plotly.io.json").to_json_plotly(figure)
     return text.replace("<", r"\u003c")
 

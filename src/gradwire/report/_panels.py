@@ -47,7 +47,7 @@ class PanelEntry:
 
     @cached_property
     def quality(self) -> Spread:
-        """At the end of training, over the seeds; its mean is not finite where a run diverged."""
+        """The quality at the end of training, over the seeds; its mean is not finite where a run diverged."""
         return spread([math.nan if run.quality is None else run.quality for run in self.runs])
 
     @property
@@ -172,7 +172,7 @@ class Panel:
         return mine.mean / plain.mean if mine and plain and plain.mean else None
 
     def difference(self, entry: PanelEntry) -> float | None:
-        """Of the mean quality from that without compression; None: there is none to compare with, or one diverged."""
+        """The mean quality less that without compression; None: there is none to compare with, or one diverged."""
         base = self.compared_with(entry)
         if base is None or base.diverged or entry.diverged:
             return None
@@ -246,7 +246,7 @@ def _panel(runs: Sequence[Record]) -> Panel:
 
 
 def _baselines(found: Iterable[PanelEntry]) -> tuple[PanelEntry, ...]:
-    """Of each recipe the first uncompressed one, plain DDP before ours."""
+    """The first uncompressed entry of each recipe, plain DDP before ours."""
     plain = [entry for entry in found if entry.family == BASELINE]
     plain.sort(key=lambda entry: (bool(entry.recipe), entry.tuned, PLAIN.index(entry.runs[0].settings.method)))
     first: dict[str, PanelEntry] = {}
@@ -273,7 +273,7 @@ def _entries(runs: Sequence[Record]) -> list[PanelEntry]:
 
 
 def _at_best_rate(runs: Sequence[Record]) -> list[Record]:
-    """Of runs at several learning rates those at the one whose run with the first seed ended best.
+    """The runs at that one of several learning rates whose run with the first seed ended best.
 
     Of equals it is the one with the most runs: where rates ended alike, the file need not have them in the suite's
     order, by which the sweep chose.

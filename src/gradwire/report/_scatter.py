@@ -90,7 +90,7 @@ Text = tuple[str, str]
 
 
 def _texts(dots: Sequence[Dot], across: Range, down: Range, *, log: bool) -> list[Text]:
-    """In a view; the method without compression chooses first."""
+    """The names of the dots in a view; the method without compression chooses first."""
     shares = [
         (((math.log10(dot.x) if log else dot.x) - across[0]) / (across[1] - across[0]),
          (down[1] - dot.y) / (down[1] - down[0]))
@@ -101,7 +101,7 @@ def _texts(dots: Sequence[Dot], across: Range, down: Range, *, log: bool) -> lis
 
 
 def _split(dots: Sequence[Dot], texts: Sequence[Text]) -> list[tuple[list[Dot], list[Text]]]:
-    """By family, in the order that the dots have."""
+    """The dots by family, in the order that the dots have."""
     groups: dict[str, tuple[list[Dot], list[Text]]] = {}
     for dot, text in zip(dots, texts, strict=True):
         mine = groups.setdefault(dot.family, ([], []))

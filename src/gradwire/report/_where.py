@@ -108,7 +108,7 @@ def _floors(found: Iterable[Panel]) -> Iterator[str]:
 
 
 def _digests(panel: Panel) -> set[str]:
-    """Of the data of its runs, where they are known."""
+    """Digests of the data of its runs, where they are known."""
     return {run.data_digest for entry in panel.entries for run in entry.runs if run.data_digest is not None}
 
 

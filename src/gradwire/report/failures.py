@@ -38,7 +38,7 @@ def _runs(results: Results) -> Iterator[list[Cell]]:
 
 
 def _trouble(run: Record) -> str:
-    """In words; empty: nothing is wrong."""
+    """What went wrong in a run, in words; empty: nothing is wrong."""
     found = [] if run.status == "ok" else [f"failed after {run.steps} steps: {run.error or 'no reason given'}"]
     if run.status == "ok" and (run.quality is None or not math.isfinite(run.quality)):
         found.append("diverged: it ended with no quality that is a number")

@@ -65,7 +65,7 @@ def _floor_line(panel: Panel, base: PanelEntry) -> str:
 
 
 def verdict_cell(panel: Panel, entry: PanelEntry) -> Cell:
-    """In words, with its tone."""
+    """The verdict in words, with its tone."""
     verdict = panel.verdict(entry)
     return words(verdict, _TONES.get(verdict, ""))
 

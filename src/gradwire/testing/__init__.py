@@ -1,4 +1,4 @@
-"""For authors of new methods: the contract as checks, gradients to try, and ranks that are threads.
+"""Tools for authors of new methods: the contract as checks, gradients to try, and ranks that are threads.
 
 ``inputs``      gradients that break compressors, by name
 ``strategies``  the same and more for Hypothesis (needs the package ``hypothesis``)

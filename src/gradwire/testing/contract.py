@@ -163,7 +163,7 @@ def check_many(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_used(compressor: Compressor, x: Tensor) -> None:
-    """Of a payload of variable size what is not used need not travel: whatever is there, it decodes alike."""
+    """What is not used of a payload of variable size need not travel: whatever is there, it decodes alike."""
     if compressor.fixed_size:
         return
     layout = compressor.layout(x.shape)

@@ -36,7 +36,7 @@ def check_feedback(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_undo(compressor: Compressor, x: Tensor) -> None:
-    """With a status the same is sent and kept, and the gradient receives the old residual bit for bit."""
+    """The same is sent and kept with a status, and the gradient receives the old residual bit for bit."""
     grad, residual = _pair(x)
     plain_residual, old = residual.clone(), residual.clone()
     plain = _feed(compressor, grad.clone(), plain_residual, None)

@@ -56,7 +56,7 @@ class MXNetWorker:
         return (time.perf_counter() - start) / steps
 
     def digest(self, workload: str) -> str:
-        """Of the bits of all values that were pulled last."""
+        """A digest of the bits of all values that were pulled last."""
         digest = hashlib.blake2b()
         for value in self._values[workload]:
             digest.update(value.asnumpy().tobytes())

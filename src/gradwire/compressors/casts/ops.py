@@ -184,7 +184,7 @@ def _dynamic(y: Tensor) -> Tensor:
 
 
 def _float8(y: Tensor, kind: str) -> Tensor:
-    """To nearest even, by the bits: casts to float8 differ in what they do at the largest value and beyond."""
+    """Round to nearest even, by the bits: casts to float8 differ in what they do at the largest value and beyond."""
     scaled = y * LARGEST[kind]
     bits, magnitude = scaled.view(torch.int32), scaled.abs()
     shift = 23 - _FRACTION[kind]

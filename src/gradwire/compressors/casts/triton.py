@@ -55,7 +55,7 @@ def _cast(
 
 
 def cast_encode(x: Tensor, out: Tensor, scale: float) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, bfloat = x.numel(), out.dtype is torch.bfloat16
     target = out.view(torch.int16) if bfloat else out
     launch(_cast, (triton.cdiv(n, BLOCK),), x, target, n, float32(scale), BFLOAT=bfloat, BLOCK=BLOCK)
@@ -84,7 +84,7 @@ def _cast_feedback(
 
 
 def cast_encode_feedback(grad: Tensor, residual: Tensor, out: Tensor, status: Tensor | None = None) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, bfloat = grad.numel(), out.dtype is torch.bfloat16
     target = out.view(torch.int16) if bfloat else out
     launch(_cast_feedback, (triton.cdiv(n, BLOCK),), grad, residual, target, status, n, BFLOAT=bfloat, BLOCK=BLOCK)
@@ -109,7 +109,7 @@ def _cast_sum(
 
 
 def cast_add_decoded(payloads: Tensor, out: Tensor, scale: float) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, ranks, bfloat = out.numel(), payloads.size(0), payloads.dtype is torch.bfloat16
     # As integers, since the interpreter's own conversion of subnormal bfloat16 is wrong.
     source = payloads.view(torch.int16) if bfloat else payloads
@@ -181,7 +181,7 @@ def _float8(scaled: tl.tensor, FRACTION: tl.constexpr, BIAS: tl.constexpr) -> tl
 
 @triton.jit
 def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
-    """By their bits, so that a NaN is larger than infinity."""
+    """The larger one by the bits, so that a NaN is larger than infinity."""
     return tl.maximum(a.to(tl.int32, bitcast=True), b.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 
@@ -205,7 +205,7 @@ def _eightbit(
 
 
 def eightbit_encode(x: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int) -> None:
-    """As the operation; a block of 0 runs its reference, on the GPU."""
+    """The operation on a GPU; a block of 0 runs its reference there."""
     if block == 0:
         ops.eightbit_encode.reference(x, scales, codes, kind, block)
         return
@@ -251,7 +251,7 @@ def _eightbit_feedback(
 def eightbit_encode_feedback(
     grad: Tensor, residual: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int, status: Tensor | None = None
 ) -> None:
-    """As the operation; a block of 0 runs its reference, on the GPU."""
+    """The operation on a GPU; a block of 0 runs its reference there."""
     if block == 0:
         ops.eightbit_encode_feedback.reference(grad, residual, scales, codes, kind, block, status)
         return
@@ -280,7 +280,7 @@ def _eightbit_sum(
 
 
 def eightbit_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, kind: str, block: int, scale: float) -> None:
-    """As the operation; a block of 0 runs its reference, on the GPU."""
+    """The operation on a GPU; a block of 0 runs its reference there."""
     if block == 0:
         ops.eightbit_add_decoded.reference(scales, codes, out, kind, block, scale)
         return
@@ -294,7 +294,7 @@ def eightbit_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, kind: str, 
 def inceptionn_encode_feedback(
     grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, bound: int, status: Tensor | None = None
 ) -> None:
-    """As the operation: compensated, encoded, and what the codes say taken away."""
+    """The operation on a GPU: compensated, encoded, and what the codes say taken away."""
     add_residual(grad, residual, status)
     ops.inceptionn_encode(residual, used, stream, bound)
     if residual.numel():

@@ -70,7 +70,7 @@ def unpack_trits(packed: Tensor, codes: Tensor) -> None:
 
 @functools.cache
 def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of five 2-bit codes their byte of digits, and of a byte its five codes."""
+    """The byte of digits of five 2-bit codes, and the five codes of a byte."""
     place = torch.arange(5, device=device)
     code = torch.arange(1024, device=device).unsqueeze(1) >> 2 * place & 3
     digit = torch.arange(256, device=device).unsqueeze(1) // 3**place % 3

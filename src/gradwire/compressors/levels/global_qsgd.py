@@ -86,7 +86,7 @@ class GlobalQSGD(MultiRound):
         return "GlobalQSGD(levels=3)"
 
     def omega(self, n: int) -> float:
-        """Of a group of one, whose norm is its own.
+        """The bound for a group of one, whose norm is its own.
 
         Where W workers round to the largest norm among them, it holds for all of them together, with the elements of
         all: sum_i E|C(x_i) - x_i|^2 <= omega(W n) sum_i |x_i|^2, and the error of the mean is a W^2-th of that sum. No

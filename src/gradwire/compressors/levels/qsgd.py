@@ -131,7 +131,7 @@ class QSGD(Compressor):
         return linf_omega(size, self.top) if self.norm == "linf" else uniform_omega(size, self.top)
 
     def _shrink(self, n: int) -> float:
-        """By which what is decoded of ``n`` elements is multiplied."""
+        """The factor by which what is decoded of ``n`` elements is multiplied."""
         return 1 / (1 + self._variance(n)) if self.scaled else 1.0
 
     @property

@@ -113,7 +113,7 @@ def qsgd_encode(
     x: Tensor, norms: Tensor, codes: Tensor, bits: int, block: int, norm: str, key: int, step: int,
     levels: int = 0, grid: str = "uniform",
 ) -> None:  # fmt: skip
-    """As the operation; norm "l2" and the grid "powers" run its reference, on the GPU."""
+    """The operation on a GPU; norm "l2" and the grid "powers" run its reference there."""
     if norm == "l2" or grid == "powers":
         ops.qsgd_encode.reference(x, norms, codes, bits, block, norm, key, step, levels, grid)
         return
@@ -171,7 +171,7 @@ def qsgd_encode_feedback(
     grad: Tensor, residual: Tensor, norms: Tensor, codes: Tensor, bits: int, block: int, norm: str, key: int,
     step: int, status: Tensor | None = None, shrink: float = 1.0, levels: int = 0, grid: str = "uniform",
 ) -> None:  # fmt: skip
-    """As the operation; norm "l2" and the grid "powers" run its reference, on the GPU."""
+    """The operation on a GPU; norm "l2" and the grid "powers" run its reference there."""
     tensors = grad, residual, norms, codes
     if norm == "l2" or grid == "powers":
         ops.qsgd_encode_feedback.reference(*tensors, bits, block, norm, key, step, status, shrink, levels, grid)
@@ -204,7 +204,7 @@ def qsgd_add_decoded(
     norms: Tensor, codes: Tensor, out: Tensor, bits: int, block: int, scale: float, levels: int = 0,
     grid: str = "uniform",
 ) -> None:  # fmt: skip
-    """As the operation; the grid "powers" runs its reference, on the GPU."""
+    """The operation on a GPU; the grid "powers" runs its reference there."""
     if grid == "powers":
         ops.qsgd_add_decoded.reference(norms, codes, out, bits, block, scale, levels, grid)
         return
@@ -237,7 +237,7 @@ def _round(
 
 
 def round_encode(x: Tensor, norm: Tensor, codes: Tensor, bits: int, levels: int, key: int, step: int) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, programs, form = x.numel(), _rounding(x), {"BITS": bits, "TOP": levels, "GROUPS": ROUND_GROUPS}
     launch(_round, programs, x, norm, codes, n, codes.numel(), key, step, **form)
 
@@ -255,7 +255,7 @@ def _round_kept(
 def round_keep(
     residual: Tensor, norm: Tensor, codes: Tensor, bits: int, levels: int, shrink: float, key: int, step: int
 ) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, programs, form = residual.numel(), _rounding(residual), {"BITS": bits, "TOP": levels, "GROUPS": ROUND_GROUPS}
     launch(_round_kept, programs, residual, norm, codes, n, codes.numel(), key, step, float32(shrink), **form)
 
@@ -322,7 +322,7 @@ def _natural(
 
 
 def natural_encode(x: Tensor, bases: Tensor, codes: Tensor, rounding: str, block: int, key: int, step: int) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, count, part = x.numel(), bases.numel(), tile(block)
     form = {"RANDOM": int(rounding == "random"), **part}
     launch(_natural, _programs(count, part), x, bases, codes, n, count, key, step, **form)
@@ -357,7 +357,7 @@ def natural_encode_feedback(
     grad: Tensor, residual: Tensor, bases: Tensor, codes: Tensor, rounding: str, block: int, key: int, step: int,
     status: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """As the operation."""
+    """The operation on a GPU."""
     n, count, part = grad.numel(), bases.numel(), tile(block)
     tensors, form = (grad, residual, bases, codes, status), {"RANDOM": int(rounding == "random"), **part}
     launch(_natural_feedback, _programs(count, part), *tensors, n, count, key, step, **form)
@@ -383,7 +383,7 @@ def _add_powers(
 
 
 def natural_add_decoded(bases: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     (ranks, n), count, part = codes.shape, bases.size(1), tile(block)
     rows = bases, bases.stride(0), codes, codes.stride(0), ranks
     launch(_add_powers, _parts(count, part), *rows, out, n, count, float32(scale), **part)

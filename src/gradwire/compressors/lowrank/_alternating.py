@@ -90,7 +90,7 @@ class Alternating(MultiRound):
     def encode_feedback(
         self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
     ) -> None:
-        """As the base says it, in two passes over memory: the first product is made of the sum as it is formed."""
+        """Do what the base says, in two passes over memory: the first product is made of the sum as it is formed."""
         _, _, r = matrix_of(residual.shape, self.rank)
         if not thin(residual, r):
             super().encode_feedback(grad, residual, payload, state, key, status)
@@ -140,4 +140,4 @@ class _Halved(NamedTuple):
     own: tuple[Tensor, Tensor]
     """Views into the payload: what this rank found."""
     warm: tuple[Tensor, Tensor]
-    """From the state."""
+    """The warm start, from the state."""

@@ -194,7 +194,7 @@ def _mean_magnitudes(x: Tensor, block: int) -> Tensor:
 
 
 def _two_means(x: Tensor, block: int) -> Tensor:
-    """For each block the mean of what is below zero, then of the rest; 0 where there is none."""
+    """The mean of what is below zero in each block, then of the rest; 0 where there is none."""
     positive = x >= 0
     above = block_sums(positive.float(), block)
     sides = (x.masked_fill(positive, 0.0), _counts(x.numel(), block, x.device) - above), (x.where(positive, 0.0), above)

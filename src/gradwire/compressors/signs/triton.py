@@ -50,7 +50,7 @@ def _sign(x: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, BYTES: 
 
 
 def sign_encode(x: Tensor, codes: Tensor) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     launch(_sign, _grid(codes.numel()), x, codes, x.numel(), codes.numel(), BYTES=BYTES)
 
 
@@ -67,7 +67,7 @@ def _sign_feedback(
 
 
 def sign_encode_feedback(grad: Tensor, residual: Tensor, codes: Tensor, status: Tensor | None = None) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, size = grad.numel(), codes.numel()
     launch(_sign_feedback, _grid(size), grad, residual, codes, status, n, size, BYTES=BYTES)
 
@@ -89,7 +89,7 @@ def _add_signs(
 
 
 def sign_add_decoded(codes: Tensor, out: Tensor, scale: float) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     ranks, size = codes.shape
     rows = codes, codes.stride(0), ranks
     launch(_add_signs, _grid(size), *rows, out, out.numel(), size, float32(scale), BYTES=BYTES)
@@ -105,7 +105,7 @@ def _vote(mean: tl.tensor, n: tl.tensor, tie: tl.float32, BLOCK: tl.constexpr) -
 
 
 def sign_vote(mean: Tensor, tie: float) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n = mean.numel()
     launch(_vote, (triton.cdiv(n, BLOCK),), mean, n, float(tie), BLOCK=BLOCK)
 
@@ -121,7 +121,7 @@ def _signum(
 
 
 def signum_encode(grad: Tensor, momentum: Tensor, codes: Tensor, beta: float, status: Tensor | None = None) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, size, factors = grad.numel(), codes.numel(), (float32(beta), float32(1 - beta))
     launch(_signum, _grid(size), grad, momentum, codes, status, n, size, *factors, BYTES=BYTES)
 
@@ -166,7 +166,7 @@ def _scaled(
 
 
 def scaled_sign_encode(x: Tensor, scales: Tensor, codes: Tensor, block: int) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     sizes = x.numel(), scales.numel(), codes.numel()
     launch(_scaled, _grid_of_blocks(sizes[1]), x, scales, codes, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
 
@@ -199,7 +199,7 @@ def _scaled_feedback(
 def scaled_sign_encode_feedback(
     grad: Tensor, residual: Tensor, scales: Tensor, codes: Tensor, block: int, status: Tensor | None = None
 ) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     count, tensors = scales.numel(), (grad, residual, scales, codes, status)
     sizes = grad.numel(), count, codes.numel()
     launch(_scaled_feedback, _grid_of_blocks(count), *tensors, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
@@ -224,7 +224,7 @@ def _add_scaled(
 
 
 def scaled_sign_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     ranks, size = codes.shape
     rows = scales, scales.stride(0), codes, codes.stride(0), ranks
     launch(_add_scaled, _grid(size), *rows, out, out.numel(), size, float32(scale), SIZE=block, BYTES=BYTES)
@@ -270,7 +270,7 @@ def _two_means(
 
 
 def two_means_encode(x: Tensor, means: Tensor, codes: Tensor, block: int) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     count = means.numel() // 2
     sizes = x.numel(), count, codes.numel()
     launch(_two_means, _grid_of_blocks(count), x, means, codes, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
@@ -307,7 +307,7 @@ def _two_means_feedback(
 def two_means_encode_feedback(
     grad: Tensor, residual: Tensor, means: Tensor, codes: Tensor, block: int, status: Tensor | None = None
 ) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     count, tensors = means.numel() // 2, (grad, residual, means, codes, status)
     sizes = grad.numel(), count, codes.numel()
     launch(_two_means_feedback, _grid_of_blocks(count), *tensors, *sizes, SIZE=block, LANES=LANES, ROWS=ROWS)
@@ -332,7 +332,7 @@ def _add_two_means(
 
 
 def two_means_add_decoded(means: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     ranks, size = codes.shape
     rows = means, means.stride(0), codes, codes.stride(0), ranks
     launch(_add_two_means, _grid(size), *rows, out, out.numel(), size, float32(scale), SIZE=block, BYTES=BYTES)
@@ -352,7 +352,7 @@ def _onebit(
 
 
 def onebit_encode(x: Tensor, codes: Tensor, threshold: float, step: Tensor | None = None) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     size = codes.numel()
     launch(_onebit, _grid(size), x, codes, step, x.numel(), size, float32(threshold), BYTES=BYTES)
 
@@ -382,7 +382,7 @@ def onebit_encode_feedback(
     grad: Tensor, residual: Tensor, codes: Tensor, threshold: float, status: Tensor | None = None,
     step: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """As the operation."""
+    """The operation on a GPU."""
     n, size, tensors = grad.numel(), codes.numel(), (grad, residual, codes, status, step)
     launch(_onebit_feedback, _grid(size), *tensors, n, size, float32(threshold), BYTES=BYTES)
 
@@ -408,7 +408,7 @@ def _add_onebit(
 
 
 def onebit_add_decoded(codes: Tensor, out: Tensor, scale: float, steps: Tensor | None = None) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     ranks, size = codes.shape
     rows = codes, codes.stride(0), steps, 0 if steps is None else steps.stride(0), ranks
     launch(_add_onebit, _grid(size), *rows, out, out.numel(), size, float32(scale), BYTES=BYTES)
@@ -431,7 +431,7 @@ def _magnitudes(
 
 
 def mean_magnitude(x: Tensor, mean: Tensor, residual: Tensor | None = None) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, count = x.numel(), triton.cdiv(x.numel(), SUM_BLOCK)
     sums = torch.empty(count, device=x.device)
     launch(_magnitudes, _grid_of_blocks(count), x, residual, sums, n, count, SIZE=SUM_BLOCK, LANES=LANES, ROWS=ROWS)

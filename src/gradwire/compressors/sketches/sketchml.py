@@ -21,7 +21,7 @@ _BINS = 1 << 16
 _MOST_BUCKETS = 256
 _SAMPLE = 1 << 15
 _GROUPS = 4
-"""Of buckets of one sign, each with a table of its own."""
+"""The number of groups of buckets of one sign, each with a table of its own."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class SketchML(Compressor):
         return [own.numel() for own in keys], [*tables, _entries.pack_bits(flags), _minmax.delta_bytes(gaps, lengths)]
 
     def _groups(self, positive: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """For each bucket its group, and its rank in there; bucket 0 has none."""
+        """The group of each bucket, and its rank in there; bucket 0 has none."""
         group, rank = [-1], [0]
         for sign, count in enumerate((positive, self.buckets - 1 - positive)):
             own = [i * _GROUPS // count for i in range(count)]
@@ -194,7 +194,7 @@ def _upper(x: Tensor) -> Tensor:
 
 
 def _ranks(magnitudes: Tensor, count: int) -> Tensor:
-    """For each upper half of a magnitude the quantile it lies in, of ``count``."""
+    """The quantile, of ``count``, in which each upper half of a magnitude lies."""
     found = torch.bincount(magnitudes, minlength=_BINS // 2)
     below = found.cumsum(0) - found
     return (below * count // max(1, magnitudes.numel())).clamp_(max=count - 1)

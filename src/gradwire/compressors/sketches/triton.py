@@ -39,7 +39,7 @@ def _bucket_encode(
 
 
 def bucket_encode(x: Tensor, bucket_of: Tensor, codes: Tensor, sums: Tensor, counts: Tensor) -> None:
-    """As the operation, the sums in whatever order the programs come."""
+    """The operation on a GPU, with its sums in whatever order the programs come."""
     tables = torch.zeros(TABLES, BUCKETS, dtype=torch.float64, device=x.device)
     counted = torch.zeros(TABLES, BUCKETS, dtype=torch.int32, device=x.device)
     sizes = {"TABLES": TABLES, "BUCKETS": BUCKETS, "BLOCK": BLOCK}
@@ -72,7 +72,7 @@ def _bucket_add_decoded(
 
 
 def bucket_add_decoded(codes: Tensor, levels: Tensor, out: Tensor, scale: float) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     ranks, n = codes.shape
     rows = codes, codes.stride(0), levels, levels.stride(0), ranks, levels.size(1) - 1
     launch(_bucket_add_decoded, (triton.cdiv(n, BLOCK),), *rows, out, n, float32(scale), BLOCK=BLOCK)

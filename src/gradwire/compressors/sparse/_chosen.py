@@ -30,8 +30,9 @@ def room_for(count: int, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def first_guess(x: Tensor) -> int:
-    """For how many entries to make room before they are counted: a 16th of the elements, as sparse methods take fewer.
-    Where there are more, a second pass takes them into room that is large enough.
+    """The number of entries to make room for before they are counted: a 16th of the elements.
+
+    Sparse methods take fewer. Where there are more, a second pass takes them into room that is large enough.
     """
     return max(_LEAST_ROOM, x.numel() // 16)
 

@@ -16,7 +16,7 @@ _MOST = 126
 
 
 class MagnitudeMoments(NamedTuple):
-    """Of y = |x| - low where low < |x| < high: how many, the sums of y and y^2; and the largest |x| of all."""
+    """Moments of y = |x| - low where low < |x| < high: how many, the sums of y and y^2; and the largest |x| of all."""
 
     size: int
     total: float

@@ -45,7 +45,7 @@ class Form(ABC):
 
 
 class Block(Form):
-    """As in memory: 16 bits a place and 32 for each 65536 elements. The fastest."""
+    """Places as they lie in memory: 16 bits each, and 32 for each 65536 elements. The fastest form."""
 
     def fields(self, n: int, k: int) -> tuple[Field, ...]:
         return Field("counts", torch.int32, segments(n)), Field("indices", torch.int16, k)

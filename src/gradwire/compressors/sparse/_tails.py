@@ -84,7 +84,7 @@ def _stages(x: Tensor, of: MagnitudeMoments, share: float, distribution: str, st
 
 
 def sum_of_logs(x: Tensor) -> float:
-    """Of ln |x| where it is above 0."""
+    """The sum of ln |x| over the x that are not 0."""
     return sum(
         float(torch.where(piece != 0, piece.abs(), 1.0).log_().sum(dtype=torch.float64)) for _, piece in pieces(x)
     )

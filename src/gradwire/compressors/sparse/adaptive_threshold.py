@@ -171,7 +171,7 @@ def _codes(x: Tensor, high: float, low: float) -> Tensor:
 
 
 def _means_taken(values: Tensor, negative: Tensor) -> Tensor:
-    """Of what was taken already: as ``_means``, without choosing element by element. A NaN counts as positive."""
+    """The means of what was taken already, without choosing as ``_means`` does. A NaN counts as positive."""
     parts = values.clamp(min=0.0), values.clamp(max=0.0).nan_to_num_(nan=0.0, neginf=-math.inf)
     below = negative.count_nonzero()
     counts = torch.stack([negative.numel() - below, below])
@@ -179,7 +179,7 @@ def _means_taken(values: Tensor, negative: Tensor) -> Tensor:
 
 
 def _means(x: Tensor, high: float, low: float) -> Tensor:
-    """Of what is sent, with either sign: float64 sums over their counts, 0 where there is none."""
+    """The means of what is sent, with either sign: float64 sums over their counts, 0 where there is none."""
     sums = torch.zeros(2, dtype=torch.float64, device=x.device)
     counts = torch.zeros(2, dtype=torch.float64, device=x.device)
     for _, piece in _entries.pieces(x):

@@ -292,12 +292,12 @@ def _write_marks(marked: Tensor, bitmap: Tensor, counts: Tensor) -> None:
 
 
 def _beyond(x: Tensor, high: float, low: float) -> Tensor:
-    """Where x >= high, x <= -low, or x is no number."""
+    """A mask of where x >= high, x <= -low, or x is no number."""
     return ~((x > float32(-low)) & (x < float32(high)))
 
 
 def _drawn(x: Tensor, s: float, key: int, step: int) -> tuple[Tensor, Tensor]:
-    """Where |x| >= s, and where else |x| > u s, u random in (0, 1)."""
+    """Masks of where |x| >= s, and where else |x| > u s, u random in (0, 1)."""
     s = float32(s)
     words = philox_words(0, -(-x.numel() // 4), key, step, x.device).view(-1)[: x.numel()]
     u = (words ^ 2**31).double().add_(0.5).mul_(2.0**-32)
@@ -553,7 +553,7 @@ def capacity(n: int) -> int:
 
 
 def _exceeds(x: Tensor, threshold: float, level: Tensor | None) -> Tensor:
-    """Where |x| is above the threshold, or reaches the level times the element's dither, or is not a number."""
+    """A mask of where |x| is above the threshold, or reaches the level times the element's dither, or is a NaN."""
     if level is None:
         return ~(x.abs() <= float32(threshold))
     return ~(x.abs() < level * dither(torch.arange(x.numel(), device=x.device)))

@@ -136,14 +136,14 @@ def _write_largest(x: Tensor, values: Tensor, indices: Tensor, counts: Tensor, c
 
 
 def topk_encode(x: Tensor, values: Tensor, indices: Tensor, counts: Tensor) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     _write_largest(x, values, indices, counts, clear=False)
 
 
 def topk_encode_feedback(
     grad: Tensor, residual: Tensor, values: Tensor, indices: Tensor, counts: Tensor, status: Tensor | None = None
 ) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     add_residual(grad, residual, status)
     _write_largest(residual, values, indices, counts, clear=True)
 
@@ -196,7 +196,7 @@ def _largest_of_tiles(
 
 
 def tile_topk(x: Tensor, values: Tensor, places: Tensor, size: int) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     count = x.numel() // size
     columns = min(triton.next_power_of_2(size), BLOCK)
     rows = BLOCK // columns
@@ -221,7 +221,7 @@ def _add_entries(
 
 
 def sparse_add_decoded(values: Tensor, indices: Tensor, counts: Tensor, out: Tensor, scale: float) -> None:
-    """As the operation; where a rank names an element twice, which no encoder does, only one of the two may be added.
+    """The operation on a GPU; where a rank names an element twice, which no encoder does, only one may be added.
 
     One launch for each rank keeps their order. Atomic additions would not do: a GPU flushes subnormals in them.
     """
@@ -231,7 +231,7 @@ def sparse_add_decoded(values: Tensor, indices: Tensor, counts: Tensor, out: Ten
 
 
 def parts_add_decoded(values: Parts, indices: Parts, counts: Parts, levels: Parts, out: Tensor, scale: float) -> None:
-    """As the operation; of two entries of a part for one element, which no encoder makes, only one may be added."""
+    """The operation on a GPU; of two entries of a part for one element, which no encoder makes, only one is added."""
     for value, index, count, level in zip(values, indices, counts, levels, strict=True):
         if level.numel():
             value = torch.where(unpack_bits(value, index.numel()), level[1], level[0])
@@ -258,7 +258,7 @@ def _mark_beyond(
 
 
 def mark_beyond(x: Tensor, bitmap: Tensor, counts: Tensor, high: float, low: float) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n = x.numel()
     named = room_for_counts(x, n)
     launch(_mark_beyond, (named.numel(),), x, bitmap, named, n, float32(high), float32(low), PART=PART)
@@ -288,7 +288,7 @@ def _mark_drawn(
 def mark_drawn(
     x: Tensor, bitmap: Tensor, counts: Tensor, whole: Tensor, whole_counts: Tensor, s: float, key: int, step: int
 ) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n = x.numel()
     named, whole_named = room_for_counts(x, n), room_for_counts(x, n)
     outputs = bitmap, named, whole, whole_named
@@ -310,14 +310,14 @@ def _take_marked(
 
 
 def take_marked(x: Tensor, bitmap: Tensor, counts: Tensor, values: Tensor, indices: Tensor) -> None:  # noqa: ARG001
-    """As the operation. The counts are of whole segments: those of parts are found again, in a bit for each element."""
+    """The operation on a GPU. The counts are of whole segments: those of parts are found again, in a bit an element."""
     named, n = count_marks(bitmap, x.numel()), x.numel()
     sizes = bitmap.numel(), n, values.numel()
     launch(_take_marked, (named.numel(),), x, bitmap, before(named), values, indices, *sizes, PART=PART)
 
 
 def take_beyond(x: Tensor, counts: Tensor, values: Tensor, indices: Tensor, high: float, low: float) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     bitmap = torch.empty(-(-x.numel() // 8), dtype=torch.uint8, device=x.device)
     torch.ops.gradwire.mark_beyond(x, bitmap, counts, high, low)
     torch.ops.gradwire.take_marked(x, bitmap, counts, values, indices)
@@ -327,7 +327,7 @@ def take_drawn(
     x: Tensor, whole_counts: Tensor, whole_values: Tensor, whole_indices: Tensor,
     counts: Tensor, values: Tensor, indices: Tensor, s: float, key: int, step: int,
 ) -> None:  # fmt: skip
-    """As the operation."""
+    """The operation on a GPU."""
     bitmap, whole = torch.empty(2, -(-x.numel() // 8), dtype=torch.uint8, device=x.device)
     torch.ops.gradwire.mark_drawn(x, bitmap, counts, whole, whole_counts, s, key, step)
     torch.ops.gradwire.take_marked(x, whole, whole_counts, whole_values, whole_indices)
@@ -362,7 +362,7 @@ def _measure_tails(
 
 
 def tail_moments(x: Tensor, table: Tensor, low: float, high: float, unit: float) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, count = x.numel(), table.numel() // 4
     limits = float32(low), float32(high), float32(unit)
     launch(_measure_tails, (triton.cdiv(count, ROWS),), x, table, n, count, *limits, SIZE=TAIL_SEGMENT, ROWS=ROWS)
@@ -398,7 +398,7 @@ def _write_codes(
 
 
 def exponent_encode(x: Tensor, bitmap: Tensor, counts: Tensor, codes: Tensor, top: int) -> None:  # noqa: ARG001
-    """As the operation. Two parts may share a byte: codes are set in whole words, of which nothing is overwritten."""
+    """The operation on a GPU. Two parts may share a byte: codes are set in whole words, and nothing is overwritten."""
     named, size, n = count_marks(bitmap, x.numel()), codes.numel(), x.numel()
     words = torch.zeros(triton.cdiv(size, 4), dtype=torch.int32, device=x.device)
     sizes = bitmap.numel(), n, 2 * size
@@ -447,7 +447,7 @@ def _add_codes(
 
 
 def exponent_add_decoded(streams: Tensor, used: Tensor, tops: Tensor, out: Tensor, scale: float) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     (ranks, length), n = streams.shape, out.numel()
     parts = triton.cdiv(n, PART)
     named = torch.empty(ranks, parts, dtype=torch.int32, device=out.device)
@@ -459,7 +459,7 @@ def exponent_add_decoded(streams: Tensor, used: Tensor, tops: Tensor, out: Tenso
 
 @triton.jit
 def _exceeds(x: tl.tensor, threshold: tl.tensor, level: tl.tensor, i: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Where |x| is above the threshold, or with a level at or above its own part of that, or either is a NaN."""
+    """A mask of where |x| is above the threshold, or at or above its part of a given level, or either is a NaN."""
     below = tl.abs(x) <= threshold if level is None else tl.abs(x) < tl.load(level) * dither(i)
     return inside & ~below
 
@@ -533,7 +533,7 @@ def _head_of(k: Tensor, n: int) -> Tensor:
 
 
 def threshold_encode(x: Tensor, used: Tensor, stream: Tensor, threshold: float, level: Tensor | None = None) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     _write_exceeding(x, used, stream, float32(threshold), level)
 
 
@@ -541,7 +541,7 @@ def threshold_encode_feedback(
     grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, threshold: float, status: Tensor | None = None,
     level: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """As the operation."""
+    """The operation on a GPU."""
     _write_exceeding(residual, used, stream, float32(threshold), level, grad, status)
 
 
@@ -633,7 +633,7 @@ def _add_segments(
 
 
 def threshold_add_decoded(streams: Tensor, out: Tensor, scale: float) -> None:
-    """As the operation; where a row names an element twice, which no encoder does, only one may be added."""
+    """The operation on a GPU; where a row names an element twice, which no encoder does, only one may be added."""
     for row in streams:
         _add_row(row, out, float32(scale))
 
@@ -680,7 +680,7 @@ def _write_chosen(
 
 
 def randomk_encode(x: Tensor, values: Tensor, header: Tensor, seed: int, run: int, scaled: bool, scale: float) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     write_seed(seed, header)
     n, count = x.numel(), values.numel()
     form = {"SCALED": scaled, "BLOCK": BLOCK}
@@ -702,7 +702,7 @@ def _add_chosen(
 
 
 def randomk_add_decoded(values: Tensor, header: Tensor, out: Tensor, run: int, scale: float) -> None:
-    """As the operation: of one rank no two values meet, and one launch for each keeps the order of the ranks."""
+    """The operation on a GPU: of one rank no two values meet, and one launch for each keeps the order of the ranks."""
     n, count = out.numel(), values.size(1)
     grid, sizes = (triton.cdiv(count, BLOCK),), (n, count, triton.cdiv(n, run), run)
     for row, head in zip(values, header, strict=True):

@@ -46,7 +46,7 @@ def _encode(
 
 
 def twobit_encode(x: Tensor, codes: Tensor, threshold: float, strict: bool = False) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, size = x.numel(), codes.numel()
     launch(_encode, _grid(size), x, codes, n, size, float32(threshold), STRICT=strict, BYTES=BYTES)
 
@@ -66,7 +66,7 @@ def _encode_feedback(
 def twobit_encode_feedback(
     grad: Tensor, residual: Tensor, codes: Tensor, threshold: float, status: Tensor | None = None, strict: bool = False
 ) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, size, t = grad.numel(), codes.numel(), float32(threshold)
     launch(_encode_feedback, _grid(size), grad, residual, codes, status, n, size, t, STRICT=strict, BYTES=BYTES)
 
@@ -82,7 +82,7 @@ def _dithered(
 
 
 def dithered_encode(x: Tensor, codes: Tensor, level: Tensor) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     size = codes.numel()
     launch(_dithered, _grid(size), x, codes, level, x.numel(), size, BYTES=BYTES)
 
@@ -102,7 +102,7 @@ def _dithered_feedback(
 def dithered_encode_feedback(
     grad: Tensor, residual: Tensor, codes: Tensor, threshold: Tensor, level: Tensor, status: Tensor | None = None
 ) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, size = grad.numel(), codes.numel()
     launch(_dithered_feedback, _grid(size), grad, residual, codes, threshold, level, status, n, size, BYTES=BYTES)
 
@@ -127,7 +127,7 @@ def _add(
 
 
 def twobit_add_decoded(codes: Tensor, out: Tensor, threshold: float, scale: float, steps: Tensor | None = None) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     ranks, size = codes.shape
     rows = codes, codes.stride(0), steps, 0 if steps is None else steps.stride(0)
     step = float32(float32(scale) * float32(threshold))

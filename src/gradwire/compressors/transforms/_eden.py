@@ -36,7 +36,7 @@ __all__ = [
 SMALLEST = 64
 SPARE = 128
 STEP = 16
-"""Of every block a multiple of this many coordinates is sent, or of ``group``, so that its codes begin at a byte."""
+"""What is sent of a block is a multiple of this many coordinates, or of ``group``: its codes begin at a byte."""
 
 FORMS: dict[int, tuple[tuple[tuple[int, int], ...], ...]] = {
     16: (

@@ -83,12 +83,12 @@ class DeMo(Compressor):
 
     @property
     def votes(self) -> bool:  # type: ignore[override]
-        """With ``sign``."""
+        """Whether the mean becomes its sign, which it does with ``sign``."""
         return self.sign
 
     @property
     def memory(self) -> str | None:  # type: ignore[override]
-        """With ``sign``; the transform alone takes any."""
+        """The memory ``demo`` with ``sign``; the transform alone takes any."""
         return "demo" if self.sign else None
 
     @property

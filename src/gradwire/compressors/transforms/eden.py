@@ -124,7 +124,7 @@ class EDEN(Compressor):
 
     @property
     def _form(self) -> tuple[int, int, int, int]:
-        """As the operations take it: ``block``, bits of a code, ``sent`` and ``group``."""
+        """What the operations take: ``block``, bits of a code, ``sent`` and ``group``."""
         return self.block, int(self.bits) if self.group == 1 else 8, self.sent, self.group
 
     @property
@@ -152,7 +152,7 @@ class EDEN(Compressor):
         return math.inf if self.scaled else self._noise(n)
 
     def _shrink(self, n: int) -> float:
-        """By which what is decoded of ``n`` elements is multiplied."""
+        """The factor by which what is decoded of ``n`` elements is multiplied."""
         return 1 / (1 + self._noise(n)) if self.scaled else 1.0
 
     def _noise(self, n: int) -> float:
@@ -161,7 +161,7 @@ class EDEN(Compressor):
         return max(self._variance(size, kept(size, self.block, self.sent, self.group) / size) for size in sizes)
 
     def _variance(self, size: int, share: float) -> float:
-        """Of a block of ``size`` coordinates of which a share is sent."""
+        """The variance of a block of ``size`` coordinates of which a share is sent."""
         return (1 + 4 / size) / (share * (1 - LEFT[self.bits])) - 1
 
     @property

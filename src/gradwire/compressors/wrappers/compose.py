@@ -79,12 +79,12 @@ class Compose(Compressor):
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        """Where both are."""
+        """Whether both are unbiased."""
         return self.outer.unbiased and self.inner.unbiased
 
     @property
     def random(self) -> bool:  # type: ignore[override]
-        """Where either is."""
+        """Whether either is random."""
         return self.outer.random or self.inner.random
 
     @property
@@ -171,7 +171,7 @@ class Compose(Compressor):
         return torch.empty(self._slots(x.numel()), dtype=torch.float32, device=x.device)
 
     def _fields(self, n: int) -> tuple[tuple[Field, ...], list[int]]:
-        """Those of the values and then those of the places, and the order in which they travel."""
+        """The fields of the values, then those of the places, and the order in which they travel."""
         values = self.inner.layout(self._slots(n)).fields
         fields = (*values, *self._outer.places(n))
         order = arranged(fields)

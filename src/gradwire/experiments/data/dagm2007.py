@@ -81,7 +81,7 @@ def _defective(folder: Path) -> set[str]:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    """Those that are hidden are a system's notes on the files of their names."""
+    """The pictures of a folder; files that are hidden are a system's notes on the files of their names."""
     if not folder.is_dir():
         return []
     return [path for path in folder.iterdir() if path.suffix.lower() == ".png" and not path.name.startswith(".")]

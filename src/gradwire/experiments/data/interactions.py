@@ -38,7 +38,7 @@ def generate(users: int = 1000, items: int = 500, seed: int = 11) -> Interaction
 
 
 def write(data: Interactions, folder: Path) -> None:
-    """As MovieLens has it: ``ratings.csv``, with the place among a user's choices for the time."""
+    """Write ``ratings.csv`` as MovieLens has it, with the place among a user's choices for the time."""
     lines = ["userId,movieId,rating,timestamp\n"]
     for user in range(data.users):
         items = [*data.train[data.train[:, 0] == user, 1].tolist(), int(data.held_out[user])]

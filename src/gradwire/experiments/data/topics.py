@@ -40,5 +40,5 @@ def load_topics() -> Text:
 
 
 def _paragraphs(names: list[str]) -> list[str]:
-    """With the empty line behind each."""
+    """The paragraphs of these topics, with the empty line behind each."""
     return [f"{text}\n\n" for name in names for text in topics[name].strip("\n").split("\n\n")]

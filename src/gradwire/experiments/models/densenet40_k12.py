@@ -88,7 +88,9 @@ def _initialise(module: nn.Module) -> None:
 
 
 def densenet40_k12() -> DenseNet:
-    """For 3x32x32 images: 357,491 parameters in 158 tensors; logit 10 belongs to no class, as in the original.
+    """The model for 3x32x32 images: 357,491 parameters in 158 tensors.
+
+    Logit 10 belongs to no class, as in the original.
 
     Source:
         G. Huang, Z. Liu, L. van der Maaten, K. Weinberger, "Densely Connected Convolutional Networks", CVPR 2017, in
@@ -98,5 +100,5 @@ def densenet40_k12() -> DenseNet:
 
 
 def densenet40_k12_small() -> DenseNet:
-    """For 1x8x8 images and 10 classes: 16,178 parameters in 50 tensors."""
+    """The model for 1x8x8 images and 10 classes: 16,178 parameters in 50 tensors."""
     return DenseNet(1, (3, 3, 3), growth=8, stem=8, logits=10)

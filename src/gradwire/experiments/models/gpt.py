@@ -29,5 +29,5 @@ def gpt(vocabulary: int = 256) -> Decoder:
 
 
 def gpt_small(vocabulary: int = 97, width: int = 256, depth: int = 6, heads: int = 8) -> Decoder:
-    """For windows of at most 64 characters: 4,780,288 parameters in 76 tensors."""
+    """The model for windows of at most 64 characters: 4,780,288 parameters in 76 tensors."""
     return Decoder(vocabulary, 64, width, depth, heads)

@@ -29,5 +29,5 @@ def gpt2(vocabulary: int = 50_257) -> Decoder:
 
 
 def gpt2_small(vocabulary: int = 1000) -> Decoder:
-    """For a vocabulary of 1,000 and windows of at most 64 tokens: two blocks."""
+    """The model for a vocabulary of 1,000 and windows of at most 64 tokens: two blocks."""
     return Decoder(vocabulary, 64, width=64, depth=2, heads=4)

@@ -103,7 +103,7 @@ class LSTMLanguageModel(nn.Module):
 
 
 def lstm(vocabulary: int = 10_000) -> LSTMLanguageModel:
-    """For Penn Treebank: 19,775,200 parameters in 7 tensors.
+    """The model for Penn Treebank: 19,775,200 parameters in 7 tensors.
 
     Source:
         W. Zaremba, I. Sutskever, O. Vinyals, "Recurrent Neural Network Regularization", arXiv 2014, medium size.
@@ -112,5 +112,5 @@ def lstm(vocabulary: int = 10_000) -> LSTMLanguageModel:
 
 
 def lstm_small(vocabulary: int = 1000) -> LSTMLanguageModel:
-    """For a vocabulary of 1,000: 341,224 parameters in 7 tensors."""
+    """The model for a vocabulary of 1,000: 341,224 parameters in 7 tensors."""
     return LSTMLanguageModel(vocabulary, 96, layers=2, dropout=0.1, spread=0.1)

@@ -64,7 +64,9 @@ class NeuMF(nn.Module):
 
 
 def ncf(users: int = 138_493, items: int = 26_744) -> NeuMF:
-    """For MovieLens-20M: 31,832,577 parameters in 10 tensors; both parts of a table are one tensor, as in the original.
+    """The model for MovieLens-20M: 31,832,577 parameters in 10 tensors.
+
+    Both parts of a table are one tensor, as in the original.
 
     Source:
         X. He, L. Liao, H. Zhang, L. Nie, X. Hu, T. Chua, "Neural Collaborative Filtering", WWW 2017.
@@ -73,5 +75,5 @@ def ncf(users: int = 138_493, items: int = 26_744) -> NeuMF:
 
 
 def ncf_small(users: int = 1000, items: int = 500) -> NeuMF:
-    """For 1,000 users and 500 items: 37,737 parameters in 10 tensors."""
+    """The model for 1,000 users and 500 items: 37,737 parameters in 10 tensors."""
     return NeuMF(users, items, factors=8, hidden=(32, 32, 16, 8), dropout=0.0)

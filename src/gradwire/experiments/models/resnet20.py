@@ -90,7 +90,7 @@ class ResNetV2(nn.Module):
 
 
 def resnet20() -> ResNetV2:
-    """For 3x32x32 images: 269,467 parameters in 51 tensors; logit 10 belongs to no class, as in the original.
+    """The model for 3x32x32 images: 269,467 parameters in 51 tensors; logit 10 belongs to no class, as in the original.
 
     Source:
         K. He, X. Zhang, S. Ren, J. Sun, "Identity Mappings in Deep Residual Networks", ECCV 2016, in the form of
@@ -100,5 +100,5 @@ def resnet20() -> ResNetV2:
 
 
 def resnet20_small() -> ResNetV2:
-    """For 1x8x8 images and 10 classes: 19,026 parameters in 21 tensors."""
+    """The model for 1x8x8 images and 10 classes: 19,026 parameters in 21 tensors."""
     return ResNetV2(1, (1, 1, 1), (8, 16, 32), logits=10)

@@ -67,7 +67,9 @@ class ResNetV1(nn.Module):
 
 
 def resnet50() -> ResNetV1:
-    """For 3x224x224 images: 25,559,081 parameters in 161 tensors; logit 0 is the background, which no image shows.
+    """The model for 3x224x224 images: 25,559,081 parameters in 161 tensors.
+
+    Logit 0 is the background, which no image shows.
 
     Source:
         K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", CVPR 2016.
@@ -80,6 +82,6 @@ def resnet50() -> ResNetV1:
 
 
 def resnet50_small() -> ResNetV1:
-    """For 1x8x8 images and 10 classes, with a bottleneck in each of three stages."""
+    """The model for 1x8x8 images and 10 classes, with a bottleneck in each of three stages."""
     stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
     return ResNetV1(stem, 16, (1, 1, 1), inner=8, logits=10)

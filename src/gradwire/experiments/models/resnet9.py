@@ -64,7 +64,7 @@ class ResNet9(nn.Module):
 
 
 def resnet9() -> ResNet9:
-    """For 3x32x32 images: 6,573,120 parameters in 25 tensors.
+    """The model for 3x32x32 images: 6,573,120 parameters in 25 tensors.
 
     Source:
         D. Page, "How to Train Your ResNet", Myrtle.ai 2018 (``cifar10-fast``).
@@ -73,5 +73,5 @@ def resnet9() -> ResNet9:
 
 
 def resnet9_small() -> ResNet9:
-    """For 1x8x8 images and 10 classes: 103,800 parameters in 25 tensors."""
+    """The model for 1x8x8 images and 10 classes: 103,800 parameters in 25 tensors."""
     return ResNet9(1, 8, logits=10)

@@ -86,7 +86,7 @@ class UNet(nn.Module):
 
 
 def unet() -> UNet:
-    """For 1x512x512 images: 1,850,305 parameters in 46 tensors.
+    """The model for 1x512x512 images: 1,850,305 parameters in 46 tensors.
 
     Source:
         O. Ronneberger, P. Fischer, T. Brox, "U-Net: Convolutional Networks for Biomedical Image Segmentation",
@@ -96,5 +96,5 @@ def unet() -> UNet:
 
 
 def unet_small() -> UNet:
-    """For 1x64x64 images: 116,017 parameters in 46 tensors."""
+    """The model for 1x64x64 images: 116,017 parameters in 46 tensors."""
     return UNet(8, (8, 16, 32), middle=64, last=4)

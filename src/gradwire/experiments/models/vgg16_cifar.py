@@ -47,7 +47,9 @@ class CifarVGG(nn.Module):
 
 
 def vgg16_cifar() -> CifarVGG:
-    """For 3x32x32 images: 14,982,987 parameters in 30 tensors; logit 10 belongs to no class, as in the original.
+    """The model for 3x32x32 images: 14,982,987 parameters in 30 tensors.
+
+    Logit 10 belongs to no class, as in the original.
 
     Source:
         K. Simonyan, A. Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", ICLR 2015, in
@@ -58,5 +60,5 @@ def vgg16_cifar() -> CifarVGG:
 
 
 def vgg16_cifar_small() -> CifarVGG:
-    """For 1x8x8 images and 10 classes: 113,530 parameters in 18 tensors."""
+    """The model for 1x8x8 images and 10 classes: 113,530 parameters in 18 tensors."""
     return CifarVGG(1, (2, 2, 3), (16, 32, 64), hidden=64, logits=10)

@@ -54,7 +54,9 @@ class VGG(nn.Module):
 
 
 def vgg19() -> VGG:
-    """For 3x224x224 images: 143,671,337 parameters in 38 tensors; logit 0 is the background, which no image shows.
+    """The model for 3x224x224 images: 143,671,337 parameters in 38 tensors.
+
+    Logit 0 is the background, which no image shows.
 
     Source:
         K. Simonyan, A. Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", ICLR 2015.
@@ -63,5 +65,8 @@ def vgg19() -> VGG:
 
 
 def vgg19_small() -> VGG:
-    """For 1x8x8 images and 10 classes: most of the 12,538 parameters are in the linear layers, as at full size."""
+    """The model for 1x8x8 images and 10 classes: 12,538 parameters.
+
+    Most of them are in the linear layers, as at full size.
+    """
     return VGG(1, 8, (1, 2), (8, 16), hidden=64, logits=10, dropout=0.1)

@@ -62,5 +62,5 @@ def vit() -> ViT:
 
 
 def vit_small() -> ViT:
-    """For 1x8x8 images and 10 classes: patches of 2x2, two blocks."""
+    """The model for 1x8x8 images and 10 classes: patches of 2x2, two blocks."""
     return ViT(1, 8, 2, width=32, depth=2, heads=4, logits=10)

@@ -42,7 +42,7 @@ class Task(ABC):
     """What ``quality`` returns, in words for a table's head."""
 
     data: Any
-    """With a ``name``."""
+    """The data, which have a ``name``."""
 
     higher_is_better: ClassVar[bool] = True
     MODELS: ClassVar[tuple[str, ...]]
@@ -57,7 +57,7 @@ class Task(ABC):
 
     @property
     def model_name(self) -> str:
-        """As ``gradwire models`` has it; a small variant says so."""
+        """The model's name in ``gradwire models``; that of a small variant says so."""
         name = self.module.__name__.rpartition(".")[2]
         return f"{name}_small" if self.small else name
 

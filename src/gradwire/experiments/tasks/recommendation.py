@@ -84,7 +84,7 @@ class Recommendation(Task):
         return {self.measure: _hits(scores.view_as(items))}
 
     def contest(self) -> Tensor:
-        """For each user 100 items that were not chosen, and at the end the one that was held out.
+        """The items to be ranked for each user: 100 that were not chosen, and at the end the one that was held out.
 
         Drawn with a seed of their own; where a draw repeats, the place of the repetition is filled by another draw.
         """

@@ -57,7 +57,7 @@ QUIET = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAl
 """No terminal, no questions, and no waiting for a machine that is gone."""
 
 REAPER = Reaper()
-"""Of what this process started on this machine."""
+"""The reaper of what this process started on this machine."""
 
 
 LINE = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<name>\w[\w.-]*|\[[0-9a-fA-F:]+\])(?::(?P<port>\d{1,5}))?")
@@ -229,7 +229,7 @@ def on_a_string(process: subprocess.Popen[Any]) -> bool:
 
 
 def signal_group(process: subprocess.Popen[Any], number: signal.Signals) -> None:
-    """To the group that it leads, also when it has ended; to the process alone where it leads none."""
+    """Send a signal to the group that a process leads, also when it has ended; to itself if it leads none."""
     if isinstance(process, Leader):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

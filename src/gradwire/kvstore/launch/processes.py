@@ -101,7 +101,7 @@ class Group:
         return told if self.keys is None else {**told, KEYS: str(self.keys / f"worker-{rank}")}
 
     def wait(self) -> int:
-        """Until all workers have ended, or one of them or a server with an error; the exit code."""
+        """Wait until all workers have ended, or one of them or a server with an error; the exit code."""
         while True:
             code = self.failure()[1]
             if code or all(process.poll() == 0 for process in self.workers.values()):
@@ -138,6 +138,6 @@ class Group:
 
 
 def exit_code(process: subprocess.Popen[Any]) -> int:
-    """As a shell has it."""
+    """The exit code as a shell has it."""
     code = process.returncode or 0
     return code if code >= 0 else 128 - code

@@ -36,7 +36,7 @@ __all__ = ["find_place", "take_role"]
 ROLE = "DMLC_ROLE"
 ROLES = ("worker", "server", "scheduler")
 RANKS = ("DMLC_RANK", "DMLC_WORKER_ID")
-"""By either of them a worker may ask for its rank; without one it gets the next that is free."""
+"""Variables by which a worker may ask for its rank; without one it gets the next that is free."""
 
 
 def take_role(environment: Mapping[str, str] | None = None) -> None:
@@ -114,7 +114,7 @@ def _become_server(told: Mapping[str, str]) -> NoReturn:
 
 
 def _own_address(told: Mapping[str, str], scheduler: str) -> str:
-    """At which the others reach this machine: told, or that from which it speaks to the scheduler."""
+    """The address at which the others reach this machine: told, or that from which it speaks to the scheduler."""
     host = told.get("DMLC_NODE_HOST")
     if host:
         try:

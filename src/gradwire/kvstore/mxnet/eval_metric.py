@@ -113,7 +113,7 @@ class Accuracy(Mean):
 
 
 class CrossEntropy(Mean):
-    """Of outputs before the softmax, as torch's loss has it."""
+    """The cross-entropy of outputs before the softmax, as torch's loss has it."""
 
     def __init__(self) -> None:
         super().__init__("cross-entropy")

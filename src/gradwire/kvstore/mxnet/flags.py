@@ -126,7 +126,7 @@ def _metrics(args: argparse.Namespace) -> EvalMetric:
 
 
 def _prefix(args: argparse.Namespace, rank: int, epoch: int | None = None) -> str:
-    """Of a worker's own checkpoints: buffers differ between workers. To go on, worker 0's where it has none."""
+    """The prefix of a worker's own checkpoints, as buffers differ; to go on, worker 0's where it has none."""
     own = f"{args.model_prefix}-{rank}" if rank else str(args.model_prefix)
     missing = epoch is not None and not Path(params_file(own, epoch)).exists()
     return str(args.model_prefix) if missing else own

@@ -146,7 +146,7 @@ class Module(BaseModule):
         eval_metric.update(as_list(labels), self._outputs)
 
     def get_outputs(self) -> list[Tensor]:
-        """Of the last batch of ``forward_backward``."""
+        """The outputs of the last batch of ``forward_backward``."""
         return self._outputs
 
     # Keeping -----------------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """Of the optimizer; with an ``lr_scheduler`` that of the last step.
+        """The optimizer's learning rate; with an ``lr_scheduler`` that of the last step.
 
         Raises:
             ConfigError: it was never told one and uses its default.
@@ -148,7 +148,7 @@ class Trainer:
             self._tell()
 
     def _go_on(self) -> None:
-        """Where steps have been made before: find how many, and which keys have one step more."""
+        """Find how many steps have been made before, and which keys have one step more."""
         assert self._store is not None
         trained = [key for key, copies in enumerate(self._params) if copies[0].requires_grad]
         versions = {key: self._store.version(key) for key in trained}
@@ -294,5 +294,5 @@ class Trainer:
 
 
 def gradients(copies: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Of those copies that have one."""
+    """The gradients of those copies that have one."""
     return [each.grad for each in copies if each.grad is not None]

@@ -86,7 +86,7 @@ StoreKey: TypeAlias = int | str
 Pairs: TypeAlias = list[tuple[StoreKey, list[Tensor]]]
 
 MAX_KEY_BYTES = 1024
-"""Of a string key in UTF-8."""
+"""The most bytes of a string key in UTF-8."""
 
 _INT64 = range(-(2**63), 2**63)
 

@@ -127,7 +127,7 @@ class MultiFactorScheduler(LRScheduler):
 
 @dataclass
 class PolyScheduler(LRScheduler):
-    """From ``base_lr`` down to ``final_lr``, which is reached after ``max_update`` updates, as (1 - t)^pwr.
+    """A rate from ``base_lr`` down to ``final_lr``, which is reached after ``max_update`` updates, as (1 - t)^pwr.
 
     Args:
         max_update: updates, >= 1, more than ``warmup_steps``.
@@ -161,7 +161,7 @@ class PolyScheduler(LRScheduler):
 
 @dataclass
 class CosineScheduler(LRScheduler):
-    """From ``base_lr`` down to ``final_lr``, which is reached after ``max_update`` updates, along half a cosine.
+    """A rate from ``base_lr`` down to ``final_lr``, which is reached after ``max_update`` updates, along half a cosine.
 
     Args:
         max_update: updates, >= 1, more than ``warmup_steps``.

@@ -126,7 +126,7 @@ def as_row_sparse(value: Tensor) -> Tensor:
 
 
 def merged_rows(rows: Sequence[Tensor]) -> Tensor:
-    """Those that any of several tensors has, each once, growing: int64.
+    """The rows that any of several tensors has, each once, growing: int64.
 
     >>> merged_rows([torch.tensor([3, 5]), torch.tensor([0, 3])])
     tensor([0, 3, 5])

@@ -151,10 +151,10 @@ def counts(value: Any) -> bool:
 
 
 SEQ = {"seq": count(1)}
-"""Of a request that is answered."""
+"""Fields of a request that is answered."""
 
 CHUNKED = {**SEQ, "chunk": count(0), "chunks": count(1, 2**20)}
-"""Of one in pieces."""
+"""Fields of a request in pieces."""
 
 VERSION = 4
 
@@ -175,7 +175,7 @@ REPLIES: Mapping[str, Mapping[str, Check]] = {
 """What a server may send."""
 
 Outgoing: TypeAlias = tuple[bytes, list[Any]]
-"""To whom, and the frames."""
+"""The peer to whom a message goes, and its frames."""
 
 MAX_OPEN = 64
 """Messages in pieces that a session may have under way."""

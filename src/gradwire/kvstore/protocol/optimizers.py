@@ -192,7 +192,7 @@ class OptimizerConfig:
         return dataclasses.replace(self, numbers={**kept, **numbers})
 
     def torch_arguments(self) -> dict[str, Any]:
-        """For the constructor of torch's optimizer."""
+        """Arguments for the constructor of torch's optimizer."""
         numbers = {n: value for n, value in self.numbers.items() if n not in OURS}
         arguments: dict[str, Any] = {RENAMED.get(n, n): value for n, value in numbers.items() if n not in BETAS}
         if any(n in numbers for n in BETAS):
@@ -355,7 +355,7 @@ class Updater:
         return other
 
     def state_dict(self) -> dict[StoreKey, dict[str, Any]]:
-        """By key: tensors and numbers that the optimizer keeps; the tensors are those in use."""
+        """Tensors and numbers that the optimizer keeps, by key; the tensors are those in use."""
         states: dict[StoreKey, dict[str, Any]] = dict(self._waiting)
         for key, optimizer in self._optimizers.items():
             (param,) = optimizer.param_groups[0]["params"]

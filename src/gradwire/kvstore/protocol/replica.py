@@ -36,7 +36,7 @@ from gradwire.memory.residual import Residual
 __all__ = ["Held", "Replica", "follows", "is_payload", "whole"]
 
 PREFIX = struct.Struct("<qq")
-"""Of an answer: its form, and the number of the replica that it leads to."""
+"""What an answer begins with: its form, and the number of the replica that it leads to."""
 
 WHOLE, CHANGE, VALUE, SAME = range(4)
 """All elements as they are; a payload to add to the replica before; a payload to decode alone; nothing new."""

@@ -72,7 +72,7 @@ class Bundle:
     room: int = ROOM
     items: list[list[Any]] = field(default_factory=list)
     places: list[tuple[int, Tensor]] = field(default_factory=list)
-    """Where the bytes of each unit start, and they themselves."""
+    """The place at which the bytes of each unit start, and the bytes."""
     nbytes: int = 0
     kept: bool = True
     """Whether the bytes are somebody else's, who goes on using them."""
@@ -108,7 +108,7 @@ class Bundle:
 
 
 class Bundles:
-    """Those of one call, to all servers: each is sent when it is full, or when every key was added.
+    """The bundles of one call, to all servers: each is sent when it is full, or when every key was added.
 
     Args:
         send: called with a server and a bundle.

@@ -51,7 +51,7 @@ class KVStore(ABC):
 
     @property
     def rank(self) -> int:
-        """Of this worker, from 0."""
+        """The rank of this worker, from 0."""
         return 0
 
     @property
@@ -322,7 +322,7 @@ class KVStore(ABC):
 
     @abstractmethod
     def _shape(self, key: StoreKey) -> torch.Size:
-        """Of a key's value.
+        """The shape of a key's value.
 
         Raises:
             ConfigError: an unknown key.

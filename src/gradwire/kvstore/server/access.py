@@ -36,7 +36,7 @@ INTRODUCTION = 10.0
 """Seconds in which a connection has to introduce itself."""
 
 RECEIVED = 128
-"""Where Linux has the bytes received, an unsigned 64-bit number, in ``struct tcp_info``."""
+"""The place of the bytes received, an unsigned 64-bit number, in Linux's ``struct tcp_info``."""
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Guard:
 
 
 def bytes_received(fd: int) -> int:
-    """On a TCP connection so far; 0 where the system does not tell, or there is none."""
+    """The bytes received on a TCP connection so far; 0 where the system does not tell, or there is none."""
     with contextlib.suppress(OSError, struct.error, AttributeError), borrowed(fd) as connection:
         told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         (count,) = struct.unpack_from("<Q", told, RECEIVED)

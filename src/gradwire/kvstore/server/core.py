@@ -243,7 +243,7 @@ class ServerCore:
 
 
 def printable(text: str) -> str:
-    r"""For a terminal and a log: nothing in it that moves a cursor or starts a line, and not without end.
+    r"""Text for a terminal and a log: nothing in it that moves a cursor or starts a line, and not without end.
 
     >>> printable("a\x1b[2J\nb")
     'a\\x1b[2J\\nb'

@@ -76,7 +76,7 @@ class Joint:
 
     @property
     def keys(self) -> Sequence[StoreKey]:
-        """Of the list."""
+        """The keys of the list."""
         return [each.key for each in self.members]
 
     @property
@@ -86,7 +86,7 @@ class Joint:
 
     @property
     def nbytes(self) -> int:
-        """Of the values side by side."""
+        """The bytes of the values side by side."""
         return self.numel * self.dtype.itemsize
 
     def expected(self, compression: Compression) -> range:

@@ -180,7 +180,7 @@ class Members:
         return set(range(self.rules.workers)) - gone
 
     def sessions(self) -> list[WorkerSession]:
-        """Those that are there, and those that may come back."""
+        """The sessions that are there, and those that may come back."""
         return [*self._sessions.values(), *self._lost.values()]
 
     def knows(self, peer: bytes) -> bool:
@@ -252,7 +252,7 @@ class Members:
         self.changed = True
 
     def leave(self, session: WorkerSession) -> None:
-        """Of who did not say ``finish`` before, the connection was closed and no more: it may come again."""
+        """A worker closes its connection: it has left if it said ``finish`` before, else it may come again."""
         if session.rank in self.finished:
             self.left.add(session.rank)
             self.close(session.peer)

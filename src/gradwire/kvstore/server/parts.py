@@ -32,7 +32,7 @@ AHEAD = 256
 """Steps of which a server keeps pushes before all workers' are in."""
 
 SHARED = -1
-"""Of ``StoredPart.replicas``: of all workers."""
+"""The place in ``StoredPart.replicas`` of what all workers share."""
 
 
 @dataclass
@@ -90,17 +90,17 @@ class StoredPart:
 
     @property
     def topic(self) -> Topic:
-        """By which requests wait for it."""
+        """The name by which requests wait for it."""
         return self.key
 
     @property
     def title(self) -> str:
-        """In words."""
+        """The key in words."""
         return f"key {self.key!r}"
 
     @property
     def keys(self) -> Sequence[StoreKey]:
-        """Those in it."""
+        """The keys in it."""
         return [self.key]
 
     @property
@@ -110,7 +110,7 @@ class StoredPart:
 
     @property
     def nbytes(self) -> int:
-        """Of the value."""
+        """The bytes of the value."""
         return self.value.nbytes
 
     def units(self) -> Sequence[StoredPart]:
@@ -235,7 +235,7 @@ class StoredPart:
         return replica.answer(have, compressor), replica.number
 
     def _own_replica(self, rank: int, have: int, compressor: Compressor | None) -> Replica:
-        """In async each answer is a step of its own; one that was lost on its way is given again."""
+        """A worker's own replica, in async: each answer is a step of its own; a lost one is given again."""
         replica = self.replicas.get(rank)
         if replica is None:
             replica = self.replicas[rank] = Replica(self.key, self.value, rank=rank)
@@ -270,7 +270,7 @@ class StoredPart:
         return raw(self.value)
 
     def apply_one(self, rank: int, step: int, push: Contribution, updaters: Mapping[int, Updater]) -> bool:
-        """In async: apply a push as soon as the worker's pushes before it are in; False: it was here before.
+        """Apply a push in async, as soon as the worker's pushes before it are in; False: it was here before.
 
         A short push, or a more urgent one, may overtake the pieces of a long one of the same key.
 
@@ -295,7 +295,7 @@ class StoredPart:
         return True
 
     def forget_early(self, rank: int) -> None:
-        """In async: another process of a rank numbers its pushes from the last that was applied."""
+        """Forget early pushes in async: another process of a rank numbers its own from the last that was applied."""
         for step in list(self.pending):
             self.pending[step].pop(rank, None)
             if not self.pending[step]:

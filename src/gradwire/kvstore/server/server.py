@@ -112,7 +112,7 @@ QUIET = 300.0
 """Seconds without any worker after which none is expected any more."""
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""Of ``mallopt``."""
+"""Numbers of two parameters of ``mallopt``."""
 
 KEPT = 64 * 2**20
 """Bytes that a heap may keep free at its end."""

@@ -47,7 +47,7 @@ class Waits:
         return self._count.total()
 
     def topics(self) -> set[Topic]:
-        """Those that something waits for."""
+        """The topics that something waits for."""
         return set(self._by_topic)
 
     def add(self, topic: Topic, waiting: Waiting) -> None:

@@ -30,7 +30,7 @@ from gradwire.types import align
 __all__ = ["Lane", "Lanes", "Roster"]
 
 DTYPES = (torch.float32, torch.float64, torch.float16)
-"""Of keys that share a lane."""
+"""The types of keys that may share a lane."""
 
 
 class Lane:
@@ -194,7 +194,7 @@ class Lanes:
         self._rosters: dict[tuple[Any, ...], Roster | None] = {}
         self.numbered: dict[int, Lane] = {}
         self.fresh: list[Lane] = []
-        """Those that no server has been told of; the caller empties it."""
+        """The lanes that no server has been told of; the caller empties it."""
 
     def find(self, keys: Any) -> Roster | None:
         """What is known of a list that was used before; None: its keys go one by one."""
@@ -232,7 +232,7 @@ class Lanes:
         return Roster(list(keys), lanes, rest, [each.shape for each in members], [each.dtype for each in members])
 
     def _lanes_of(self, keys: tuple[Any, ...]) -> list[Lane]:
-        """In an order that does not depend on the caller's: workers who name the same keys share them."""
+        """The lanes of keys, in an order that is not the caller's: workers who name the same keys share them."""
         groups: dict[tuple[int, torch.dtype], dict[StoreKey, WorkerKey]] = {}
         for key in sorted(key for key in keys if key in self._keys):
             shared = self._keys[key]

@@ -103,7 +103,7 @@ class WorkerKey:
         return (len(self.rows(part)), *self.shape[1:]) if self.in_rows else (part.numel,)
 
     def rows(self, part: KeyPart) -> range:
-        """Those of a part, where parts have whole ones."""
+        """The rows of a part, where parts have whole ones."""
         width = math.prod(self.shape[1:])
         return range(part.start // width, part.stop // width)
 

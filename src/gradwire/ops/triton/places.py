@@ -28,7 +28,7 @@ def _set_bits(
 
 
 def bitmap_encode(indices: Tensor, counts: Tensor, bitmap: Tensor, n: int) -> None:
-    """As the operation. The bits are set in whole words: a bitmap may start at any byte."""
+    """The operation on a GPU. The bits are set in whole words: a bitmap may start at any byte."""
     words = torch.zeros(triton.cdiv(n, 32), dtype=torch.int32, device=bitmap.device)
     ends = read_ends(counts, indices.numel())
     launch(_set_bits, (counts.numel(), PARTS), words, indices, ends, n, PARTS=PARTS, BLOCK=BLOCK)
@@ -46,7 +46,7 @@ def _write_places(
 
 
 def bitmap_decode(bitmap: Tensor, indices: Tensor, counts: Tensor, n: int) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     named, size, k = count_marks(bitmap, n), bitmap.numel(), indices.numel()
     indices.zero_()
     launch(_write_places, (named.numel(),), bitmap, before(named), indices, size, n, k, PART=PART)

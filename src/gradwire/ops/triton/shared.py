@@ -16,7 +16,7 @@ __all__ = ["accumulate", "momentum_update", "nonfinite", "philox", "swap"]
 
 
 def accumulate(grad: Tensor, residual: Tensor, status: Tensor | None = None) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     add_residual(grad, residual, status)
 
 
@@ -34,7 +34,7 @@ def _momentum_update(
 
 
 def momentum_update(grad: Tensor, momentum: Tensor, beta: float, status: Tensor | None = None) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n, factors = grad.numel(), (float32(beta), float32(1 - beta))
     launch(_momentum_update, (triton.cdiv(n, BLOCK),), grad, momentum, status, n, *factors, BLOCK=BLOCK)
 
@@ -46,7 +46,7 @@ def _nonfinite(x: tl.tensor, status: tl.tensor, n: tl.tensor, BLOCK: tl.constexp
 
 
 def nonfinite(x: Tensor, status: Tensor) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n = x.numel()
     launch(_nonfinite, (triton.cdiv(n, BLOCK),), x, status, n, BLOCK=BLOCK)
 
@@ -61,7 +61,7 @@ def _philox(
 
 
 def philox(out: Tensor, key: int, step: int, offset: int = 0) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n = out.numel()
     launch(_philox, (triton.cdiv(n, BLOCK),), out, n, key, step, offset, COUNTERS=BLOCK // 4)
 
@@ -76,6 +76,6 @@ def _swap(a: tl.tensor, b: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None
 
 
 def swap(a: Tensor, b: Tensor) -> None:
-    """As the operation."""
+    """The operation on a GPU."""
     n = a.numel()
     launch(_swap, (triton.cdiv(n, BLOCK),), a, b, n, BLOCK=BLOCK)
