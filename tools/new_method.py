@@ -18,6 +18,7 @@ A family that is not there yet gets its folder.
 from __future__ import annotations
 
 import argparse
+import keyword
 import re
 import subprocess
 import sys
@@ -47,47 +48,59 @@ def new_method(name: str, family: str, root: Path = ROOT) -> list[Path]:
         ValueError: a name that is taken or no name of a module.
     """
     for what, given in (("NAME", name), ("FAMILY", family)):
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", given):
-            raise ValueError(f"{what} must be lower-case letters, digits and underscores, got {given!r}")
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", given) or keyword.iskeyword(given):
+            raise ValueError(
+                f"{what} must be lower-case letters, digits and underscores, and no keyword, got {given!r}"
+            )
     compressors = root / "src" / "gradwire" / "compressors"
     folder = compressors / family
-    taken = [*compressors.glob(f"*/{name}.py"), *compressors.glob(f"{name}.py"), *folder.glob(f"{name}.cc")]
+    tests = root / "tests" / "compressors" / f"test_{name}.py"
+    taken = [
+        *tests.parent.glob(tests.name),
+        *compressors.glob(f"*/{name}.py"),
+        *compressors.glob(f"{name}.py"),
+        *folder.glob(f"{name}.cc"),
+    ]
     if taken or (compressors / name).is_dir():
         raise ValueError(f"NAME must be new, and there is {taken[0] if taken else compressors / name}")
     if (compressors / f"{family}.py").exists():
         raise ValueError(f"FAMILY must be a folder, and {family!r} is a method")
+    operations = [f"{name}_{step}" for step in ("encode", "encode_feedback", "add_decoded")]
+    for file in [*(root / "src" / "gradwire" / "ops").glob("*.py"), *compressors.glob("*/ops.py")]:
+        known = set(re.findall(r"^def (\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE))
+        if known & set(operations):
+            raise ValueError(f"NAME must be new: {file} has {', '.join(sorted(known & set(operations)))}")
     title = "".join(part.capitalize() for part in name.split("_"))
     words = {"name": name, "family": family, "title": title}
-    made = [] if folder.is_dir() else [_write(folder / "__init__.py", f'"""{family.capitalize()}."""\n')]
-    made += [
-        _write(folder / f"{name}.py", _filled("method", words)),
-        _extend(folder / "ops.py", _filled("ops", words), f'"""Operations of the {family}."""\n'),
-        _extend(folder / "triton.py", _filled("triton", words), f'"""The {family} on a GPU."""\n'),
-        _write(folder / f"{name}.cc", _filled("kernels", words)),
-        _write(root / "tests" / "compressors" / f"test_{name}.py", _filled("test", words)),
-        _insert(root / "docs" / "methods.md", r"^## Convergence", _filled("section", words)),
-        _insert(root / "CHANGELOG.md", r"(?<=^### Added\n\n)", _filled("line", words)),
-    ]
-    ruff = [str(file) for file in made if file.suffix == ".py"]
+    texts = {} if folder.is_dir() else {folder / "__init__.py": f'"""{family.capitalize()}."""\n'}
+    # All of them before any is written: a place that is missing leaves the tree as it was.
+    methods, changes = root / "docs" / "methods.md", root / "CHANGELOG.md"
+    texts |= {
+        folder / f"{name}.py": _filled("method", words),
+        folder / "ops.py": _extended(folder / "ops.py", _filled("ops", words), f"Operations of the {family}."),
+        folder / "triton.py": _extended(folder / "triton.py", _filled("triton", words), f"The {family} on a GPU."),
+        folder / f"{name}.cc": _filled("kernels", words),
+        tests: _filled("test", words),
+        methods: _inserted(methods, r"^## Convergence", _filled("section", words)),
+        changes: _inserted(changes, r"(?<=^### Added\n\n)", _filled("line", words)),
+    }
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    ruff = [str(file) for file in texts if file.suffix == ".py"]
     for command in (["check", "--fix", "--quiet"], ["format", "--quiet"]):
-        subprocess.run([sys.executable, "-m", "ruff", *command, *ruff], cwd=root, check=False)
-    return made
+        subprocess.run([sys.executable, "-m", "ruff", *command, *ruff], cwd=root, check=True)
+    return list(texts)
 
 
 def _filled(part: str, words: dict[str, str]) -> str:
     return Template((SKELETON / f"{part}.txt").read_text(encoding="utf-8")).substitute(words)
 
 
-def _write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def _extend(path: Path, addition: str, head: str) -> Path:
-    """Add imports, definitions and their names in ``__all__`` to a module, which begins with ``head`` if it is new."""
+def _extended(path: Path, addition: str, head: str) -> str:
+    """A module with more imports, definitions and names in ``__all__``; with the docstring ``head`` if it is new."""
     imports, definitions = _MARK.split(addition)
-    text = path.read_text(encoding="utf-8") if path.exists() else f"{head}\n__all__ = []\n"
+    text = path.read_text(encoding="utf-8") if path.exists() else f'"""{head}"""\n\n__all__ = []\n'
     found = _ALL.search(text)
     if found is None:
         raise ValueError(f"{path} must have a list __all__ of strings")
@@ -95,15 +108,15 @@ def _extend(path: Path, addition: str, head: str) -> Path:
     names = sorted({*re.findall(r'"(\w+)"', found[1]), *public})
     listed = "".join(f'    "{name}",\n' for name in names)
     before = f"{text[: found.start()].rstrip()}\n{imports.strip()}\n\n"
-    return _write(path, f"{before}__all__ = [\n{listed}]\n{text[found.end() :].rstrip()}\n\n\n{definitions.strip()}\n")
+    return f"{before}__all__ = [\n{listed}]\n{text[found.end() :].rstrip()}\n\n\n{definitions.strip()}\n"
 
 
-def _insert(path: Path, place: str, addition: str) -> Path:
+def _inserted(path: Path, place: str, addition: str) -> str:
     text = path.read_text(encoding="utf-8")
     found = re.search(place, text, re.MULTILINE)
     if found is None:
         raise ValueError(f"{path} has no place {place!r}")
-    return _write(path, text[: found.start()] + addition + text[found.start() :])
+    return text[: found.start()] + addition + text[found.start() :]
 
 
 if __name__ == "__main__":

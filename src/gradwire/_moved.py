@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
-__all__ = ["Moved", "in_folders"]
+__all__ = ["Moved", "as_attributes", "in_folders"]
 
 
 class Moved(MetaPathFinder, Loader):
@@ -38,10 +39,32 @@ class Moved(MetaPathFinder, Loader):
         spec.loader_state = module.__spec__
         return module
 
+    def get_code(self, fullname: str) -> CodeType | None:
+        """The code of the module where it is now, for ``python -m``."""
+        old = self.find_spec(fullname, None)
+        spec = importlib.util.find_spec(str(old.origin)) if old is not None else None
+        return spec.loader.get_code(spec.name) if spec is not None and isinstance(spec.loader, InspectLoader) else None
+
     def exec_module(self, module: ModuleType) -> None:
         # The import system has just named it anew.
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
+
+
+def as_attributes(package: str, find: Callable[[str], str | None]) -> Callable[[str], ModuleType]:
+    """What leads ``PACKAGE.NAME``, written after ``import PACKAGE`` alone, to where that module is now.
+
+    Args:
+        package: to which it belongs, as its ``__getattr__``.
+        find: as of ``Moved``.
+    """
+
+    def attribute(name: str) -> ModuleType:
+        if name.startswith("_") or find(name) is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return importlib.import_module(f"{package}.{name}")
+
+    return attribute
 
 
 def in_folders(package: str, path: str) -> Callable[[str], str | None]:
@@ -53,7 +76,9 @@ def in_folders(package: str, path: str) -> Callable[[str], str | None]:
     """
 
     def find(name: str) -> str | None:
-        folders = [file.parent.name for file in Path(path).glob(f"*/{name}.py") if name not in ("ops", "triton")]
+        if not name.isidentifier() or name in ("ops", "triton"):
+            return None
+        folders = [file.parent.name for file in Path(path).glob(f"*/{name}.py")]
         return f"{package}.{folders[0]}.{name}" if folders else None
 
     return find

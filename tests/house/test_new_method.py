@@ -120,6 +120,8 @@ def test_a_family_that_is_new(tree: Path, made: list[Path]) -> None:
         ("qsgd", "levels", "NAME must be new"),
         ("levels", "signs", "NAME must be new"),
         ("cube", "le-vels", "FAMILY must be lower-case"),
+        ("lambda", "levels", "NAME must be lower-case"),
+        ("sign", "signs", "NAME must be new: .* has sign_add_decoded, sign_encode, sign_encode_feedback"),
     ],
 )
 def test_a_wrong_name_is_refused(name: str, family: str, message: str) -> None:

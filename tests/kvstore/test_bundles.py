@@ -103,7 +103,7 @@ def test_each_pull_gets_the_newest_values_and_not_those_made_for_another():
         (lambda items: items.__setitem__(2, ["c", 1, 28]), "a push of key 'c' has 28 bytes"),
         (lambda items: items.__setitem__(2, ["z", 1, 32]), "key 'z' must be initialised"),
         (lambda items: items.__setitem__(2, ["c", 1000, 32]), "256 steps ahead"),
-        (lambda items: items.append(["a", 1, 12]), "does not have 1 pieces|has 56 bytes, not 72"),
+        (lambda items: items.append(["a", 2, 12]), "does not have 1 pieces|has 56 bytes, not 72"),
         (lambda items: items.clear(), "'pushes' has a bad items"),
         (lambda items: items[0].append(1), "'pushes' has a bad items"),
         (lambda items: items.__setitem__(0, ["a", -1, 12]), "'pushes' has a bad items"),

@@ -321,6 +321,23 @@ def test_lists_and_keys_go_in_one_message(sync):
     assert core.counters.repeated == 4
 
 
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [((("c", 1), ("c", 1)), "one of them twice"), ((("c", 1), ("d", 300)), "a push is for step 300")],
+)
+def test_of_keys_in_one_message_all_count_or_none(sync, steps, text):
+    core, a, _ = served((), sync=sync)
+    made = Bundle()
+    for key, step in steps:
+        made.add(key, step, grads(1)[key].view(torch.uint8))
+    before = {key: core.values.alone(key).value.clone() for key in KEYS}
+    ((_, op, answer, _),) = messages(ask(core, a, "pushes", 30, made.data(), items=made.items, config=0, optimizer=0))
+    assert (op, text in answer["text"]) == ("error", True), answer
+    assert not any(core.values.alone(key).pending or core.values.alone(key).last for key in KEYS)
+    assert all(torch.equal(core.values.alone(key).value, value) for key, value in before.items())
+
+
 def test_a_key_of_a_list_is_not_named_beside_it():
     core, a, _ = served((KEYS[:2], KEYS[1:]))
     for units in (([1], "b"), ([1], [2]), ([1], [1])):

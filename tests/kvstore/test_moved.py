@@ -1,9 +1,12 @@
 """Modules that were in the folder itself are found where they are now."""
 
 import importlib
+import importlib.util
 import sys
 
 import pytest
+
+import gradwire.kvstore
 
 PLACES = {
     "callback": "mxnet.callback", "lr_scheduler": "mxnet.lr_scheduler", "trainer": "mxnet.trainer",
@@ -24,3 +27,19 @@ def test_an_old_name_leads_to_the_module_with_a_warning(name, monkeypatch):
 def test_a_name_that_never_was_there_is_no_module():
     with pytest.raises(ModuleNotFoundError, match=r"gradwire\.kvstore\.nothing"):
         importlib.import_module("gradwire.kvstore.nothing")
+
+
+def test_an_old_name_is_an_attribute_too(monkeypatch):
+    monkeypatch.delitem(sys.modules, "gradwire.kvstore.lr_scheduler", raising=False)
+    monkeypatch.delattr(gradwire.kvstore, "lr_scheduler", raising=False)
+    with pytest.warns(DeprecationWarning, match="lr_scheduler is gradwire.kvstore.mxnet.lr_scheduler now"):
+        scheduler = gradwire.kvstore.lr_scheduler.FactorScheduler
+    assert scheduler is importlib.import_module("gradwire.kvstore.mxnet.lr_scheduler").FactorScheduler
+    with pytest.raises(AttributeError, match="nothing"):
+        gradwire.kvstore.nothing  # noqa: B018
+
+
+def test_an_old_name_runs_as_a_program():
+    """``python -m`` of it."""
+    code = importlib.util.find_spec("gradwire.bench.netlab").loader.get_code("gradwire.bench.netlab._warden")
+    assert code.co_filename == importlib.import_module("gradwire.netlab._warden").__file__

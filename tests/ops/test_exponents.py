@@ -6,7 +6,7 @@ import torch
 from gradwire.compressors.sparse.ops import exponent_add_decoded, exponent_encode, mark_beyond
 from gradwire.ops.segments import segments
 from tests.cases import pairwise, together
-from tests.ops.harness import SIZES, Case, check_against_reference, gradient, random_bytes
+from tests.ops.harness import SIZES, TARGETS, Case, check_against_reference, dispatched, gradient, random_bytes
 
 LEAST = {"nearly all": 2.0**-6, "half": 0.7, "few": 2.5}
 LENGTHS = [*SIZES, 131073]
@@ -65,3 +65,16 @@ def test_hostile_bytes_give_what_the_reference_gives(n):
         inputs = {"streams": random_bytes((3, n // 3 + seed), seed), "used": used, "tops": tops}
         case = Case(exponent_add_decoded, inputs, {"out": gradient(n, 1)}, {"scale": 1.0})
         check_against_reference(case, 2, 0)
+
+
+def test_marks_beyond_their_counts_write_nothing():
+    """Whatever the counts say, no byte outside of the codes is written."""
+    n, room = 40000, torch.full((1 << 16,), 7, dtype=torch.uint8)
+    bitmap, counts = torch.full((n // 8,), 255, dtype=torch.uint8), torch.tensor([n], dtype=torch.int32)
+    if not TARGETS:
+        pytest.skip("the C++ extension is not built")
+    for target in TARGETS:
+        with dispatched(target):
+            exponent_encode(torch.ones(n), bitmap, counts, room[1000:1016], 127)
+    assert (room[:1000] == 7).all()
+    assert (room[1016:] == 7).all()

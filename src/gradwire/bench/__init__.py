@@ -5,13 +5,51 @@ What trains is in ``gradwire.experiments``; ``gradwire.report`` shows what came 
 
 import sys
 
-from gradwire._moved import Moved
+from gradwire._moved import Moved, as_attributes
 
 _PLACES = {
     **dict.fromkeys(("advise", "netlab", "report"), "gradwire"),
-    **dict.fromkeys(("data", "models", "recommended", "records", "replay", "tasks", "train"), "gradwire.experiments"),
+    **dict.fromkeys(
+        (
+            "clock",
+            "cluster",
+            "convergence",
+            "data",
+            "demo",
+            "estimates",
+            "job",
+            "launch",
+            "loop",
+            "method",
+            "method_text",
+            "models",
+            "optimizers",
+            "process_figures",
+            "progress",
+            "recipe",
+            "recommended",
+            "records",
+            "replay",
+            "setup",
+            "shapes",
+            "snapshots",
+            "soak",
+            "start",
+            "suite",
+            "sweep",
+            "synchronisation",
+            "tasks",
+            "torchhooks",
+            "train",
+            "unpacked",
+        ),
+        "gradwire.experiments",
+    ),
 }
 """What was in this folder, and in which package each is."""
 
+_find = {name: f"{package}.{name}" for name, package in _PLACES.items()}.get
+
 # The first of all, so that what is inside a folder is not found there a second time.
-sys.meta_path.insert(0, Moved(__name__, lambda name: f"{_PLACES[name]}.{name}" if name in _PLACES else None))
+sys.meta_path.insert(0, Moved(__name__, _find))
+__getattr__ = as_attributes(__name__, _find)

@@ -110,9 +110,18 @@ GRADWIRE_INLINE U32 exponent_code(const ExponentCodes& k, F32 x) {
   return (set_u32(std::uint32_t(k.top)) - rounded_exponent(x)) | sign;
 }
 
-GRADWIRE_INLINE void exponent_step(const ExponentCodes& k, BitSink& sink, std::int64_t i, int count) {
+// The marks for which there are codes.
+GRADWIRE_INLINE std::uint64_t coded_of(std::uint64_t marks, std::int64_t left) {
+  while (__builtin_popcountll(marks) > (left < 0 ? 0 : left)) marks ^= std::uint64_t(1) << (63 - __builtin_clzll(marks));
+  return marks;
+}
+
+// `room` is for how many codes there is room: marks beyond what the counts say write nothing.
+GRADWIRE_INLINE void exponent_step(const ExponentCodes& k, BitSink& sink, std::int64_t i, int count,
+                                   std::int64_t& room) {
   std::uint16_t marks = 0;
   std::memcpy(&marks, k.bitmap + i / 8, count > 8 ? 2 : 1);
+  marks = std::uint16_t(coded_of(marks, room)), room -= __builtin_popcount(marks);
   std::uint64_t codes;
   store_u4(&codes, exponent_code(k, load_ahead(k.x + i, count)));
   codes = gather_nibbles(codes, marks);
@@ -126,20 +135,14 @@ void exponent_codes(const ExponentCodes& args, std::int64_t begin, std::int64_t 
   for (std::int64_t first = begin; first < end; first += kMarkSegment) {
     const std::int64_t stop = end - first < kMarkSegment ? end : first + kMarkSegment, segment = first / kMarkSegment;
     BitSink sink = bit_sink(k.codes, 4 * k.starts[segment], k.edges + segment);
-    std::int64_t i = first;
-    for (; stop - i >= kLanes; i += kLanes) exponent_step(k, sink, i, kLanes);
-    if (i < stop) exponent_step(k, sink, i, int(stop - i));
+    std::int64_t i = first, room = k.starts[segment + 1] - k.starts[segment];
+    for (; stop - i >= kLanes; i += kLanes) exponent_step(k, sink, i, kLanes, room);
+    if (i < stop) exponent_step(k, sink, i, int(stop - i), room);
     finish_bits(sink);
   }
 }
 
 // The sum of what codes stand for. All ranks to 64 elements at a time.
-
-// The marks for which there are codes.
-GRADWIRE_INLINE std::uint64_t coded_of(std::uint64_t marks, std::int64_t left) {
-  while (__builtin_popcountll(marks) > (left < 0 ? 0 : left)) marks ^= std::uint64_t(1) << (63 - __builtin_clzll(marks));
-  return marks;
-}
 
 GRADWIRE_INLINE void add_powers(Sums& sums, ExponentRank& rank, std::int64_t i, std::int64_t n) {
   prefetch_next(rank.bitmap, i / 8), prefetch_next(rank.codes, rank.place / 2);

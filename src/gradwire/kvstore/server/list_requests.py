@@ -49,6 +49,8 @@ def pushes(
     for unit, size in zip(units, sizes, strict=True):
         if size not in unit.expected(compression):
             raise WireError(f"a push of {unit.title} has {size} bytes")
+    if len({(unit.title, step) for unit, (_, step, _) in zip(units, items, strict=True)}) < len(units):
+        raise WireError("a push of many keys has one of them twice for the same step")
     nbytes = sum(map(align, sizes))
     if nbytes > ROOM:
         raise WireError(f"a push of many keys has at most {ROOM} bytes, not {nbytes}")
@@ -61,8 +63,11 @@ def pushes(
         push = unit.contribution(compression, data[start : start + size], -1, optimizer)
         taken += [(part, step, mine) for part, mine in core.values.takers(unit, push)]
         start += align(size)
-    for part, step, push in taken if core.progress.sync else ():
-        part.is_new(session.rank, step, push)
+    for part, step, push in taken:
+        if core.progress.sync:
+            part.is_new(session.rank, step, push)
+        else:
+            part.check_distance(session.rank, step)
     for part, step, push in taken:
         core.take_push(session, part, step, push)
     return core.when_all(

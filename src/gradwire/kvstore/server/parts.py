@@ -277,14 +277,10 @@ class StoredPart:
         Raises:
             ConfigError: it is ``AHEAD`` steps further than the newest of the worker's that could be applied.
         """
+        self.check_distance(rank, step)
         newest = self.last.get(rank, 0)
         if step <= newest or rank in self.pending.get(step, {}):
             return False
-        if step > newest + AHEAD:
-            raise ConfigError(
-                f"{self.title} has step {newest} of worker {rank}, a push is for step {step}: pull, or wait at a "
-                f"barrier, before {AHEAD} steps are on their way"
-            )
         self.pending.setdefault(step, {})[rank] = push
         while (following := self.pending.get(newest + 1, {}).pop(rank, None)) is not None:
             newest += 1
@@ -293,6 +289,19 @@ class StoredPart:
             self.last[rank] = newest
             self._update([following], updaters)
         return True
+
+    def check_distance(self, rank: int, step: int) -> None:
+        """Refuse a push in async that is too far from the worker's last one; nothing is changed.
+
+        Raises:
+            ConfigError: it is ``AHEAD`` steps further than the newest of the worker's that could be applied.
+        """
+        newest = self.last.get(rank, 0)
+        if step > newest + AHEAD:
+            raise ConfigError(
+                f"{self.title} has step {newest} of worker {rank}, a push is for step {step}: pull, or wait at a "
+                f"barrier, before {AHEAD} steps are on their way"
+            )
 
     def forget_early(self, rank: int) -> None:
         """Forget early pushes in async: another process of a rank numbers its own from the last that was applied."""

@@ -51,7 +51,7 @@ REQUESTS: dict[str, Row] = {
         "start": count(0), "total": count(0), "sparse": boolean,
     }),
     "config": Row(run_requests.config, {**SEQ, "number": count(1), "config": mapping}),
-    "optimizer": Row(run_requests.optimizer, {**SEQ, "number": count(1), "name": text, "numbers": mapping}),
+    "optimizer": Row(run_requests.optimizer, {**SEQ, "number": count(1, 2**31), "name": text, "numbers": mapping}),
     "push": Row(key_requests.push, {
         **CHUNKED, "key": key, "step": count(1), "config": count(0), "optimizer": count(0), "rows": count(-1, 2**40),
     }),
