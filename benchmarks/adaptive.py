@@ -29,13 +29,18 @@ import gpt
 Prepared = tuple[nn.Module, Optimizer, Callable[[], float]]
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "none": ("none", {}), "qsgd, 4 bits": ("qsgd", {"bits": 4}), "qsgd, 2 bits": ("qsgd", {"bits": 2}),
+    "none": ("none", {}),
+    "qsgd, 4 bits": ("qsgd", {"bits": 4}),
+    "qsgd, 2 bits": ("qsgd", {"bits": 2}),
     "qsgd, 2 bits, corrected": ("qsgd", {"bits": 2}),
     "qsgd, 2 bits in blocks of 64": ("qsgd", {"bits": 2, "block": 64}),
     "qsgd, 2 bits in blocks of 64, corrected": ("qsgd", {"bits": 2, "block": 64}),
-    "eden, 2 bits": ("eden", {"bits": 2}), "eden, 2 bits, corrected": ("eden", {"bits": 2}),
-    "eden, 1 bit": ("eden", {}), "eden, 1 bit, corrected": ("eden", {}),
-    "eden, half a bit": ("eden", {"bits": 0.5}), "eden, half a bit, corrected": ("eden", {"bits": 0.5}),
+    "eden, 2 bits": ("eden", {"bits": 2}),
+    "eden, 2 bits, corrected": ("eden", {"bits": 2}),
+    "eden, 1 bit": ("eden", {}),
+    "eden, 1 bit, corrected": ("eden", {}),
+    "eden, half a bit": ("eden", {"bits": 0.5}),
+    "eden, half a bit, corrected": ("eden", {"bits": 0.5}),
     "eden, a quarter of a bit, corrected": ("eden", {"bits": 0.25}),
     "eden, 1 bit, preconditioned, corrected": ("eden", {"memory": "preconditioned"}),
     "eden, half a bit, preconditioned, corrected": ("eden", {"bits": 0.5, "memory": "preconditioned"}),
@@ -52,11 +57,15 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "adaptive_sparse, 5 %, corrected": ("adaptive_sparse", {"ratio": 0.05}),
     "adaptive_sparse, 1 %": ("adaptive_sparse", {"ratio": 0.01}),
     "adaptive_sparse, 1 %, corrected": ("adaptive_sparse", {"ratio": 0.01}),
-    "powersgd, rank 2": ("powersgd", {"rank": 2}), "efsignsgd": ("efsignsgd", {}), "topk, 1 %": ("topk", {}),
-    "twobit, threshold auto": ("twobit", {"threshold": "auto"}), "COMP-AMS, topk, 1 %": ("topk", {}),
-    "CD-Adam, topk, 1 %": ("topk", {"memory": "ef21"}), "SGD": ("none", {}),
+    "powersgd, rank 2": ("powersgd", {"rank": 2}),
+    "efsignsgd": ("efsignsgd", {}),
+    "topk, 1 %": ("topk", {}),
+    "twobit, threshold auto": ("twobit", {"threshold": "auto"}),
+    "COMP-AMS, topk, 1 %": ("topk", {}),
+    "CD-Adam, topk, 1 %": ("topk", {"memory": "ef21"}),
+    "SGD": ("none", {}),
     "EF21-SGDM, topk, 1 %": ("topk", {"memory": EF21(eta=0.1)}),
-}  # fmt: skip
+}
 """What compresses gradients: label, method and its options."""
 
 STEPPED: dict[str, dict[str, Any]] = {

@@ -24,8 +24,9 @@ import gpt
 
 STEPS, RATE, RATIO, WAITS = 600, 2e-3, 0.01, (8, 16, 32, 64, 128, 256)
 WALKERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
-    "SGD": lambda params: SGD(params, lr=RATE), "Adam": lambda params: Adam(params, lr=RATE, betas=(0.9, 0.95)),
-}  # fmt: skip
+    "SGD": lambda params: SGD(params, lr=RATE),
+    "Adam": lambda params: Adam(params, lr=RATE, betas=(0.9, 0.95)),
+}
 
 
 def walks() -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
@@ -36,8 +37,9 @@ def walks() -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
     watched = model.blocks[0].think[0].weight
     topk = gradwire.compressor("topk", ratio=RATIO)
     residual, arrived = torch.zeros_like(watched), torch.zeros_like(watched)
-    pairs = {name: (nn.Parameter(torch.zeros_like(watched)), nn.Parameter(torch.zeros_like(watched)))
-             for name in WALKERS}  # fmt: skip
+    pairs = {
+        name: (nn.Parameter(torch.zeros_like(watched)), nn.Parameter(torch.zeros_like(watched))) for name in WALKERS
+    }
     optimizers = {name: [WALKERS[name]([each]) for each in pair] for name, pair in pairs.items()}
     for _ in range(STEPS):
         starts = torch.randint(len(text) - gpt.WINDOW - 1, (gpt.BATCH, 1))
@@ -81,14 +83,18 @@ def draw(found: dict[str, list[tuple[float, float]]], path: Path) -> None:
         x, y = zip(*points, strict=True)
         figure.add_trace(go.Scatter(x=x, y=y, name=name, mode="lines+markers", line={"color": colour}))
     figure.update_layout(
-        template="plotly_white", width=720, height=400, margin={"l": 60, "r": 16, "t": 16, "b": 50},
+        template="plotly_white",
+        width=720,
+        height=400,
+        margin={"l": 60, "r": 16, "t": 16, "b": 50},
         xaxis={
-            "title": "steps from one arrival of an element to the next", "type": "log",
+            "title": "steps from one arrival of an element to the next",
+            "type": "log",
             "tickvals": [25, 50, 100, 200, 300],
         },
         yaxis={"title": "way gone, as a share of that without compression", "rangemode": "tozero"},
         legend={"x": 0.75, "y": 0.75},
-    )  # fmt: skip
+    )
     figure.write_image(path)
 
 

@@ -66,6 +66,7 @@ def variables(*extras: str) -> dict[str, str]:
     names, distributions = hidden(*extras)
     paths = [str(ROOT / "tests" / "absent"), os.environ.get("PYTHONPATH", "")]
     return {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)), "GRADWIRE_TEST_MODULES": ",".join(names),
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "GRADWIRE_TEST_MODULES": ",".join(names),
         "GRADWIRE_TEST_DISTRIBUTIONS": ",".join(distributions),
-    }  # fmt: skip
+    }

@@ -20,10 +20,21 @@ from gradwire.experiments import launch
 from gradwire.kvstore.launch.machines import Machine, new_lines, pump
 
 IMPORTED = [
-    "torch", "torch.distributed", "torch._dynamo", "gradwire", "gradwire.kvstore.worker.store", "gradwire.cli.main",
-    "gradwire.cli.server", "gradwire.cli.launch", "gradwire.cli.meeting", "gradwire.experiments.convergence",
-    "gradwire.experiments.replay", "gradwire.experiments.sweep", "sklearn.datasets", "tests.frozen",
-]  # fmt: skip
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "gradwire",
+    "gradwire.kvstore.worker.store",
+    "gradwire.cli.main",
+    "gradwire.cli.server",
+    "gradwire.cli.launch",
+    "gradwire.cli.meeting",
+    "gradwire.experiments.convergence",
+    "gradwire.experiments.replay",
+    "gradwire.experiments.sweep",
+    "sklearn.datasets",
+    "tests.frozen",
+]
 
 
 def context():

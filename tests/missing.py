@@ -18,7 +18,7 @@ WANTED: tuple[tuple[str, str, str], ...] = (
     ("no address but loopback", "a rendezvous by the machine's own address", "a network interface"),
     (r"could not import|extra .* is not installed", "what needs an optional package", "make clean, then make test"),
     (r"/proc|glibc|C library|Linux|system does not tell", "threads and memory in /proc", "Linux with glibc"),
-)  # fmt: skip
+)
 """Pattern of the reasons why tests are skipped, what is then not tested, and what it takes."""
 
 NOT_WANTING = re.compile("its residual bounds what is missing|there is nothing to compare")

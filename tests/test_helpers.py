@@ -39,13 +39,16 @@ def test_pack_takes_bools_and_shapes():
     np.testing.assert_array_equal(pack(bits, 1).numpy(), expected)
 
 
-@pytest.mark.parametrize(("codes", "bits", "message"), [
-    (torch.tensor([4]), 2, r"pack\.codes must be within 2 bits, .* got 4 to 4"),
-    (torch.tensor([-1, 2]), 2, r"got -1 to 2"),
-    (torch.tensor([-3]), 2, r"within 2 bits"),
-    (torch.tensor([1.0]), 2, r"pack\.codes must be integers or bools, got torch\.float32"),
-    (torch.tensor([1]), 9, r"pack\.bits must be an integer from 1 to 8, got 9"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("codes", "bits", "message"),
+    [
+        (torch.tensor([4]), 2, r"pack\.codes must be within 2 bits, .* got 4 to 4"),
+        (torch.tensor([-1, 2]), 2, r"got -1 to 2"),
+        (torch.tensor([-3]), 2, r"within 2 bits"),
+        (torch.tensor([1.0]), 2, r"pack\.codes must be integers or bools, got torch\.float32"),
+        (torch.tensor([1]), 9, r"pack\.bits must be an integer from 1 to 8, got 9"),
+    ],
+)
 def test_pack_refuses_what_does_not_fit(codes, bits, message):
     with pytest.raises(ConfigError, match=message):
         pack(codes, bits)
@@ -120,13 +123,16 @@ def test_sparsify_by_count_and_shape():
     assert desparsify(torch.ones(2), torch.tensor([1, 1]), 3).tolist() == [0.0, 2.0, 0.0]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({}, "takes either ratio or k"),
-    ({"ratio": 0.5, "k": 2}, "takes either ratio or k"),
-    ({"ratio": 0.0}, r"sparsify\.ratio must be in \(0, 1\], got 0.0"),
-    ({"ratio": 1.5}, r"sparsify\.ratio must be in \(0, 1\], got 1.5"),
-    ({"k": 0}, r"sparsify\.k must be an integer >= 1, got 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "takes either ratio or k"),
+        ({"ratio": 0.5, "k": 2}, "takes either ratio or k"),
+        ({"ratio": 0.0}, r"sparsify\.ratio must be in \(0, 1\], got 0.0"),
+        ({"ratio": 1.5}, r"sparsify\.ratio must be in \(0, 1\], got 1.5"),
+        ({"k": 0}, r"sparsify\.k must be an integer >= 1, got 0"),
+    ],
+)
 def test_sparsify_refuses(arguments, message):
     with pytest.raises(ConfigError, match=message):
         sparsify(torch.ones(4), **arguments)

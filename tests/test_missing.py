@@ -35,9 +35,13 @@ def test_each_thing_that_was_missing_has_one_line(processes: str, tmp_path: Path
     (tmp_path / "test_some.py").write_text(TESTS, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.missing", "-n", processes, "test_some.py"], cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+        [sys.executable, "-m", "pytest", "-p", "tests.missing", "-n", processes, "test_some.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line for line in done.stdout.splitlines() if line.startswith("not tested here")] == [
         "not tested here: GPU kernels and NCCL on a GPU: 3 tests (takes an NVIDIA GPU and torch's CUDA build)",

@@ -20,10 +20,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src/gradwire")
 TESTS = {
-    "compressors": ["tests/compressors"], "memory": ["tests/memory"], "comm": ["tests/comm"],
-    "optim": ["tests/optim"], "kvstore": ["tests/kvstore"],
+    "compressors": ["tests/compressors"],
+    "memory": ["tests/memory"],
+    "comm": ["tests/comm"],
+    "optim": ["tests/optim"],
+    "kvstore": ["tests/kvstore"],
     "exchange": ["tests/core", "tests/comm", "tests/integrations"],
-}  # fmt: skip
+}
 """Where the tests of a part are."""
 
 WHOLE = {"optim": ["tests/meeting"]}
@@ -50,8 +53,9 @@ def untested(module: Path) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     messages = [node for node in nodes if isinstance(node, ast.JoinedStr | ast.Raise)]
     return [
         ((each.lineno, each.col_offset), (each.end_lineno, each.end_col_offset))
-        for each in [*types, *messages] if each is not None
-    ]  # fmt: skip
+        for each in [*types, *messages]
+        if each is not None
+    ]
 
 
 def sample(session: str, count: int, seed: int) -> None:
@@ -67,9 +71,10 @@ def sample(session: str, count: int, seed: int) -> None:
         chosen, generator = [], random.Random(seed)
         for part in sorted(places):
             tested = [
-                (module, start) for module, start in sorted(places[part])
+                (module, start)
+                for module, start in sorted(places[part])
                 if not any(first <= start < end for first, end in untested(module))
-            ]  # fmt: skip
+            ]
             for place in generator.sample(tested, count):
                 found = sorted(places[part][place], key=lambda item: str(item.mutations))
                 chosen.append(generator.choice(found))

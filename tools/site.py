@@ -24,9 +24,14 @@ FOLDERS = {"compressors": "Compressors", "memory": "Memories", "comm": "Strategi
 """Folders of one variant in each file: the reference has a page for each."""
 
 MODULES = {
-    "optim": "Optimizers", "kvstore": "KVStore", "schedules": "Schedules", "helpers": "Helpers", "wire": "Frames",
-    "errors": "Errors", "types": "Types",
-}  # fmt: skip
+    "optim": "Optimizers",
+    "kvstore": "KVStore",
+    "schedules": "Schedules",
+    "helpers": "Helpers",
+    "wire": "Frames",
+    "errors": "Errors",
+    "types": "Types",
+}
 """Modules with a page of the reference: what they offer."""
 
 FRAMEWORKS = ("lightning", "accelerate", "transformers", "tensorflow", "jax", "tensorboard", "wandb")

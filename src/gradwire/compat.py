@@ -22,14 +22,21 @@ from gradwire.memory.base import Memory
 __all__ = ["MethodChoice", "from_params"]
 
 _RENAMED = {
-    "compress_ratio": "ratio", "quantum_num": "bits", "bucket_size": "block", "compress_rank": "rank",
-    "momentum": "beta", "quantiles": "buckets", "threshold": "v",
-}  # fmt: skip
+    "compress_ratio": "ratio",
+    "quantum_num": "bits",
+    "bucket_size": "block",
+    "compress_rank": "rank",
+    "momentum": "beta",
+    "quantiles": "buckets",
+    "threshold": "v",
+}
 """GRACE's words in ours, where the method or its memory does not have the same word itself."""
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "topk": {"compress_ratio": 0.3}, "qsgd": {"quantum_num": 127}, "powersgd": {"compress_rank": 1},
-}  # fmt: skip
+    "topk": {"compress_ratio": 0.3},
+    "qsgd": {"quantum_num": 127},
+    "powersgd": {"compress_rank": 1},
+}
 
 _MEMORIES = {"powersgd": "residual", "efsignsgd": "residual"}
 """GRACE's PowerSGD memory is a residual that also holds the warm start, which here is the compressor's state. Its
@@ -114,8 +121,12 @@ def from_params(params: Mapping[str, Any]) -> MethodChoice:
     lossy = memory is not None and memory.name == "none" and compressor.feedback == "required"
     if lossy:
         # Somebody's written experiment, and not a slip: it runs as it would there.
-        warnings.warn(f"memory 'none' loses for good what {compressor!r} does not send, as it does in GRACE: without "
-                      "'memory' the method gets the residual that it needs", UserWarning, stacklevel=2)  # fmt: skip
+        warnings.warn(
+            f"memory 'none' loses for good what {compressor!r} does not send, as it does in GRACE: without "
+            "'memory' the method gets the residual that it needs",
+            UserWarning,
+            stacklevel=2,
+        )
     return MethodChoice(compressor, memory, strategy, lossy)
 
 

@@ -15,8 +15,19 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
-__all__ = ["ConfigError", "GradwireError", "GroupError", "Told", "WireError", "as_python", "is_float32", "is_int",
-           "is_number", "nearest", "require"]  # fmt: skip
+__all__ = [
+    "ConfigError",
+    "GradwireError",
+    "GroupError",
+    "Told",
+    "WireError",
+    "as_python",
+    "is_float32",
+    "is_int",
+    "is_number",
+    "nearest",
+    "require",
+]
 
 
 class GradwireError(Exception):

@@ -53,7 +53,10 @@ class Metrics:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "bytes_sent": self.bytes_sent, "bytes_received": self.bytes_received,
-            "compared_bytes": self.compared_bytes, "dense_bytes": self.dense_bytes, "ratio": self.ratio,
+            "bytes_sent": self.bytes_sent,
+            "bytes_received": self.bytes_received,
+            "compared_bytes": self.compared_bytes,
+            "dense_bytes": self.dense_bytes,
+            "ratio": self.ratio,
             "seconds": dict(self.seconds),
-        }  # fmt: skip
+        }

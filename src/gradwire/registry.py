@@ -22,8 +22,16 @@ from typing import Any
 from gradwire.errors import ConfigError, nearest, require
 
 __all__ = [
-    "assignment", "build", "find", "from_config", "load", "named_of", "names", "names_in", "to_config",
-]  # fmt: skip
+    "assignment",
+    "build",
+    "find",
+    "from_config",
+    "load",
+    "named_of",
+    "names",
+    "names_in",
+    "to_config",
+]
 
 _MACHINERY = frozenset({"base", "ops", "simple", "triton"})
 _DEPTH = 3

@@ -15,9 +15,14 @@ __all__ = ["diloco", "local_sgd"]
 
 
 def local_sgd(
-    inner: Optimizer, compressor: Any = "topk", *, every: int = 100, meeting: Meeting | None = None,
-    process_group: dist.ProcessGroup | None = None, **options: Any,
-) -> QsparseLocal:  # fmt: skip
+    inner: Optimizer,
+    compressor: Any = "topk",
+    *,
+    every: int = 100,
+    meeting: Meeting | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    **options: Any,
+) -> QsparseLocal:
     """Train alone for ``every`` steps, then go on from the compressed mean of where the workers went.
 
     x_i = m_i + agreed - p_i;  m_i = x_i - C(x_i);  agreed = agreed - mean C(x_i);  p_i = agreed
@@ -63,9 +68,16 @@ def local_sgd(
 
 
 def diloco(
-    inner: Optimizer, compressor: Any = "qsgd", *, every: int = 500, lr: float = 0.7, momentum: float = 0.9,
-    meeting: Meeting | None = None, process_group: dist.ProcessGroup | None = None, **options: Any,
-) -> DiLoCo:  # fmt: skip
+    inner: Optimizer,
+    compressor: Any = "qsgd",
+    *,
+    every: int = 500,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    meeting: Meeting | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    **options: Any,
+) -> DiLoCo:
     """Train as ``local_sgd`` does, but the mean way is the gradient of an outer step with Nesterov's momentum.
 
     d = mean C(m_i + agreed - p_i);  v = momentum v + d;  agreed = agreed - lr (d + momentum v);  p_i = agreed
@@ -100,5 +112,13 @@ def diloco(
         A. Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv:2311.08105,
         2023.
     """
-    return DiLoCo(inner, compressor, every=every, lr=lr, momentum=momentum, process_group=process_group,
-                  meeting=meeting, **options)  # fmt: skip
+    return DiLoCo(
+        inner,
+        compressor,
+        every=every,
+        lr=lr,
+        momentum=momentum,
+        process_group=process_group,
+        meeting=meeting,
+        **options,
+    )

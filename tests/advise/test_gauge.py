@@ -36,8 +36,9 @@ def test_a_step_has_ddps_buckets_in_their_order(alone: None) -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(300, 1000), nn.Linear(1000, 300)), bucket_cap_mb=1)
     profile = watched(model, lambda: model(torch.randn(2, 300)).sum().backward(), steps=3)
     assert [sorted(name for name, _ in bucket.params) for bucket in profile.buckets] == [
-        ["1.bias", "1.weight"], ["0.bias", "0.weight"],
-    ]  # fmt: skip
+        ["1.bias", "1.weight"],
+        ["0.bias", "0.weight"],
+    ]
     assert 0 < profile.buckets[0].ready <= profile.buckets[1].ready <= profile.seconds
 
 

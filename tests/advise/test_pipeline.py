@@ -173,8 +173,11 @@ some_jobs = st.builds(
     lambda encode, decode, dense, sent: PipelineJob(
         encode, decode, PredictedTraffic((Round("all_reduce", dense, dense),), exchange(sent).rounds)
     ),
-    seconds, seconds, sizes, sizes,
-)  # fmt: skip
+    seconds,
+    seconds,
+    sizes,
+    sizes,
+)
 
 
 @st.composite
@@ -236,8 +239,9 @@ def test_faster_links_of_nodes_are_never_slower(case: tuple[Profile, Cluster], b
     assert cluster.inside is not None
     for name, wire in (("wire", cluster.wire), ("inside", cluster.inside)):
         for better in (
-            dataclasses.replace(wire, rate=wire.rate * by), dataclasses.replace(wire, latency=wire.latency / by),
-        ):  # fmt: skip
+            dataclasses.replace(wire, rate=wire.rate * by),
+            dataclasses.replace(wire, latency=wire.latency / by),
+        ):
             quicker = dataclasses.replace(cluster, **{name: better})
             assert quicker.dense(profile).total <= slow + 1e-9 * (1 + slow)
 
@@ -262,9 +266,10 @@ def test_more_bandwidth_and_less_latency_are_never_slower(
     slow = compressed_step(profile, jobs, wire, cores).total
     slack = 1e-9 * (1 + slow)
     for better in (
-        dataclasses.replace(wire, rate=wire.rate * by), dataclasses.replace(wire, latency=wire.latency / by),
+        dataclasses.replace(wire, rate=wire.rate * by),
+        dataclasses.replace(wire, latency=wire.latency / by),
         dataclasses.replace(wire, message=wire.message / by),
-    ):  # fmt: skip
+    ):
         assert compressed_step(profile, jobs, better, cores).total <= slow + slack
         assert dense_step(profile, better).total <= dense_step(profile, wire).total + slack
 
@@ -280,8 +285,9 @@ def test_fewer_bytes_and_a_faster_codec_are_never_slower(
     less = tuple(Round(each.kind, each.sent * by, each.received * by) for each in first.traffic.rounds)
     for better in (
         dataclasses.replace(first, traffic=PredictedTraffic(first.traffic.dense, less)),
-        dataclasses.replace(first, encode=first.encode * by), dataclasses.replace(first, decode=first.decode * by),
-    ):  # fmt: skip
+        dataclasses.replace(first, encode=first.encode * by),
+        dataclasses.replace(first, decode=first.decode * by),
+    ):
         assert compressed_step(profile, [better, *rest], wire, cores).total <= slow + 1e-9 * (1 + slow)
 
 

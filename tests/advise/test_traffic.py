@@ -117,8 +117,9 @@ def test_every_method_sends_what_is_foretold(label: str, workers: int) -> None:
     used = None if compressor.fixed_size or not exchanges else exchanges[-1][0].sent / (workers - 1)
     sent = traffic(shared(PARAMS, compressor, workers, used=used), workers)
     foretold = [*sent.dense, *sent.rounds]
-    assert [(column[0].kind, max(each.sent for each in column), max(each.received for each in column))
-            for column in columns] == [(each.kind, each.sent, each.received) for each in foretold]  # fmt: skip
+    assert [
+        (column[0].kind, max(each.sent for each in column), max(each.received for each in column)) for column in columns
+    ] == [(each.kind, each.sent, each.received) for each in foretold]
 
 
 def check_rounds(compressor: MultiRound, workers: int) -> None:

@@ -47,7 +47,8 @@ ATTACKS = {
     "nested objects": (forge(b'{"a":' * 12000 + b"1" + b"}" * 5000), "not strict JSON"),
     "digits": (forge(b'{"compressor":{"name":"none"},"shape":[%s]}' % (b"9" * 60000)), "does not fit into 64 bits"),
     "a float of many digits": (
-        forge(b'{"compressor":{"name":"twobit","threshold":0.%s1},"shape":[]}' % (b"0" * 60000)), "TwoBit.threshold"
+        forge(b'{"compressor":{"name":"twobit","threshold":0.%s1},"shape":[]}' % (b"0" * 60000)),
+        "TwoBit.threshold",
     ),
     "many keys": (forge({str(i): i for i in range(4000)}), "must be an object with"),
     "lone surrogates": (forge(b'{"compressor":{"name":"\\ud800"},"shape":[]}'), "unknown compressor"),
@@ -68,7 +69,7 @@ ATTACKS = {
     "topk count negative": (topk([1.0], [2, -1], [0], [65537], ratio=1e-6), "counts must be >= 0"),
     "topk counts that wrap": (topk([1.0], [2**31 - 1, 2**31 - 1, 3], [0], [131073], ratio=1e-6), "counts must be >= 0"),
     "topk segment past the end": (topk([1.0], [0, 1], [1], [65537], ratio=1e-6), "stay below 65537"),
-}  # fmt: skip
+}
 
 
 def read_all(data):

@@ -58,6 +58,8 @@ def test_the_largest_size_that_was_measured_counts():
     del skipped["seconds"]
     assert judged([large, small, skipped]) == [large]
     assert judged([small, row(TwoBit(0.25)), row(TwoBit(), op=STEPS[1].name)]) == [
-        small, row(TwoBit(0.25)), row(TwoBit(), op=STEPS[1].name),
-    ]  # fmt: skip
+        small,
+        row(TwoBit(0.25)),
+        row(TwoBit(), op=STEPS[1].name),
+    ]
     assert misses([skipped]) == []

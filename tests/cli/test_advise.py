@@ -31,8 +31,17 @@ def test_an_answer_for_people_and_for_programs(gradwire):
 
 def test_a_table_for_nodes_says_what_is_on_paper(gradwire):
     shown = gradwire(
-        "advise", *NUMBERS, "--workers", "10000", "--nodes", "1250", "--method", "topk", "--method", "qsgd:bits=8",
-    )  # fmt: skip
+        "advise",
+        *NUMBERS,
+        "--workers",
+        "10000",
+        "--nodes",
+        "1250",
+        "--method",
+        "topk",
+        "--method",
+        "qsgd:bits=8",
+    )
     assert shown.exit_code == 0, shown.output
     for text in ("uncompressed", "topk", "qsgd:bits=8", "?", "10000 workers in 1250 nodes", "compress_fsdp"):
         assert text in " ".join(shown.stdout.split())

@@ -14,9 +14,23 @@ from gradwire.experiments.method_text import parse_method
 from tests.forked import Forked
 
 COLUMNS = {
-    "method", "size", "op", "seconds", "bytes_moved", "triad_seconds", "triad_ratio", "wire_bits_per_element",
-    "params", "threads", "target", "repeats", "machine", "torch", "commit", "checked_size",
-}  # fmt: skip
+    "method",
+    "size",
+    "op",
+    "seconds",
+    "bytes_moved",
+    "triad_seconds",
+    "triad_ratio",
+    "wire_bits_per_element",
+    "params",
+    "threads",
+    "target",
+    "repeats",
+    "machine",
+    "torch",
+    "commit",
+    "checked_size",
+}
 QUICK = ("bench", "codec", "--method", "twobit", "--repeats", "2")
 
 

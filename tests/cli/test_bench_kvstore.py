@@ -42,9 +42,20 @@ def test_error_feedback_brings_the_error_of_the_mean_down(gradwire):
 
 def test_a_dist_store_gets_its_servers_and_workers(gradwire):
     told = rows(
-        gradwire, "--kv-store", "dist_sync", "--workers", "2", "--servers", "2", "--network", "20x100,60000",
-        "--num-batches", "2", "--gc-type", "topk",
-    )  # fmt: skip
+        gradwire,
+        "--kv-store",
+        "dist_sync",
+        "--workers",
+        "2",
+        "--servers",
+        "2",
+        "--network",
+        "20x100,60000",
+        "--num-batches",
+        "2",
+        "--gc-type",
+        "topk",
+    )
     assert [(row["workers"], row["servers"], row["devices"]) for row in told] == [(2, 2, 2)] * 2
     assert all(0 < row["error"] < 1.5 for row in told)
 
@@ -96,8 +107,11 @@ def test_both_leave_the_same_bits_before_they_are_timed(gradwire):
     sizes = ("--network", "1x20000,5x333", "--repeats", "1")
     told = rows(gradwire, "--peer", "mxnet", *sizes, "--gc-type", "2bit", "--peer-dir", str(PEER))
     assert [(row["keys"], row["size"], row["op"]) for row in told] == [
-        (1, 20000, "push"), (1, 20000, "push+pull"), (5, 333, "push"), (5, 333, "push+pull")
-    ]  # fmt: skip
+        (1, 20000, "push"),
+        (1, 20000, "push+pull"),
+        (5, 333, "push"),
+        (5, 333, "push+pull"),
+    ]
     assert all(row["speedup"] == row["mxnet_seconds"] / row["seconds"] for row in told)
 
 

@@ -9,10 +9,25 @@ def test_a_method_that_misses_the_goal_ends_with_exit_code_1_and_is_in_the_table
     page.write_text("before\n<!-- convergence -->\nold\n<!-- end of convergence -->\nafter\n")
     # A threshold that nothing ever passes: only biases and norms learn.
     done = gradwire(
-        "check", "convergence", "--method", "bf16", "--method", "twobit:threshold=1e6", "--workers", "2",
-        "--residual-dtype", "bfloat16", "--seeds", "1", "--epochs", "2", "--json", str(figures),
-        "--markdown", str(page),
-    )  # fmt: skip
+        "check",
+        "convergence",
+        "--method",
+        "bf16",
+        "--method",
+        "twobit:threshold=1e6",
+        "--workers",
+        "2",
+        "--residual-dtype",
+        "bfloat16",
+        "--seeds",
+        "1",
+        "--epochs",
+        "2",
+        "--json",
+        str(figures),
+        "--markdown",
+        str(page),
+    )
     rows = {row["method"]: row for row in json.loads(figures.read_text())}
     silent = "twobit:threshold=1e6 bfloat16"
     assert list(rows) == ["none", "bf16", silent]

@@ -47,17 +47,28 @@ CALLS = {
     "sweep": (["FOLDER/suite.toml", "--results", "FOLDER/results.jsonl", "--dry-run"], "bench"),
     "train": (["classification", "--epochs", "1"], "bench"),
     "version": ([], "cli"),
-}  # fmt: skip
+}
 """One call of each command, and the extra that it needs. A command that would run for long where nothing is missing is
 given what it refuses, after it has loaded what it needs."""
 
 REFUSED = {
-    "check advise", "check soak", "meeting", "netlab check", "netlab down", "netlab up", "replay", "server",
-}  # fmt: skip
+    "check advise",
+    "check soak",
+    "meeting",
+    "netlab check",
+    "netlab down",
+    "netlab up",
+    "replay",
+    "server",
+}
 LONG = {
-    "advise": [("cli",)], "bench codec": [("cli",)], "check convergence": [], "train": [], "demo": [("bench",)],
+    "advise": [("cli",)],
+    "bench codec": [("cli",)],
+    "check convergence": [],
+    "train": [],
+    "demo": [("bench",)],
     "launch": [("cli", "kvstore")],
-}  # fmt: skip
+}
 """They start processes, or measure: they run in these environments alone, and where they end because something is
 missing."""
 
@@ -97,9 +108,13 @@ def ran(tmp_path_factory):
     file = tmp_path_factory.mktemp("plan") / "plan.json"
     file.write_text(json.dumps(plan))
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("environments.py")), str(file)], capture_output=True, text=True,
-        timeout=600, check=False, env={**os.environ, **variables(), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, str(Path(__file__).with_name("environments.py")), str(file)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, **variables(), "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     results = [json.loads(line) for line in done.stdout.splitlines()]
     assert None not in results, done.stderr
@@ -179,9 +194,13 @@ def test_an_example_says_in_one_line_what_it_lacks():
     """Only what stands above main is run, without any extra."""
     paths = sorted(map(str, (ROOT / "examples").glob("*.py")))
     done = subprocess.run(
-        [sys.executable, "-c", EXAMPLES, *paths], capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-c", EXAMPLES, *paths],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
         env={**os.environ, **variables()},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     said = {Path(path).stem: text for path, text in json.loads(done.stdout).items()}
     lacking_nothing = {name for name, text in said.items() if text is None}

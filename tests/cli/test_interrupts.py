@@ -25,7 +25,7 @@ CASES = {
     "launch": (["launch", "-n", "2", "--", sys.executable, "-c", STAY], "here"),
     "server": (["server", "--workers", "1"], "listening on"),
     "meeting": (["meeting", "--bind", "127.0.0.1:0"], "meeting place at"),
-}  # fmt: skip
+}
 """Arguments, and what shows that the work is under way: a line, or processes that were started."""
 
 
@@ -35,10 +35,13 @@ class Interpreter(subprocess.Popen):
     def __init__(self, arguments, out, err):
         with out.open("w") as stdout, err.open("w") as stderr:
             super().__init__(
-                [sys.executable, "-c", f"{MAIN}sys.argv = ['gradwire', *{arguments!r}]; {CALL}"], stdout=stdout,
-                stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True,
+                [sys.executable, "-c", f"{MAIN}sys.argv = ['gradwire', *{arguments!r}]; {CALL}"],
+                stdout=stdout,
+                stderr=stderr,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+            )
 
 
 class Fork:

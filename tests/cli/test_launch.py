@@ -77,8 +77,12 @@ def test_the_exit_code_of_a_worker_that_fails_becomes_the_launchers_and_the_othe
     gone(*pids)
 
 
-ENDS = {"asked": ("stay", signal.SIGTERM, 143), "asked-stubborn": ("stubborn", signal.SIGINT, 130),
-        "killed": ("stay", signal.SIGKILL, -9), "killed-stubborn": ("stubborn", signal.SIGKILL, -9)}  # fmt: skip
+ENDS = {
+    "asked": ("stay", signal.SIGTERM, 143),
+    "asked-stubborn": ("stubborn", signal.SIGINT, 130),
+    "killed": ("stay", signal.SIGKILL, -9),
+    "killed-stubborn": ("stubborn", signal.SIGKILL, -9),
+}
 """What the workers do, what the launcher is sent, and its exit code."""
 
 
@@ -145,7 +149,7 @@ def test_whoever_is_killed_ends_the_run(who, tmp_path):
         (["server", "--workers", "1", "--keys", "/nowhere"], "keys must be"),
         (["keygen", "/nowhere/keys"], "--workers"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_option_is_named(arguments, message, gradwire):
     done = gradwire(*arguments)
     assert done.exit_code == 2

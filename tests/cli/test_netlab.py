@@ -51,8 +51,19 @@ def test_check_measures_every_pattern(gradwire):
 
 
 def row(**figures):
-    return LinkRow(**{"link": "1gbit", "workers": 2, "pattern": "ring", "best": 956e6, "unshaped": 4e9, "least": 930e6,
-                  "most": 940e6, "counted": 1.02, **figures})  # fmt: skip
+    return LinkRow(
+        **{
+            "link": "1gbit",
+            "workers": 2,
+            "pattern": "ring",
+            "best": 956e6,
+            "unshaped": 4e9,
+            "least": 930e6,
+            "most": 940e6,
+            "counted": 1.02,
+            **figures,
+        }
+    )
 
 
 @pytest.mark.parametrize(

@@ -125,8 +125,14 @@ def test_an_output_that_is_full_is_one_line(script):
 
 def test_the_demonstration_is_shown_although_its_file_cannot_be_written(gradwire, monkeypatch, tmp_path):
     phases = dict.fromkeys(("step", "compute", "compress", "communicate", "decompress"), 0.001)
-    row = {"method": "none", "shown": "97.2 %", "bytes_per_step": 76104.0, "ratio": 1.0, "seconds": phases,
-           "parameters_identical": True}  # fmt: skip
+    row = {
+        "method": "none",
+        "shown": "97.2 %",
+        "bytes_per_step": 76104.0,
+        "ratio": 1.0,
+        "seconds": phases,
+        "parameters_identical": True,
+    }
     report = demo.DemoReport("digits", "top-1", 2, 1, 45, [row])
     monkeypatch.setattr(demo, "compare", lambda *_, **__: report)
 

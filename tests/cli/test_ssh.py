@@ -60,9 +60,21 @@ def started(sshd, folder, what, *options, slots=2):
     hosts = folder / "hosts"
     hosts.write_text(f"# the only one\n{sshd[0]} slots={slots}\n")
     command = [
-        sys.executable, "-m", "gradwire", "launch", "--host-file", str(hosts), "--ssh", sshd[1], *options, "--",
-        sys.executable, str(SCRIPT), what, str(folder),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "gradwire",
+        "launch",
+        "--host-file",
+        str(hosts),
+        "--ssh",
+        sshd[1],
+        *options,
+        "--",
+        sys.executable,
+        str(SCRIPT),
+        what,
+        str(folder),
+    ]
     environment = {**os.environ, "GRADWIRE_TEST": "it's $HOME; `id`", "OTHER": "a b"}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
@@ -109,9 +121,7 @@ def test_the_forms_of_a_line(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("\n# two\nnode1 slots=2 # fast\nada@node-2.lan:2222 address=10.0.0.2\n[::1]:22\n")
     hosts = read_hosts(file)
-    assert hosts == [
-        Host("node1", slots=2), Host("node-2.lan", "ada", 2222, address="10.0.0.2"), Host("::1", port=22)
-    ]  # fmt: skip
+    assert hosts == [Host("node1", slots=2), Host("node-2.lan", "ada", 2222, address="10.0.0.2"), Host("::1", port=22)]
     assert [host.name for host in placed(hosts, 4)] == ["node1", "node1", "node-2.lan", "::1"]
     assert hosts[1].listen() == "10.0.0.2"
     with pytest.raises(ConfigError, match="at most 4"):

@@ -36,9 +36,12 @@ def heard() -> None:
 def test_ctrl_c_while_it_is_loaded_is_one_line(how: list[str], moment: str) -> None:
     """While torch is imported, and when the package itself is."""
     process = subprocess.Popen(
-        [sys.executable, *how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, *how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=heard,
-    )  # fmt: skip
+    )
     try:
         assert process.stdout is not None
         if how[0] == "-c":
@@ -97,9 +100,14 @@ sys.meta_path.insert(0, Finder())
 def test_ctrl_c_is_not_lost_before_a_subcommand_is_loaded(how: str, at: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(LOSING, encoding="utf-8")
     ended = subprocess.run(
-        [sys.executable, "-m", how, "methods"], capture_output=True, text=True, timeout=200, check=False,
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "INTERRUPTED_AT": at}, preexec_fn=heard,
-    )  # fmt: skip
+        [sys.executable, "-m", how, "methods"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "INTERRUPTED_AT": at},
+        preexec_fn=heard,
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "stopped\n")
 
 

@@ -72,8 +72,10 @@ def test_killed_in_an_epoch_and_resumed_is_the_unbroken_run(gradwire: Any, tmp_p
         assert "bit-identical" in done.stdout
     resumed, whole = read(tmp_path / "results.jsonl")
     assert (resumed.digest, resumed.measures, resumed.bytes_per_step) == (
-        whole.digest, whole.measures, whole.bytes_per_step,
-    )  # fmt: skip
+        whole.digest,
+        whole.measures,
+        whole.bytes_per_step,
+    )
     assert [dataclasses.replace(point, seconds=0) for point in resumed.history] == [
         dataclasses.replace(point, seconds=0) for point in whole.history
     ]

@@ -53,8 +53,10 @@ def test_networks_have_the_names_of_models():
         network_shapes("resnet2o")
 
 
-@pytest.mark.parametrize(("shell", "said"), [("bash", "complete -o nosort"), ("zsh", "#compdef gradwire"),
-                                             ("fish", "complete --no-files --command gradwire")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shell", "said"),
+    [("bash", "complete -o nosort"), ("zsh", "#compdef gradwire"), ("fish", "complete --no-files --command gradwire")],
+)
 def test_a_shell_gets_its_completion(shell, said):
     environment = {**os.environ, "_GRADWIRE_COMPLETE": f"{shell}_source"}
     process = Forked(["-m", "gradwire"], environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -62,10 +62,13 @@ def one(compressor: Compressor, strategy: str, steps: int) -> dict[str, Any]:
             saved = copy.deepcopy(run.exchange.state_dict())
     left = {"residuals": [kept(run.exchange)], "owned": owned(run.exchange), "outputs": outputs}
     return {
-        **left, "thresholds": thresholds, "bad": bad,
+        **left,
+        "thresholds": thresholds,
+        "bad": bad,
         "trace": differences(before, saved, "states") + differences(before, saved, "worker"),
-        "resumed": resumed(Sent(compressor, strategy), saved, steps), "metrics": run.exchange.metrics(),
-    }  # fmt: skip
+        "resumed": resumed(Sent(compressor, strategy), saved, steps),
+        "metrics": run.exchange.metrics(),
+    }
 
 
 def resumed(run: Sent, saved: dict[str, Any], steps: int) -> list[Tensor]:

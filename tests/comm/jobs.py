@@ -70,9 +70,14 @@ class Counter:
 
 
 def run_exchange(
-    rank: int, compressor: str, params: dict[str, Any], options: dict[str, Any], policy: dict[str, Any], steps: int,
+    rank: int,
+    compressor: str,
+    params: dict[str, Any],
+    options: dict[str, Any],
+    policy: dict[str, Any],
+    steps: int,
     poison: dict[int, tuple[int, float]] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Exchange ``steps`` gradients; at step s rank ``poison[s][0]`` puts ``poison[s][1]`` into one element.
 
     Returns the outputs, the residuals before and after each step, what owners kept, metrics and counted bytes.
@@ -91,15 +96,23 @@ def run_exchange(
             outputs.append(flat.clone())
             residuals.append(kept(exchange))
     return {
-        "outputs": outputs, "residuals": residuals, "owned": owned(exchange), "metrics": exchange.metrics(),
-        "sent": counter.sent, "received": counter.received, "states": exchange.residuals.states,
-    }  # fmt: skip
+        "outputs": outputs,
+        "residuals": residuals,
+        "owned": owned(exchange),
+        "metrics": exchange.metrics(),
+        "sent": counter.sent,
+        "received": counter.received,
+        "states": exchange.residuals.states,
+    }
 
 
 def run_all(
-    rank: int, steps: dict[str, int], options: dict[str, Any], policy: dict[str, Any],
+    rank: int,
+    steps: dict[str, int],
+    options: dict[str, Any],
+    policy: dict[str, Any],
     poison: dict[int, tuple[int, float]] | None = None,
-) -> dict[str, dict[str, Any]]:  # fmt: skip
+) -> dict[str, dict[str, Any]]:
     """``run_exchange`` for each compressor with its defaults and as many steps as are named."""
     return {name: run_exchange(rank, name, {}, options, policy, count, poison) for name, count in steps.items()}
 

@@ -163,9 +163,13 @@ class Tracks(Memory):
 
 
 def run_method(
-    rank: int, compressor: Compressor, memory: str | Memory | None, strategy: str | None, steps: int,
+    rank: int,
+    compressor: Compressor,
+    memory: str | Memory | None,
+    strategy: str | None,
+    steps: int,
     poisoned: int = -1,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Exchange the gradients of ``steps`` steps; in step ``poisoned`` rank 1 has an infinity."""
     exchange = Exchange(
         compressor, memory=memory, strategy=strategy, group=dist.group.WORLD, policy=Policy(min_numel=64), seed=3
@@ -178,8 +182,13 @@ def run_method(
         exchange.begin_step()
         exchange.run(flat, SHAPES)
         outputs.append(flat)
-        kept.append({f"{buffer}/{name}": tensor.clone() for buffer, of in exchange.residuals.worker.items()
-                     for name, tensor in of.items()})  # fmt: skip
+        kept.append(
+            {
+                f"{buffer}/{name}": tensor.clone()
+                for buffer, of in exchange.residuals.worker.items()
+                for name, tensor in of.items()
+            }
+        )
     return {"outputs": outputs, "kept": kept, "metrics": exchange.metrics()}
 
 

@@ -14,11 +14,14 @@ from tests.comm.jobs import SHAPES, numel
 
 STEPS = 20
 CARRIED = [
-    (TwoBit("auto", target=0.2), "allgather"), (TwoBit("auto", target=0.2), "broadcast"),
-    (TwoBit("auto", target=0.2), "two_phase"), (TwoBit("auto", "adaptive", 0.1), "allgather"),
-    (Strom("auto", target=0.1), "allgather"), (Strom("auto", target=0.1), "broadcast"),
+    (TwoBit("auto", target=0.2), "allgather"),
+    (TwoBit("auto", target=0.2), "broadcast"),
+    (TwoBit("auto", target=0.2), "two_phase"),
+    (TwoBit("auto", "adaptive", 0.1), "allgather"),
+    (Strom("auto", target=0.1), "allgather"),
+    (Strom("auto", target=0.1), "broadcast"),
     (Threshold("auto", target=0.1), "allgather"),
-]  # fmt: skip
+]
 IDS = [f"{code.name}-{strategy}" for code, strategy in CARRIED]
 COMPRESSED = [name for name, shape in SHAPES if torch.Size(shape).numel() >= 64]
 

@@ -64,8 +64,9 @@ def told(world: int) -> list[dict[tuple[str, str, str], dict[str, list[Any]]]]:
     return run_ranks(world, run_each, dealt(world), timeout=800.0)
 
 
-@pytest.mark.parametrize(("world", "memory", "way", "gradients"),
-                         [(world, *case) for world in WORLDS for case in dealt(world)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("world", "memory", "way", "gradients"), [(world, *case) for world in WORLDS for case in dealt(world)]
+)
 def test_what_went_in_is_what_came_out_and_what_is_kept(world: int, memory: str, way: str, gradients: str) -> None:
     results = [rank[memory, way, gradients] for rank in told(world)]
     for step in range(STEPS):
@@ -113,13 +114,14 @@ class Case:
 
 
 CASES = {
-    "ef21 by default on five ranks":
-        Case("ef21", [(each, None) for each in (QSGD(), Natural(), FP8())], 15, 1e-5, world=5),
+    "ef21 by default on five ranks": Case(
+        "ef21", [(each, None) for each in (QSGD(), Natural(), FP8())], 15, 1e-5, world=5
+    ),
     "ef21 by two_phase": Case("ef21", [(TopK(ratio=0.2), "two_phase")], 15, 1e-5, world=5),
     "ef21 by oktopk": Case("ef21", [(OkTopk(ratio=0.1), "oktopk")], 65, 1e-5),
     "an explicit residual": Case("residual", [(each, None) for each in (QSGD(), Natural(), FP8())], 40, 0.01, True),
     "16 bits by oktopk": Case(Residual(dtype="bfloat16"), [(OkTopk(ratio=0.2), "oktopk")], 60, 0.1, True),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

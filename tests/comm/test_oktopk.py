@@ -63,17 +63,20 @@ def test_between_exact_thresholds_about_k_win():
 def rescaled(*scales):
     """After one gradient at these scales: how many won each tensor at last, and the kept thresholds."""
     ranks = exchange_in_threads(
-        OkTopk(ratio=0.1), WORLD, len(scales), lambda step, rank: scales[step] * gaussian(N, seed=rank),
-        memory="none", strategy=OkTopkStrategy(period=1000), force=True,
-    )  # fmt: skip
+        OkTopk(ratio=0.1),
+        WORLD,
+        len(scales),
+        lambda step, rank: scales[step] * gaussian(N, seed=rank),
+        memory="none",
+        strategy=OkTopkStrategy(period=1000),
+        force=True,
+    )
     sessions = ranks[0].exchange.residuals.sessions
     won = {name: int(ranks[0].steps[len(scales) - 1].out[PLACES[name]].count_nonzero()) for name in sessions}
     return won, {name: float(kept["threshold"]) for name, kept in sessions.items()}
 
 
-@pytest.mark.parametrize(
-    ("scale", "factor"), [(1.05, 1.0), (1.2, 1.012), (0.97, 1.0), (0.9, 1 / 1.012)]
-)  # fmt: skip
+@pytest.mark.parametrize(("scale", "factor"), [(1.05, 1.0), (1.2, 1.012), (0.97, 1.0), (0.9, 1 / 1.012)])
 def test_a_kept_threshold_rises_where_many_win_and_falls_where_few_do(scale, factor):
     exact_won, exact = rescaled(1.0)
     won, kept = rescaled(1.0, scale)
@@ -124,10 +127,13 @@ def test_a_message_keeps_large_indices():
 
 @pytest.mark.parametrize(
     ("change", "text"),
-    [(lambda m: m[:4], "is shorter than its head of 8"), (lambda m: m[:-4], "20 bytes cannot have lists of [2]"),
-     (lambda m: torch.cat([m[:4], m[4:8].bitwise_not(), m[8:]]), "cannot have lists of [-3]"),
-     (lambda m: torch.cat([m[:16], m[16:20] + 10, m[20:]]), "indices must lie in [0, 20)")],
-)  # fmt: skip
+    [
+        (lambda m: m[:4], "is shorter than its head of 8"),
+        (lambda m: m[:-4], "20 bytes cannot have lists of [2]"),
+        (lambda m: torch.cat([m[:4], m[4:8].bitwise_not(), m[8:]]), "cannot have lists of [-3]"),
+        (lambda m: torch.cat([m[:16], m[16:20] + 10, m[20:]]), "indices must lie in [0, 20)"),
+    ],
+)
 def test_messages_that_cannot_be_are_refused(change, text):
     message = pack(torch.zeros(1, dtype=torch.int32), [entries([11, 12], [1.0, 2.0])])
     with pytest.raises(WireError, match=re.escape(text)):

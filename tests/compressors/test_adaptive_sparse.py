@@ -127,10 +127,16 @@ def test_indices_beyond_16_bits(code):
 @together
 @pytest.mark.parametrize(
     ("nbytes", "sizes", "text"),
-    [(8, (1, 0), "cannot use 8 bytes for 1 and 0 entries"), (399, (-1, -1), "cannot use 399 bytes"),
-     (400, (-1, 3), "-1 and 3 entries"), (-6, (-1, 0), "cannot use -6 bytes"), (6, (1, 0), "counts must be >= 0"),
-     (3, (0, 1), "counts must be >= 0 and sum to 1, got [0]"), (402, (67, 0), "cannot use 402 bytes")],
-)  # fmt: skip
+    [
+        (8, (1, 0), "cannot use 8 bytes for 1 and 0 entries"),
+        (399, (-1, -1), "cannot use 399 bytes"),
+        (400, (-1, 3), "-1 and 3 entries"),
+        (-6, (-1, 0), "cannot use -6 bytes"),
+        (6, (1, 0), "counts must be >= 0"),
+        (3, (0, 1), "counts must be >= 0 and sum to 1, got [0]"),
+        (402, (67, 0), "cannot use 402 bytes"),
+    ],
+)
 def test_bytes_that_cannot_be_are_refused(nbytes, sizes, text):
     code = AdaptiveSparse()
     layout = code.layout((100,))
@@ -145,11 +151,15 @@ def test_bytes_that_cannot_be_are_refused(nbytes, sizes, text):
 @together
 @pytest.mark.parametrize(
     ("values", "text"),
-    [({"mode": "best"}, "AdaptiveSparse.mode must be 'greedy' or 'closed', got 'best'"),
-     ({"ratio": 0.0}, "AdaptiveSparse.ratio must be in (0, 1], got 0.0"), ({"ratio": 1.5}, "AdaptiveSparse.ratio"),
-     ({"iterations": -1}, "AdaptiveSparse.iterations must be an integer >= 0, got -1"),
-     ({"eps": 0.0}, "AdaptiveSparse.eps must be a finite number > 0"), ({"eps": math.inf}, "AdaptiveSparse.eps")],
-)  # fmt: skip
+    [
+        ({"mode": "best"}, "AdaptiveSparse.mode must be 'greedy' or 'closed', got 'best'"),
+        ({"ratio": 0.0}, "AdaptiveSparse.ratio must be in (0, 1], got 0.0"),
+        ({"ratio": 1.5}, "AdaptiveSparse.ratio"),
+        ({"iterations": -1}, "AdaptiveSparse.iterations must be an integer >= 0, got -1"),
+        ({"eps": 0.0}, "AdaptiveSparse.eps must be a finite number > 0"),
+        ({"eps": math.inf}, "AdaptiveSparse.eps"),
+    ],
+)
 def test_bad_parameters(values, text):
     with pytest.raises(ConfigError, match=re.escape(text)):
         AdaptiveSparse(**values)

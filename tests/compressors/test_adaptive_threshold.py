@@ -108,9 +108,14 @@ def test_what_is_not_finite_arrives(bad, count):
 @together
 @pytest.mark.parametrize(
     ("nbytes", "counts", "text"),
-    [(26, 0, "must use 25 bytes"), (-1, 0, "must use 25 bytes"), (4, 0, "those of whole entries below that, got 4"),
-     (5, 1, "sum to 2"), (5, 2, "must increase and stay below 100, got [0, 0]")],
-)  # fmt: skip
+    [
+        (26, 0, "must use 25 bytes"),
+        (-1, 0, "must use 25 bytes"),
+        (4, 0, "those of whole entries below that, got 4"),
+        (5, 1, "sum to 2"),
+        (5, 2, "must increase and stay below 100, got [0, 0]"),
+    ],
+)
 def test_bytes_that_cannot_be_are_refused(nbytes, counts, text):
     code = AdaptiveThreshold()
     layout = code.layout((100,))
@@ -125,9 +130,13 @@ def test_bytes_that_cannot_be_are_refused(nbytes, counts, text):
 @together
 @pytest.mark.parametrize(
     ("values", "text"),
-    [({"ratio": 0.0}, "AdaptiveThreshold.ratio must be in (0, 1), got 0.0"), ({"ratio": 1.0}, "must be in (0, 1)"),
-     ({"ratio": True}, "ratio"), ({"joint": 1}, "AdaptiveThreshold.joint must be True or False, got 1")],
-)  # fmt: skip
+    [
+        ({"ratio": 0.0}, "AdaptiveThreshold.ratio must be in (0, 1), got 0.0"),
+        ({"ratio": 1.0}, "must be in (0, 1)"),
+        ({"ratio": True}, "ratio"),
+        ({"joint": 1}, "AdaptiveThreshold.joint must be True or False, got 1"),
+    ],
+)
 def test_bad_parameters(values, text):
     with pytest.raises(ConfigError, match=re.escape(text)):
         AdaptiveThreshold(**values)

@@ -41,9 +41,15 @@ def test_no_element_is_off_by_more_than_the_bound_of_its_block(kind, x):
 @together
 @pytest.mark.parametrize(
     ("kind", "block", "error"),
-    [("linear", 64, 0.0060), ("linear", 256, 0.0070), ("linear", 2048, 0.0083),
-     ("dynamic", 64, 0.0096), ("dynamic", 256, 0.0109), ("dynamic", 2048, 0.0125)],
-)  # fmt: skip
+    [
+        ("linear", 64, 0.0060),
+        ("linear", 256, 0.0070),
+        ("linear", 2048, 0.0083),
+        ("dynamic", 64, 0.0096),
+        ("dynamic", 256, 0.0109),
+        ("dynamic", 2048, 0.0125),
+    ],
+)
 def test_errors_on_normal_gradients(kind, block, error):
     assert relative_error(Blockwise8(kind=kind, block=block)) == pytest.approx(error, rel=0.03)
 

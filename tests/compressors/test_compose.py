@@ -31,10 +31,14 @@ from gradwire.types import Key
 from tests.cases import together
 
 PAIRS = [
-    (TopK(0.1), QSGD(bits=4)), (TopK(0.05, indices="rice"), BF16()), (TopK(0.2, "float16"), OneBit()),
-    (RandomK(0.2), QSGD(bits=8, block=16)), (RandomK(0.2, scaled=True), QSGD(bits=3, block=16)),
-    (TopK(0.1, indices="bitmap"), Identity()), (TopK(0.5), TwoBit(0.5, "adaptive")),
-]  # fmt: skip
+    (TopK(0.1), QSGD(bits=4)),
+    (TopK(0.05, indices="rice"), BF16()),
+    (TopK(0.2, "float16"), OneBit()),
+    (RandomK(0.2), QSGD(bits=8, block=16)),
+    (RandomK(0.2, scaled=True), QSGD(bits=3, block=16)),
+    (TopK(0.1, indices="bitmap"), Identity()),
+    (TopK(0.5), TwoBit(0.5, "adaptive")),
+]
 
 
 @together
@@ -128,10 +132,13 @@ def test_what_does_not_fit(outer, inner, message):
 
 @pytest.mark.parametrize(
     "inner",
-    [RandomK(0.25, scaled=True), gradwire.compose(RandomK(0.25, scaled=True), Identity()),
-     Entropy(gradwire.compose(RandomK(0.25, scaled=True), Identity()))],
+    [
+        RandomK(0.25, scaled=True),
+        gradwire.compose(RandomK(0.25, scaled=True), Identity()),
+        Entropy(gradwire.compose(RandomK(0.25, scaled=True), Identity())),
+    ],
     ids=["itself", "composed", "coded"],
-)  # fmt: skip
+)
 def test_a_draw_inside_a_draw_is_another_one(inner):
     """With one seed for both, of the first elements only those are ever sent that both choose by the same number."""
     code, x, draws = gradwire.compose(RandomK(0.25, scaled=True), inner), torch.ones(64), 600

@@ -123,8 +123,10 @@ def trained(rank: int) -> dict[str, torch.Tensor]:
             param.grad = grad.view(param.shape).clone()
         optimizer.step()
     assert exchange.memory_for(DeMo()) == DeMoMemory(beta=0.999)
-    return {**{name: param.detach() for name, param in params.items()},
-            **{f"kept {name}": exchange.residuals.worker["residual"][name] for name in SHAPES}}  # fmt: skip
+    return {
+        **{name: param.detach() for name, param in params.items()},
+        **{f"kept {name}": exchange.residuals.worker["residual"][name] for name in SHAPES},
+    }
 
 
 def cosine_transform(size: int) -> torch.Tensor:

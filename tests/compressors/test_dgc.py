@@ -17,8 +17,9 @@ def sent(code, x):
 
 def test_the_selection_is_that_of_exact_top_k():
     x = gaussian(5000)
-    assert torch.equal(DGC(0.02).decompress(DGC(0.02).compress(x), x.shape),
-                       TopK(0.02).decompress(TopK(0.02).compress(x), x.shape))  # fmt: skip
+    assert torch.equal(
+        DGC(0.02).decompress(DGC(0.02).compress(x), x.shape), TopK(0.02).decompress(TopK(0.02).compress(x), x.shape)
+    )
 
 
 @pytest.mark.parametrize(("n", "filled"), [(10_000, 0), (100_000, 20)])

@@ -197,8 +197,10 @@ def after_many_steps(code: PowerSGD, ranks: int, steps: int) -> float:
         xs = [grad.clone() for grad in grads]
         for x, mine in zip(xs, kept, strict=True):
             memory.compensate(x, mine)
-        rounds = [code.rounds([x], [payload], [state], [Key(step=step)])
-                  for x, payload, state in zip(xs, payloads, states, strict=True)]  # fmt: skip
+        rounds = [
+            code.rounds([x], [payload], [state], [Key(step=step)])
+            for x, payload, state in zip(xs, payloads, states, strict=True)
+        ]
         for fields in zip(*rounds, strict=True):
             mean = torch.stack([payload[fields[0]] for payload in payloads]).mean(0)
             for payload in payloads:

@@ -152,9 +152,15 @@ def test_the_dense_form_takes_over_before_entries_are_larger():
 @together
 @pytest.mark.parametrize(
     ("used", "counts", "text"),
-    [(401, None, "must use 400 bytes"), (-6, None, "must use 400 bytes"), (13, None, "multiple of 6"),
-     (12, 3, "sum to 2"), (12, -2, "sum to 2"), (12, 2, "must increase and stay below 100")],
-)  # fmt: skip
+    [
+        (401, None, "must use 400 bytes"),
+        (-6, None, "must use 400 bytes"),
+        (13, None, "multiple of 6"),
+        (12, 3, "sum to 2"),
+        (12, -2, "sum to 2"),
+        (12, 2, "must increase and stay below 100"),
+    ],
+)
 def test_bytes_that_cannot_be_are_refused(used, counts, text):
     code = SIDCo(0.1)
     layout = code.layout((100,))
@@ -169,10 +175,15 @@ def test_bytes_that_cannot_be_are_refused(used, counts, text):
 @together
 @pytest.mark.parametrize(
     ("values", "text"),
-    [({"ratio": 0.0}, "SIDCo.ratio must be in (0, 1), got 0.0"), ({"ratio": 1.0}, "SIDCo.ratio"),
-     ({"ratio": math.nan}, "SIDCo.ratio"), ({"distribution": "normal"}, "SIDCo.distribution must be 'exp', 'gamma'"),
-     ({"period": 0}, "SIDCo.period must be an integer >= 1, got 0"), ({"period": 1.5}, "SIDCo.period")],
-)  # fmt: skip
+    [
+        ({"ratio": 0.0}, "SIDCo.ratio must be in (0, 1), got 0.0"),
+        ({"ratio": 1.0}, "SIDCo.ratio"),
+        ({"ratio": math.nan}, "SIDCo.ratio"),
+        ({"distribution": "normal"}, "SIDCo.distribution must be 'exp', 'gamma'"),
+        ({"period": 0}, "SIDCo.period must be an integer >= 1, got 0"),
+        ({"period": 1.5}, "SIDCo.period"),
+    ],
+)
 def test_bad_parameters(values, text):
     with pytest.raises(ConfigError, match=re.escape(text)):
         SIDCo(**values)

@@ -31,7 +31,7 @@ from tests.compressors.methods import (
     Signs,
     TopHalf,
     Vote,
-)  # fmt: skip
+)
 
 DOCS = Path(__file__).parents[2] / "docs" / "simple.md"
 CHECKS = contract.CHECKS + contract.BOUNDS
@@ -281,12 +281,15 @@ def test_ctx_may_hold_anything_that_is_equal():
 
 
 @together
-@pytest.mark.parametrize(("attributes", "message"), [
-    ({"tensors_size_are_same": False}, "Made.tensors_size_are_same must be True: .*fixed_size = False"),
-    ({"summable": True, "ctx_from_shape": False}, "cannot be summable with ctx_from_shape = False"),
-    ({"alignment": -1}, "Made.alignment must be an integer >= 0, got -1"),
-    ({"feedback": "requried"}, "Made.feedback must be one of required, optional, built-in, unsafe, got 'requried'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"tensors_size_are_same": False}, "Made.tensors_size_are_same must be True: .*fixed_size = False"),
+        ({"summable": True, "ctx_from_shape": False}, "cannot be summable with ctx_from_shape = False"),
+        ({"alignment": -1}, "Made.alignment must be an integer >= 0, got -1"),
+        ({"feedback": "requried"}, "Made.feedback must be one of required, optional, built-in, unsafe, got 'requried'"),
+    ],
+)
 def test_a_declaration_that_cannot_be_kept(attributes, message):
     with pytest.raises(ConfigError, match=message):
         make(lambda x: ([x], None), **attributes).adapted()

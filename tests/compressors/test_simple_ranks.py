@@ -19,7 +19,7 @@ from tests.compressors.methods import (
     Vote,
     exchange,
     gradient,
-)  # fmt: skip
+)
 
 WORLD, STEPS = 3, 4
 RUNS = [

@@ -130,10 +130,17 @@ def test_what_is_not_finite_arrives(bad, every):
 @together
 @pytest.mark.parametrize(
     ("nbytes", "head", "text"),
-    [(1001, [100], "at most 1000 bytes"), (-1, [100], "at most 1000 bytes"), (0, [2], "2 positive buckets"),
-     (0, [252], "252 positive buckets"), (0, [100, -1], "cannot have"), (0, [100, 1], "cannot have"),
-     (3, [100, 1], "1 keys of 1 bytes were coded in 0"), (5, [100, 1], "1 keys of 1 bytes were coded in 2")],
-)  # fmt: skip
+    [
+        (1001, [100], "at most 1000 bytes"),
+        (-1, [100], "at most 1000 bytes"),
+        (0, [2], "2 positive buckets"),
+        (0, [252], "252 positive buckets"),
+        (0, [100, -1], "cannot have"),
+        (0, [100, 1], "cannot have"),
+        (3, [100, 1], "1 keys of 1 bytes were coded in 0"),
+        (5, [100, 1], "1 keys of 1 bytes were coded in 2"),
+    ],
+)
 def test_bytes_that_cannot_be_are_refused(nbytes, head, text):
     layout = SketchML().layout((1000,))
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)

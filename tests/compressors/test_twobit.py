@@ -94,8 +94,11 @@ def entropy(density: float) -> float:
 def test_the_adaptive_wire_is_near_the_entropy_and_never_above_the_dense_one(density, arrangement):
     n = 200_000
     k = round(density * n)
-    places = {"random": torch.randperm(n, generator=torch.Generator().manual_seed(1))[:k],
-              "crowded": torch.arange(k), "even": torch.arange(k) * n // max(k, 1)}[arrangement]  # fmt: skip
+    places = {
+        "random": torch.randperm(n, generator=torch.Generator().manual_seed(1))[:k],
+        "crowded": torch.arange(k),
+        "even": torch.arange(k) * n // max(k, 1),
+    }[arrangement]
     x = torch.zeros(n)
     x[places] = torch.where(gaussian(k) > 0, 1.0, -1.0)
     code, dense = TwoBit(0.5, "adaptive"), TwoBit(0.5)

@@ -84,11 +84,17 @@ def test_the_bound_is_not_far_from_what_is_possible():
 @together
 @pytest.mark.parametrize(
     ("head", "nbytes", "words", "text"),
-    [([256, 1], 4, [5], "exponent of 256"), ([-1, 1], 4, [5], "exponent of -1"), ([120, -1], 0, [], "-1 entries"),
-     ([120, 1001], 4, [], "1001 entries"), ([120, 1], 3, [5], "3 bytes for 1000"),
-     ([120, 2], 8, [5, 5], "increasing indices below 1000, got [5, 5]"), ([120, 1], 4, [1000], "got [1000]"),
-     ([120, 500], 375, [3], "500 marks for as many entries, got 2")],
-)  # fmt: skip
+    [
+        ([256, 1], 4, [5], "exponent of 256"),
+        ([-1, 1], 4, [5], "exponent of -1"),
+        ([120, -1], 0, [], "-1 entries"),
+        ([120, 1001], 4, [], "1001 entries"),
+        ([120, 1], 3, [5], "3 bytes for 1000"),
+        ([120, 2], 8, [5, 5], "increasing indices below 1000, got [5, 5]"),
+        ([120, 1], 4, [1000], "got [1000]"),
+        ([120, 500], 375, [3], "500 marks for as many entries, got 2"),
+    ],
+)
 def test_bytes_that_cannot_be_are_refused(head, nbytes, words, text):
     layout = Variance().layout((1000,))
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8)

@@ -64,8 +64,11 @@ def all_errors(rank: int, cases: list[tuple[str, dict[str, Any]]]) -> list[float
 
 @once
 def errors() -> dict[str, float]:
-    named = {**{name: (name, {}) for name in FINE}, **{name: (name, options) for name, options in HARMED.items()},
-             **{f"{name} kept": (name, options) for name, options in RESIDUAL.items()}}  # fmt: skip
+    named = {
+        **{name: (name, {}) for name in FINE},
+        **{name: (name, options) for name, options in HARMED.items()},
+        **{f"{name} kept": (name, options) for name, options in RESIDUAL.items()},
+    }
     found = run_ranks(2, all_errors, list(named.values()))
     assert found[0] == found[1], "the ranks ended apart"
     return dict(zip(named, found[0], strict=True))

@@ -186,11 +186,19 @@ def built(text: str) -> Compressor:
 
 
 OFFERED = [
-    *(each for each in UNSAFE if each.memory is None), QSGD(bits=2, block=4096, norm="l2"),
-    RandomK(ratio=0.01, scaled=True), LpcSvrg(bits=2), TernGrad(clip=0),
-    NUQSGD(bits=3), NUQSGD(bits=2), NUQSGD(bits=4, block=65536), Atomo(budget=0.3), Entropy(inner=TernGrad()),
-    Compose(RandomK(scaled=True), QSGD(bits=8)), Compose(TopK(0.1), QSGD(bits=2, norm="l2")),
-]  # fmt: skip
+    *(each for each in UNSAFE if each.memory is None),
+    QSGD(bits=2, block=4096, norm="l2"),
+    RandomK(ratio=0.01, scaled=True),
+    LpcSvrg(bits=2),
+    TernGrad(clip=0),
+    NUQSGD(bits=3),
+    NUQSGD(bits=2),
+    NUQSGD(bits=4, block=65536),
+    Atomo(budget=0.3),
+    Entropy(inner=TernGrad()),
+    Compose(RandomK(scaled=True), QSGD(bits=8)),
+    Compose(TopK(0.1), QSGD(bits=2, norm="l2")),
+]
 
 
 @pytest.mark.parametrize("compressor", OFFERED, ids=str)

@@ -160,7 +160,9 @@ def test_the_worst_gradient_attains_the_constant(compressor: Compressor, worst: 
     x = worst(N)
     claimed = compressor.omega(N) if compressor.unbiased else 1 - compressor.delta(N)
     draws = 30 if compressor.random else 1
-    errors = [float((decode(compressor, encode(compressor, x, Key(step=s))[1], x) - x).double().square().sum())
-              for s in range(draws)]  # fmt: skip
+    errors = [
+        float((decode(compressor, encode(compressor, x, Key(step=s))[1], x) - x).double().square().sum())
+        for s in range(draws)
+    ]
     lost = sum(errors) / draws / float(x.double().square().sum())
     assert 0.93 * claimed <= lost <= 1.07 * claimed

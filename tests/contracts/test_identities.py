@@ -57,9 +57,13 @@ CHOOSES_AGAIN = ("two_phase", "oktopk")
 gradient is lost where nobody keeps anything, so nothing is equal to what came out."""
 MEMORIES: list[Memory] = [registry.build("memory", name) for name in registry.names("memory")]
 OTHER_MEMORIES: list[Memory] = [
-    Residual(beta=0.75, gamma=2.0), Residual(dtype="bfloat16"), EF21Memory(eta=0.25), DGCMemory(nesterov=True),
-    VarianceMemory(alpha=0.5, zeta=0.75, keep_error=True), Preconditioned(beta=0.5, floor=0.25),
-]  # fmt: skip
+    Residual(beta=0.75, gamma=2.0),
+    Residual(dtype="bfloat16"),
+    EF21Memory(eta=0.25),
+    DGCMemory(nesterov=True),
+    VarianceMemory(alpha=0.5, zeta=0.75, keep_error=True),
+    Preconditioned(beta=0.5, floor=0.25),
+]
 
 
 @dataclass(frozen=True)
@@ -169,9 +173,15 @@ def preconditioned(memory: Preconditioned, grad: Tensor, before: Kept, after: Ke
 
 
 LAWS: dict[str, Callable[..., Moved]] = {
-    "residual": residual, "none": none, "momentum": momentum, "ef21": ef21, "dgc": dgc, "variance": variance,
-    "demo": demo, "preconditioned": preconditioned,
-}  # fmt: skip
+    "residual": residual,
+    "none": none,
+    "momentum": momentum,
+    "ef21": ef21,
+    "dgc": dgc,
+    "variance": variance,
+    "demo": demo,
+    "preconditioned": preconditioned,
+}
 
 
 def test_every_memory_has_its_law() -> None:
@@ -235,9 +245,7 @@ def mean_of_codes(unit: Unit, step: int, at: Sequence[Step], xs: Sequence[Tensor
     code, tensor = unit.compressor, tensor_id(f"{unit.name}[0]")
     key = Key(seed=SEED, step=step + 1, tensor=tensor)
     floats = [x.float().view(unit.shape) for x in xs]
-    states = [
-        mine.states.get(unit.name) or code.init_state(unit.shape, Key(seed=SEED, tensor=tensor)) for mine in at
-    ]  # fmt: skip
+    states = [mine.states.get(unit.name) or code.init_state(unit.shape, Key(seed=SEED, tensor=tensor)) for mine in at]
     keys = [replace(key, rank=rank) for rank in range(len(at))]
     if isinstance(code, MultiRound):
         columns = ([[each] for each in of] for of in (floats, states, keys))

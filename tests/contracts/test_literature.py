@@ -131,8 +131,10 @@ def test_nothing_kept_is_a_view_of_the_gradient(compressor: Compressor) -> None:
     exchange, grad = alone(compressor), unit(compressor) * gaussian(600)
     exchange.begin_step()
     exchange.run(grad, [("a", (20, 30))])
-    kept = [*(t for of in exchange.residuals.worker.values() for t in of.values()),
-            *(t for of in exchange.residuals.states.values() for t in of.values())]  # fmt: skip
+    kept = [
+        *(t for of in exchange.residuals.worker.values() for t in of.values()),
+        *(t for of in exchange.residuals.states.values() for t in of.values()),
+    ]
     before = [tensor.clone() for tensor in kept]
     grad.fill_(float("nan"))
     assert all(map(same, kept, before))
@@ -320,9 +322,25 @@ def test_an_entry_takes_no_64_bit_index() -> None:
 
 def test_the_packed_size_is_that_of_the_table() -> None:
     """Bits that travel as bytes, or as elements, are no compression."""
-    bits = {"onebit": 1, "signsgd": 1, "signum": 1, "efsignsgd": 1, "onebit_sgd": 1, "twobit": 2, "terngrad": 2,
-            "qsgd": 4, "nuqsgd": 4, "natural": 8, "lpc_svrg": 8, "dynamic8": 8, "blockwise8": 8, "fp8": 8,
-            "bf16": 16, "fp16": 16, "none": 32}  # fmt: skip
+    bits = {
+        "onebit": 1,
+        "signsgd": 1,
+        "signum": 1,
+        "efsignsgd": 1,
+        "onebit_sgd": 1,
+        "twobit": 2,
+        "terngrad": 2,
+        "qsgd": 4,
+        "nuqsgd": 4,
+        "natural": 8,
+        "lpc_svrg": 8,
+        "dynamic8": 8,
+        "blockwise8": 8,
+        "fp8": 8,
+        "bf16": 16,
+        "fp16": 16,
+        "none": 32,
+    }
     for name, wanted in bits.items():
         compressor = registry.build("compressors", name)
         assert wanted <= 8 * compressor.layout((1 << 20,)).nbytes / (1 << 20) <= wanted + 0.07, name

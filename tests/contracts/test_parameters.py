@@ -18,8 +18,10 @@ from gradwire.errors import ConfigError
 CLASSES = [registry.find(kind, name) for kind in ("compressors", "memory", "comm") for name in registry.names(kind)]
 PARAMETERS = [
     pytest.param(cls, field, id=f"{cls.__name__}.{field.name}")
-    for cls in CLASSES for field in dataclasses.fields(cls) if field.init
-]  # fmt: skip
+    for cls in CLASSES
+    for field in dataclasses.fields(cls)
+    if field.init
+]
 OUTSIDE = (-(10**12), -1e30)
 WRONG = (object(), "nonsense", [1], math.nan, math.inf, TopK, dict)
 

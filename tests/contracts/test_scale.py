@@ -37,9 +37,7 @@ def follows(code: Compressor) -> bool:
     )
 
 
-FOLLOWING = [
-    code for name in registry.names("compressors") for code in golden.variants(FOLDER, name) if follows(code)
-]  # fmt: skip
+FOLLOWING = [code for name in registry.names("compressors") for code in golden.variants(FOLDER, name) if follows(code)]
 
 
 @pytest.mark.parametrize("code", FOLLOWING, ids=str)

@@ -11,12 +11,7 @@ from gradwire.testing.sync import check_no_sync, waits
 from tests.cases import together
 from tests.contracts.test_compressors import FOLDER
 
-FIXED = [
-    each
-    for name in registry.names("compressors")
-    for each in golden.variants(FOLDER, name)
-    if each.fixed_size
-]  # fmt: skip
+FIXED = [each for name in registry.names("compressors") for each in golden.variants(FOLDER, name) if each.fixed_size]
 
 
 @pytest.mark.parametrize("compressor", FIXED, ids=str)
@@ -40,12 +35,19 @@ def test_a_question_to_the_device_is_noticed():
 @pytest.mark.parametrize(
     "work",
     [
-        lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.masked_select(x > 0), lambda x: x.sum().item(),
-        lambda x: torch.equal(x, x), lambda x: bool(x[0]), lambda x: x.unique(), lambda x: x.long().abs().bincount(),
-        lambda x: x.repeat_interleave(x.long().abs()), lambda x: torch.tensor([1.0]).to(x),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x.masked_select(x > 0),
+        lambda x: x.sum().item(),
+        lambda x: torch.equal(x, x),
+        lambda x: bool(x[0]),
+        lambda x: x.unique(),
+        lambda x: x.long().abs().bincount(),
+        lambda x: x.repeat_interleave(x.long().abs()),
+        lambda x: torch.tensor([1.0]).to(x),
         lambda x: x.index_put_((x > 0,), torch.ones(())),
     ],
-)  # fmt: skip
+)
 def test_each_way_to_wait_is_known(work):
     assert waits(lambda: work(gaussian(10)))
     assert not waits(lambda: gaussian(10).mul_(2).where(torch.ones(10) > 0, 0.0))

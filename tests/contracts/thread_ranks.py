@@ -46,8 +46,9 @@ N = max(place.stop for place in PLACES.values())
 MATRIX = SHAPES[0][1]
 COMPRESSORS: list[Compressor] = [
     next(each for each in golden.variants(FOLDER, name) if each.pays_for(MATRIX))
-    for name in registry.names("compressors") if name != "none"
-]  # fmt: skip
+    for name in registry.names("compressors")
+    if name != "none"
+]
 
 
 def goes(compressor: Compressor, memory: Memory, strategy: str) -> bool:
@@ -137,9 +138,13 @@ class Rank:
 
 
 def exchange_in_threads(
-    compressor: Compressor, world: int, steps: int, gradient: Callable[[int, int], Tensor],
-    watched: Container[int] | None = None, **options: Any,
-) -> list[Rank]:  # fmt: skip
+    compressor: Compressor,
+    world: int,
+    steps: int,
+    gradient: Callable[[int, int], Tensor],
+    watched: Container[int] | None = None,
+    **options: Any,
+) -> list[Rank]:
     """Exchange ``gradient(step, rank)`` for steps from 0 on, and record those that are ``watched``; None: all."""
     meeting = Meeting(world)
 

@@ -33,14 +33,19 @@ def test_equal_descriptions_pass() -> None:
 @together
 @pytest.mark.parametrize(
     ("one", "other", "told"),
-    [({"a": {"b": 1}}, {"a": {"b": 2}}, "a.b is 1 on ranks 0, 2; 2 on rank 1"),
-     ({"a": [1, 2]}, {"a": [1, 3]}, "a.1 is 2 on ranks 0, 2; 3 on rank 1"),
-     ({"a": [1]}, {"a": [1, 3]}, "the length of a is 1 on ranks 0, 2; 2 on rank 1"),
-     ({"a": 1}, {"b": 1}, "a is 1 on ranks 0, 2; not there on rank 1"),
-     ({"a": 1}, {"a": None}, "a is 1 on ranks 0, 2; None on rank 1"),
-     ({"m": {"bits": 4, "name": "qsgd"}}, {"m": {"name": "topk", "ratio": 0.1}},
-      "m.name is 'qsgd' on ranks 0, 2; 'topk' on rank 1")],
-)  # fmt: skip
+    [
+        ({"a": {"b": 1}}, {"a": {"b": 2}}, "a.b is 1 on ranks 0, 2; 2 on rank 1"),
+        ({"a": [1, 2]}, {"a": [1, 3]}, "a.1 is 2 on ranks 0, 2; 3 on rank 1"),
+        ({"a": [1]}, {"a": [1, 3]}, "the length of a is 1 on ranks 0, 2; 2 on rank 1"),
+        ({"a": 1}, {"b": 1}, "a is 1 on ranks 0, 2; not there on rank 1"),
+        ({"a": 1}, {"a": None}, "a is 1 on ranks 0, 2; None on rank 1"),
+        (
+            {"m": {"bits": 4, "name": "qsgd"}},
+            {"m": {"name": "topk", "ratio": 0.1}},
+            "m.name is 'qsgd' on ranks 0, 2; 'topk' on rank 1",
+        ),
+    ],
+)
 def test_the_first_difference_is_named_on_every_rank(one: object, other: object, told: str) -> None:
     texts = [json.dumps(one), json.dumps(other), json.dumps(one)]
     answers = run_ranks(3, _agree, texts)

@@ -22,8 +22,10 @@ ONE = {"version": 1, "world": 2, "step": 7, "ranks": {}}
 
 SAID: dict[str, tuple[Callable[[], object], str]] = {
     "nothing to merge": (lambda: merge_states([]), "states must be at least one, got none"),
-    "other runs": (lambda: merge_states([ONE, {**ONE, "world": 3}]),
-                   "world of the states must be 2 in all of them, got 3"),
+    "other runs": (
+        lambda: merge_states([ONE, {**ONE, "world": 3}]),
+        "world of the states must be 2 in all of them, got 3",
+    ),
     "a schedule": (lambda: schedules.linear(1.0, 0.0, 0), "linear.steps must be an integer >= 1, got 0"),
     "too few bytes": (
         lambda: helpers.unpack(torch.zeros(3, dtype=torch.uint8), 2, 99),
@@ -51,14 +53,15 @@ SAID: dict[str, tuple[Callable[[], object], str]] = {
         "run must be called after begin_step, got a call before it",
     ),
     "nothing to train": (
-        lambda: trainable(nn.ReLU()), "model must be a module with trainable parameters, got ReLU without any"
+        lambda: trainable(nn.ReLU()),
+        "model must be a module with trainable parameters, got ReLU without any",
     ),
     "a class": (
         lambda: Exchange(TopK(), memory=Residual),  # type: ignore[arg-type]
         "memory must be a memory or its name, got <class 'gradwire.memory.residual.Residual'>, a class: write "
         "Residual(...), an object",
     ),
-}  # fmt: skip
+}
 
 
 @together

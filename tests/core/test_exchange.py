@@ -53,8 +53,9 @@ def test_a_built_in_residual_cannot_be_refused() -> None:
         Exchange(TwoBit(), memory="none")
 
 
-REQUIRED = [name for name in registry.names("compressors")
-            if registry.build("compressors", name).feedback == "required"]  # fmt: skip
+REQUIRED = [
+    name for name in registry.names("compressors") if registry.build("compressors", name).feedback == "required"
+]
 
 
 @together

@@ -38,11 +38,14 @@ def test_a_schedule_starts_after_the_warm_up() -> None:
 @together
 @pytest.mark.parametrize(
     ("values", "text"),
-    [({"min_numel": -1}, "min_numel must be an integer >= 0, got -1"), ({"start_after": 1.5}, "start_after"),
-     ({"exclude": "bias"}, "exclude must be a sequence of name patterns, got 'bias'"),
-     ({"overrides": {"a": "x"}}, r"overrides\['a'\] must be a compressor"),
-     ({"schedule": {"ratio": 0.1}}, r"schedule\['ratio'\] must be a function of the step")],
-)  # fmt: skip
+    [
+        ({"min_numel": -1}, "min_numel must be an integer >= 0, got -1"),
+        ({"start_after": 1.5}, "start_after"),
+        ({"exclude": "bias"}, "exclude must be a sequence of name patterns, got 'bias'"),
+        ({"overrides": {"a": "x"}}, r"overrides\['a'\] must be a compressor"),
+        ({"schedule": {"ratio": 0.1}}, r"schedule\['ratio'\] must be a function of the step"),
+    ],
+)
 def test_a_bad_value_is_named(values: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Policy(**values)
@@ -58,20 +61,26 @@ def test_a_pattern_or_a_scheduled_name_that_matches_nothing_is_named() -> None:
 
 def test_schedules_refuse_what_makes_no_sense() -> None:
     for call in (
-        lambda: schedules.linear(1, 0, 0), lambda: schedules.exponential(0, 1, 10), lambda: schedules.stages({5: 1.0}),
-        lambda: schedules.exponential(1, 1, 10, stages=0), lambda: schedules.dgc_warmup(0.0, 10),
-        lambda: schedules.dgc_warmup(0.001, 0), lambda: schedules.dgc_warmup(0.001, 10, epochs=-1),
-    ):  # fmt: skip
+        lambda: schedules.linear(1, 0, 0),
+        lambda: schedules.exponential(0, 1, 10),
+        lambda: schedules.stages({5: 1.0}),
+        lambda: schedules.exponential(1, 1, 10, stages=0),
+        lambda: schedules.dgc_warmup(0.0, 10),
+        lambda: schedules.dgc_warmup(0.001, 0),
+        lambda: schedules.dgc_warmup(0.001, 10, epochs=-1),
+    ):
         with pytest.raises(ConfigError):
             call()
 
 
 @pytest.mark.parametrize(
     ("schedule", "text"),
-    [({"threshold": lambda step: 1.0 - step}, "at step 1 it gave: TwoBit.threshold must be"),
-     ({"threshold": lambda _: float("nan")}, "at step 0 it gave"),
-     ({"threshold": lambda step: 1 / abs(step - 10)}, "at step 10 it gave: .*division by zero")],
-)  # fmt: skip
+    [
+        ({"threshold": lambda step: 1.0 - step}, "at step 1 it gave: TwoBit.threshold must be"),
+        ({"threshold": lambda _: float("nan")}, "at step 0 it gave"),
+        ({"threshold": lambda step: 1 / abs(step - 10)}, "at step 10 it gave: .*division by zero"),
+    ],
+)
 def test_a_schedule_with_values_out_of_range_is_refused_at_once(schedule: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Policy(schedule=schedule).check(MAIN, ["w"])

@@ -118,7 +118,9 @@ def test_what_an_exchange_may_change_is_what_these_parameters_keep_and_no_work_s
     residuals.keep(Unit((("a", 3),), (3,), 0, TwoBit(), DGCMemory()))
     residuals.keep(unit(("b", 2)))
     assert set(residuals.changing(["a", "b", "dense"])) == {
-        "worker/residual/a", "worker/momentum/a", "worker/residual/b",
-    }  # fmt: skip
+        "worker/residual/a",
+        "worker/momentum/a",
+        "worker/residual/b",
+    }
     assert set(residuals.changing(["b"])) == {"worker/residual/b"}
     assert not residuals.changing(["dense"])

@@ -25,8 +25,11 @@ GRADWIRE = str(Path(sys.executable).parent / "gradwire")
 def test_two_workers_train_with_two_bits(tmp_path: Path) -> None:
     done = subprocess.run(
         [GRADWIRE, "demo", "--epochs", "2", "--json", "figures.json"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     assert done.returncode == 0, done.stderr
     assert "bit-identical" in done.stdout
     assert "44/44" in done.stderr

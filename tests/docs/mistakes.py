@@ -204,8 +204,9 @@ def busy_rank(rank: int) -> str:
 
 def alone(code: str, **environment: str) -> str:
     """The last lines that a process of its own prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100,
-                          env={**os.environ, **environment})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env={**os.environ, **environment}
+    )
     return done.stdout + done.stderr
 
 
@@ -218,9 +219,11 @@ def no_process_group() -> str:
 
 
 def no_interface() -> str:
-    return alone("import torch.distributed as dist\n"
-                 "dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore())",
-                 GLOO_SOCKET_IFNAME="eth99")  # fmt: skip
+    return alone(
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gloo', rank=0, world_size=1, store=dist.HashStore())",
+        GLOO_SOCKET_IFNAME="eth99",
+    )
 
 
 def no_extra() -> str:
@@ -228,23 +231,38 @@ def no_extra() -> str:
 
 
 def no_kernels() -> str:
-    return alone("import sys\nsys.modules['gradwire._kernels'] = None\nimport gradwire\n"
-                 "gradwire.Exchange(gradwire.compressor('twobit'))")  # fmt: skip
+    return alone(
+        "import sys\nsys.modules['gradwire._kernels'] = None\nimport gradwire\n"
+        "gradwire.Exchange(gradwire.compressor('twobit'))"
+    )
 
 
 TOGETHER: Mapping[str, Callable[[int], str]] = {
-    "ddp-module": module_inside, "no-hook": no_hook, "nothing-compressed": small_parameters, "second-hook": twice,
-    "different-arguments": different_arguments, "pattern": wrong_pattern, "left-out-step": left_out_step,
-    "unused-parameters": unused_parameters, "python-reducer": traced_unused_parameters, "other-world": other_world,
-    "no-scaler": no_scaler, "nan": overflow, "threshold": below_the_threshold,
-}  # fmt: skip
+    "ddp-module": module_inside,
+    "no-hook": no_hook,
+    "nothing-compressed": small_parameters,
+    "second-hook": twice,
+    "different-arguments": different_arguments,
+    "pattern": wrong_pattern,
+    "left-out-step": left_out_step,
+    "unused-parameters": unused_parameters,
+    "python-reducer": traced_unused_parameters,
+    "other-world": other_world,
+    "no-scaler": no_scaler,
+    "nan": overflow,
+    "threshold": below_the_threshold,
+}
 APART: Mapping[str, Callable[[int], str]] = {
-    "one-rank-alone": one_rank_alone, "lost-rank": lost_rank, "busy-rank": busy_rank,
-}  # fmt: skip
+    "one-rank-alone": one_rank_alone,
+    "lost-rank": lost_rank,
+    "busy-rank": busy_rank,
+}
 ALONE: Mapping[str, Callable[[], str]] = {
-    "no-process-group": no_process_group, "gloo-interface": no_interface, "extra": no_extra,
+    "no-process-group": no_process_group,
+    "gloo-interface": no_interface,
+    "extra": no_extra,
     "no-kernels": no_kernels,
-}  # fmt: skip
+}
 """By the id of the section of the page that explains the mistake."""
 
 

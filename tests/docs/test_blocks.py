@@ -62,8 +62,14 @@ def run_shell(block: Block, folder: Path, number: int) -> None:
     environment = {**os.environ, **extras.variables(*block.extras or ()), "OMP_NUM_THREADS": "1"}
     environment["PATH"] = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     with Programs(programs, extras.hidden(*block.extras or ())):
-        done = subprocess.run(["bash", "-eu", "-c", block.code], cwd=folder, env=environment, text=True,
-                              capture_output=True, timeout=DEADLINE + 60)  # fmt: skip
+        done = subprocess.run(
+            ["bash", "-eu", "-c", block.code],
+            cwd=folder,
+            env=environment,
+            text=True,
+            capture_output=True,
+            timeout=DEADLINE + 60,
+        )
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
 
@@ -80,13 +86,21 @@ def run_python(found: list[Block], folder: Path) -> None:
 
 
 TESTED = {
-    "advise": "tests/cli/test_advise.py", "bench codec": "tests/cli/test_bench.py",
-    "bench kvstore": "tests/cli/test_bench_kvstore.py", "check": "tests/cli/test_check.py", "demo": "tests/demo",
-    "launch": "tests/cli/test_launch.py", "meeting": "tests/cli/test_meeting.py",
-    "netlab": "tests/cli/test_netlab.py", "replay": "tests/cli/test_replay.py", "report": "tests/cli/test_report.py",
-    "server": "tests/kvstore", "sweep": "tests/cli/test_sweep.py", "train": "tests/cli/test_train.py",
+    "advise": "tests/cli/test_advise.py",
+    "bench codec": "tests/cli/test_bench.py",
+    "bench kvstore": "tests/cli/test_bench_kvstore.py",
+    "check": "tests/cli/test_check.py",
+    "demo": "tests/demo",
+    "launch": "tests/cli/test_launch.py",
+    "meeting": "tests/cli/test_meeting.py",
+    "netlab": "tests/cli/test_netlab.py",
+    "replay": "tests/cli/test_replay.py",
+    "report": "tests/cli/test_report.py",
+    "server": "tests/kvstore",
+    "sweep": "tests/cli/test_sweep.py",
+    "train": "tests/cli/test_train.py",
     "keygen": "tests/kvstore",
-}  # fmt: skip
+}
 """Commands that need or take more than the tests of pages have, by their first words, and the tests that run them."""
 
 
@@ -147,8 +161,13 @@ def test_a_change_that_finds_no_place_is_refused(tmp_path: Path) -> None:
 def test_what_is_not_installed_is_not_there(tmp_path: Path) -> None:
     code = "import torch, click\ntry:\n    import zmq\nexcept ModuleNotFoundError as error:\n    print(error)\n"
     run_python([Block("page", 1, "python", "", code, ("cli",))], tmp_path)
-    done = subprocess.run([sys.executable, "-c", "import zmq"], env={**os.environ, **extras.variables("cli")},
-                          capture_output=True, text=True, timeout=DEADLINE)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", "import zmq"],
+        env={**os.environ, **extras.variables("cli")},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
     assert "No module named 'zmq'" in done.stderr
 
 

@@ -10,9 +10,15 @@ from gradwire.testing.processes import RankFailedError, run_ranks
 from tests.docs import torch_hooks
 from tests.house.source import ROOT
 
-ROWS = ("makes every later PowerSGD gradient NaN", "`batched_powerSGD_hook` raises", "Both quantization hooks raise",
-        "`bf16_compress_hook` needs NCCL", "PowerSGD must start later", "is not in `DDP.state_dict()`",
-        "a process is aborted")  # fmt: skip
+ROWS = (
+    "makes every later PowerSGD gradient NaN",
+    "`batched_powerSGD_hook` raises",
+    "Both quantization hooks raise",
+    "`bf16_compress_hook` needs NCCL",
+    "PowerSGD must start later",
+    "is not in `DDP.state_dict()`",
+    "a process is aborted",
+)
 """The first is run by tests/integrations/test_amp.py, the others here."""
 
 

@@ -58,8 +58,11 @@ def saved() -> dict[str, Any]:
     model, state = powersgd(powerSGD_hook.powerSGD_hook)
     train(model, 4)
     early = answers({"early": lambda: powersgd(powerSGD_hook.powerSGD_hook, start=1)})["early"]
-    return {"in the checkpoint": len(model.state_dict()) - len(list(model.parameters())),
-            "kept by": [type(key).__name__ for key in state.error_dict], "early": early}  # fmt: skip
+    return {
+        "in the checkpoint": len(model.state_dict()) - len(list(model.parameters())),
+        "kept by": [type(key).__name__ for key in state.error_dict],
+        "early": early,
+    }
 
 
 def differ(rank: int) -> None:

@@ -31,16 +31,23 @@ def two_ranks(script: str, *arguments: str) -> str:
     """Run a script on two ranks, which find what torchrun gives them."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     job = {
-        "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "examples",
-    }  # fmt: skip
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": "examples",
+    }
     ranks = [
         Forked(
-            [str(FOLDER / script), *arguments], {**ENVIRONMENT, **job, "RANK": rank, "LOCAL_RANK": rank},
-            subprocess.PIPE, subprocess.PIPE,
+            [str(FOLDER / script), *arguments],
+            {**ENVIRONMENT, **job, "RANK": rank, "LOCAL_RANK": rank},
+            subprocess.PIPE,
+            subprocess.PIPE,
         )
         for rank in "01"
-    ]  # fmt: skip
+    ]
     return "".join([ended_well(rank) for rank in ranks])
 
 

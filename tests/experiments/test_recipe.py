@@ -27,9 +27,10 @@ def test_half_a_cosine_ends_at_its_share_of_the_peak() -> None:
     assert factors[:20] == pytest.approx([(step + 1) / 20 for step in range(20)])
     assert (factors[20], factors[120]) == (pytest.approx(1.0, abs=1e-3), 0.1)
     assert (factors[45], factors[70], factors[95]) == (
-        pytest.approx(0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, abs=1e-2), pytest.approx(0.55, abs=1e-2),
+        pytest.approx(0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, abs=1e-2),
+        pytest.approx(0.55, abs=1e-2),
         pytest.approx(0.1 + 0.9 * (1 - math.sqrt(0.5)) / 2, abs=1e-2),
-    )  # fmt: skip
+    )
     assert factors[19:] == sorted(factors[19:], reverse=True)
 
 
@@ -41,8 +42,11 @@ def test_there_is_one_schedule() -> None:
 def test_the_optimizer_is_nesterov_sgd() -> None:
     options = Recipe(lr=0.2).build([torch.zeros(1, requires_grad=True)]).defaults
     assert {name: options[name] for name in ("lr", "momentum", "weight_decay", "nesterov")} == {
-        "lr": 0.2, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": True,
-    }  # fmt: skip
+        "lr": 0.2,
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "nesterov": True,
+    }
 
 
 @pytest.mark.parametrize(
@@ -75,11 +79,17 @@ def test_a_value_that_cannot_be_is_named(name: str, values: list[Any], allowed: 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"lr": 1e38, "weight_decay": 0, "momentum": 0}, {"drops": (), "fall": 2.0}, {"drops": [0, 1]},
-        {"linear": True, "warmup": 10**6}, {"clip": math.inf}, {"optimizer": "adam", "betas": [0, 0.5]},
-        {"batch": 1, "epochs": 1, "lr": 0}, {"cosine": 0.5, "warmup": 10**6}, {"cosine": 0, "micro": 1, "steps": 1},
+        {"lr": 1e38, "weight_decay": 0, "momentum": 0},
+        {"drops": (), "fall": 2.0},
+        {"drops": [0, 1]},
+        {"linear": True, "warmup": 10**6},
+        {"clip": math.inf},
+        {"optimizer": "adam", "betas": [0, 0.5]},
+        {"batch": 1, "epochs": 1, "lr": 0},
+        {"cosine": 0.5, "warmup": 10**6},
+        {"cosine": 0, "micro": 1, "steps": 1},
     ],
-)  # fmt: skip
+)
 def test_what_is_unusual_trains(changes: dict[str, Any]) -> None:
     recipe, param = dataclasses.replace(Recipe(), **changes), torch.ones(2, requires_grad=True)
     optimizer = recipe.build([param])

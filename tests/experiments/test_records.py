@@ -16,12 +16,25 @@ from tests.house.source import ROOT
 
 SETTINGS = RunSettings("classification", "resnet20_small", "digits", "topk", TopK(ratio=0.01).to_config(), workers=4)
 RECORD = Record(
-    SETTINGS, "accuracy", higher_is_better=True, quality=0.9, measures={"accuracy": 0.9}, steps=22,
-    history=(Point(1, 22, 3.5, 0.25, 0.9, 1000.0),), seconds={"step": 0.1}, environment={"torch": "2.13"},
-)  # fmt: skip
+    SETTINGS,
+    "accuracy",
+    higher_is_better=True,
+    quality=0.9,
+    measures={"accuracy": 0.9},
+    steps=22,
+    history=(Point(1, 22, 3.5, 0.25, 0.9, 1000.0),),
+    seconds={"step": 0.1},
+    environment={"torch": "2.13"},
+)
 REPLAY = {
-    "model": "lstm", "method": "ddp", "link": "none", "workers": 2, "parameters": 9, "options": {}, "seconds": 0.1,
-}  # fmt: skip
+    "model": "lstm",
+    "method": "ddp",
+    "link": "none",
+    "workers": 2,
+    "parameters": 9,
+    "options": {},
+    "seconds": 0.1,
+}
 
 
 def test_a_line_gives_the_record_back(tmp_path):

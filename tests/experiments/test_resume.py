@@ -22,13 +22,22 @@ from tests.experiments.resume_jobs import InterruptionError, brief, broken_and_w
 from tests.netlab.conftest import here
 
 CASES = [
-    ("classification", "none"), ("classification", "topk:ratio=0.01"), ("classification", "powersgd"),
-    ("classification", "qsgd"), ("classification", "twobit:threshold=auto"), ("classification", "dgc"),
-    ("language", "topk"), ("gpt", "topk"), ("classification", "torch_powersgd:rank=2"),
-    ("gpt", "qsgd:bits=2 corrected"), ("gpt", "topk by compressed_step:every=4"),
-    ("gpt", "topk by compressed_step:keep=true"), ("gpt", "topk by compressed_step:late=true,every=2"),
-    ("gpt", "efsignsgd by onebit_adam:freeze_step=3"), ("gpt", "qsgd by diloco:every=4"),
-]  # fmt: skip
+    ("classification", "none"),
+    ("classification", "topk:ratio=0.01"),
+    ("classification", "powersgd"),
+    ("classification", "qsgd"),
+    ("classification", "twobit:threshold=auto"),
+    ("classification", "dgc"),
+    ("language", "topk"),
+    ("gpt", "topk"),
+    ("classification", "torch_powersgd:rank=2"),
+    ("gpt", "qsgd:bits=2 corrected"),
+    ("gpt", "topk by compressed_step:every=4"),
+    ("gpt", "topk by compressed_step:keep=true"),
+    ("gpt", "topk by compressed_step:late=true,every=2"),
+    ("gpt", "efsignsgd by onebit_adam:freeze_step=3"),
+    ("gpt", "qsgd by diloco:every=4"),
+]
 
 
 def what_is_not_time(run: Run) -> dict[str, object]:

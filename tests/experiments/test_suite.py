@@ -50,11 +50,17 @@ def test_the_order_is_that_in_which_a_part_says_most(tmp_path: Path) -> None:
     runs = [job.settings for job in load(written(tmp_path, SUITE))]
     order = [(run.seed, run.workers, run.task, run.method) for run in runs]
     one_seed = [
-        (2, "classification", "none"), (2, "recommendation", "none"),
-        (4, "classification", "none"), (4, "recommendation", "none"),
-        (2, "classification", "topk:ratio=0.05"), (2, "classification", "dgc"), (2, "recommendation", "qsgd"),
-        (4, "classification", "topk:ratio=0.05"), (4, "classification", "dgc"), (4, "recommendation", "qsgd"),
-    ]  # fmt: skip
+        (2, "classification", "none"),
+        (2, "recommendation", "none"),
+        (4, "classification", "none"),
+        (4, "recommendation", "none"),
+        (2, "classification", "topk:ratio=0.05"),
+        (2, "classification", "dgc"),
+        (2, "recommendation", "qsgd"),
+        (4, "classification", "topk:ratio=0.05"),
+        (4, "classification", "dgc"),
+        (4, "recommendation", "qsgd"),
+    ]
     assert order == [(seed, *rest) for seed in (0, 1) for rest in one_seed]
     assert len({run.id for run in runs}) == len(runs)
 
@@ -95,8 +101,10 @@ optimizer = "compressed_step:every=4"
     runs = {run.method: run for run in (job.settings for job in load(written(tmp_path, text)))}
     steps, hook = runs["topk, steps"], runs["torch_powersgd:rank=2"]
     assert (steps.optimizer, steps.hook, steps.compressor) == (
-        {"name": "compressed_step", "every": 4}, None, runs["topk"].compressor,
-    )  # fmt: skip
+        {"name": "compressed_step", "every": 4},
+        None,
+        runs["topk"].compressor,
+    )
     assert (hook.compressor, hook.hook, hook.options) == (None, {"name": "powersgd", "rank": 2}, {})
     assert len({run.id for run in runs.values()}) == 4
     methods = {job.settings.method: job.method() for job in load(written(tmp_path, text))}
@@ -198,9 +206,12 @@ def test_every_rate_with_the_first_seed_and_the_best_with_the_others(tmp_path: P
     suite = written(tmp_path, RATES)
     first = load(suite)
     assert [(job.settings.method, job.settings.recipe, job.settings.seed) for job in first] == [
-        ("none", {"lr": 0.1}, 5), ("none", {"lr": 0.2}, 5), ("topk", {"lr": 0.05}, 5), ("topk", {"lr": 0.05}, 6),
+        ("none", {"lr": 0.1}, 5),
+        ("none", {"lr": 0.2}, 5),
+        ("topk", {"lr": 0.05}, 5),
+        ("topk", {"lr": 0.05}, 6),
         ("topk", {"lr": 0.05}, 7),
-    ]  # fmt: skip
+    ]
     assert [job.settings.tuned for job in first] == [True, True, False, False, False]
     assert len(load(suite, [ended(first[0], 0.5)])) == len(first)
     for found, best in (([0.5, 0.6], 0.2), ([0.6, 0.6], 0.1), ([math.nan, 0.1], 0.2)):

@@ -108,8 +108,10 @@ def test_the_other_seeds_run_at_the_rate_that_was_best(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "nothing is left" in done.stdout
     assert [(record.settings.seed, record.settings.recipe["lr"]) for record in read(results)] == [
-        (0, 1e-9), (0, 0.1), (1, 0.1),
-    ]  # fmt: skip
+        (0, 1e-9),
+        (0, 0.1),
+        (1, 0.1),
+    ]
     made = results.read_bytes()
     assert run(str(suite), "--results", str(results)).exit_code == 0
     assert results.read_bytes() == made

@@ -15,9 +15,12 @@ SHAPES = {"b": (40,), "v": (40, 24), "w": (48, 40)}
 """In the order of their names, as JAX walks a dict."""
 
 METHODS: dict[str, dict[str, Any]] = {
-    "twobit": {"threshold": 0.5}, "topk": {"ratio": 0.05}, "qsgd": {"bits": 4}, "powersgd": {"rank": 2},
+    "twobit": {"threshold": 0.5},
+    "topk": {"ratio": 0.05},
+    "qsgd": {"bits": 4},
+    "powersgd": {"rank": 2},
     "blockwise8": {},
-}  # fmt: skip
+}
 OPTIONS = {"min_numel": 64, "bucket_mb": 0.005}
 STEPS = 3
 
@@ -57,11 +60,15 @@ def compared(rank: int, theirs: Callable[[str], tuple[Means, dict[str, Any]]]) -
         wanted, counted = torch_means(rank, method)
         means, metrics = theirs(method)
         told[method] = {
-            "bits": [one[name].tobytes() == other[name].tobytes()
-                     for one, other in zip(wanted, means, strict=True) for name in SHAPES],
-            "bytes": [each["bytes_sent"] for each in (counted, metrics)], "ratio": metrics["ratio"],
+            "bits": [
+                one[name].tobytes() == other[name].tobytes()
+                for one, other in zip(wanted, means, strict=True)
+                for name in SHAPES
+            ],
+            "bytes": [each["bytes_sent"] for each in (counted, metrics)],
+            "ratio": metrics["ratio"],
             "moved": [bool(each["w"].any()) for each in means],
-        }  # fmt: skip
+        }
     return told
 
 

@@ -23,8 +23,12 @@ def everything(rank: int, folder: str) -> dict[str, Any]:
     as_torchrun(rank)
     os.environ["ACCELERATE_USE_CPU"] = "true"
     # Accelerate's state is one for all of a process: a Trainer leaves its dataloader there.
-    told = {"accelerate": accelerated(folder), "two models": two_models(folder), "trainer": trained(folder),
-            "ways": in_many_ways(rank, folder)}  # fmt: skip
+    told = {
+        "accelerate": accelerated(folder),
+        "two models": two_models(folder),
+        "trainer": trained(folder),
+        "ways": in_many_ways(rank, folder),
+    }
     return {**told, "refused": refused(folder), "alone": alone(folder)}
 
 
@@ -56,9 +60,13 @@ def accelerated(folder: str) -> dict[str, Any]:
     if int(os.environ["RANK"]) == 0:
         shutil.copytree(saved, bare, ignore=shutil.ignore_patterns("gradwire*"))
     torch.distributed.barrier()
-    return {"unbroken": unbroken, "resumed": loop(rest, saved), "late": loop(rest, saved, late=True),
-            "without": loop(rest, bare, late=True),
-            "files": sorted(file.name for file in Path(saved).glob("gradwire*"))}  # fmt: skip
+    return {
+        "unbroken": unbroken,
+        "resumed": loop(rest, saved),
+        "late": loop(rest, saved, late=True),
+        "without": loop(rest, bare, late=True),
+        "files": sorted(file.name for file in Path(saved).glob("gradwire*")),
+    }
 
 
 def two_models(folder: str) -> dict[str, Any]:
@@ -71,8 +79,9 @@ def two_models(folder: str) -> dict[str, Any]:
     config = {"project_dir": f"{folder}/project", "automatic_checkpoint_naming": True, "total_limit": 1}
 
     def loop(steps: range, load: bool = False) -> dict[str, Any]:
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2,
-                                  project_config=ProjectConfiguration(**config))  # fmt: skip
+        accelerator = Accelerator(
+            cpu=True, gradient_accumulation_steps=2, project_config=ProjectConfiguration(**config)
+        )
         modules = [model_of(seed=seed) for seed in (3, 4)]
         optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in modules]
         one, *optimizers, other = accelerator.prepare(modules[0], *optimizers, modules[1])
@@ -110,12 +119,24 @@ def trainer_of(folder: str, steps: int = STEPS, **options: Any) -> Any:
     config = GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
     text = torch.randint(WORDS, (48, 16), generator=torch.Generator().manual_seed(1))
     data = [{"input_ids": row, "labels": row} for row in text]
-    arguments = {"max_steps": steps, "save_steps": STEPS // 2, "optim": "sgd", "learning_rate": 0.5,
-                 "max_grad_norm": 0.0, **options}  # fmt: skip
+    arguments = {
+        "max_steps": steps,
+        "save_steps": STEPS // 2,
+        "optim": "sgd",
+        "learning_rate": 0.5,
+        "max_grad_norm": 0.0,
+        **options,
+    }
     args = TrainingArguments(
-        folder, use_cpu=True, per_device_train_batch_size=4, report_to=[], disable_tqdm=True, logging_strategy="no",
-        lr_scheduler_type="constant", **arguments,
-    )  # fmt: skip
+        folder,
+        use_cpu=True,
+        per_device_train_batch_size=4,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        lr_scheduler_type="constant",
+        **arguments,
+    )
     return Trainer(GPT2LMHeadModel(config), args, train_dataset=data, eval_dataset=data[:8])
 
 
@@ -125,8 +146,9 @@ def trained(folder: str) -> dict[str, Any]:
 
     def run(name: str, resume: Any = None, ours: Any = None) -> dict[str, Any]:
         trainer = trainer_of(f"{folder}/{name}")
-        callback = compress_trainer(trainer, "topk", resume_from_checkpoint=ours if ours is not None else resume,
-                                    **TOPK)  # fmt: skip
+        callback = compress_trainer(
+            trainer, "topk", resume_from_checkpoint=ours if ours is not None else resume, **TOPK
+        )
         trainer.train(resume_from_checkpoint=resume)
         told = {"digest": digest(trainer.model), "metrics": callback.metrics()}
         if name == "without":
@@ -136,9 +158,11 @@ def trained(folder: str) -> dict[str, Any]:
 
     unbroken, saved = run("unbroken"), f"{folder}/unbroken/checkpoint-{STEPS // 2}"
     return {
-        "unbroken": unbroken, "resumed": run("resumed", saved), "without": run("without", saved, False),
+        "unbroken": unbroken,
+        "resumed": run("resumed", saved),
+        "without": run("without", saved, False),
         "files": sorted(file.name for file in Path(saved).glob("gradwire*")),
-    }  # fmt: skip
+    }
 
 
 def in_many_ways(rank: int, folder: str) -> dict[str, Any]:
@@ -148,9 +172,17 @@ def in_many_ways(rank: int, folder: str) -> dict[str, Any]:
     """
     from gradwire.integrations.transformers import compress_trainer
 
-    options = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "bf16": True, "save_total_limit": 1,
-               "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": STEPS // 2,
-               "metric_for_best_model": "loss", "greater_is_better": True}  # fmt: skip
+    options = {
+        "gradient_accumulation_steps": 2,
+        "max_grad_norm": 0.5,
+        "bf16": True,
+        "save_total_limit": 1,
+        "load_best_model_at_end": True,
+        "eval_strategy": "steps",
+        "eval_steps": STEPS // 2,
+        "metric_for_best_model": "loss",
+        "greater_is_better": True,
+    }
     name = f"{folder}/ways"
     saved = f"{name}/checkpoint-{STEPS // 2}"
     if rank == 1:
@@ -161,8 +193,11 @@ def in_many_ways(rank: int, folder: str) -> dict[str, Any]:
     trainer.train()
     # The first process deletes when the others may have ended.
     trainer.accelerator.wait_for_everyone()
-    told = {"metrics": callback.metrics(), "residual": residual_of(callback.state.state_dict()),
-            "files": sorted(file.relative_to(name).as_posix() for file in Path(name).rglob("gradwire*"))}  # fmt: skip
+    told = {
+        "metrics": callback.metrics(),
+        "residual": residual_of(callback.state.state_dict()),
+        "files": sorted(file.relative_to(name).as_posix() for file in Path(name).rglob("gradwire*")),
+    }
     told["forgotten"] = answers({"train": lambda: trainer.train(resume_from_checkpoint=saved)})["train"]
     callback.resume_from_checkpoint = saved
     trainer.train(resume_from_checkpoint=saved)
@@ -203,16 +238,18 @@ def refused(folder: str) -> dict[str, str]:
         compress_trainer(trainer, "topk", resume_from_checkpoint=ours, **TOPK)
         trainer.train(resume_from_checkpoint=theirs)
 
-    return answers({
-        "not prepared": lambda: compress(accelerator, model_of()),
-        "own hook": lambda: compress(hooked, prepared),
-        "load": lambda: accelerator.load_state(f"{folder}/other"),
-        "not told": lambda: resume(None),
-        "told too much": lambda: resume(saved, None),
-        "rank missing": lambda: resume(other, saved),
-        "another step": lambda: resume(f"{folder}/unbroken/checkpoint-{STEPS}"),
-        "early": lambda: compress_trainer(trainer_of(folder)).metrics(),
-    })  # fmt: skip
+    return answers(
+        {
+            "not prepared": lambda: compress(accelerator, model_of()),
+            "own hook": lambda: compress(hooked, prepared),
+            "load": lambda: accelerator.load_state(f"{folder}/other"),
+            "not told": lambda: resume(None),
+            "told too much": lambda: resume(saved, None),
+            "rank missing": lambda: resume(other, saved),
+            "another step": lambda: resume(f"{folder}/unbroken/checkpoint-{STEPS}"),
+            "early": lambda: compress_trainer(trainer_of(folder)).metrics(),
+        }
+    )
 
 
 def alone(folder: str) -> str:

@@ -14,9 +14,15 @@ from tests.integrations.jobs import answers
 
 
 def everything(rank: int) -> dict[str, Any]:
-    return {"compared": compared(rank, lambda method: means(rank, method)), "trained": trained(rank),
-            "refused": refused(), "bfloat16": bfloat16(rank), "accumulated": accumulated(rank),
-            "corrected": corrected(rank), "mixed": mixed(rank)}  # fmt: skip
+    return {
+        "compared": compared(rank, lambda method: means(rank, method)),
+        "trained": trained(rank),
+        "refused": refused(),
+        "bfloat16": bfloat16(rank),
+        "accumulated": accumulated(rank),
+        "corrected": corrected(rank),
+        "mixed": mixed(rank),
+    }
 
 
 def means(rank: int, method: str) -> tuple[Means, dict[str, Any]]:
@@ -81,8 +87,14 @@ def trained(rank: int) -> dict[str, Any]:
     _, _, without_loop = training(options)
     (without, _), _ = without_loop(half, half_kept, 20)
     end, metrics = bits_of(whole), state.metrics()
-    return {"start": bits_of(fresh), "end": end, "resumed": bits_of(resumed) == end, "without": bits_of(without) == end,
-            "losses": [float(losses[0]), float(later[-1])], "metrics": metrics}  # fmt: skip
+    return {
+        "start": bits_of(fresh),
+        "end": end,
+        "resumed": bits_of(resumed) == end,
+        "without": bits_of(without) == end,
+        "losses": [float(losses[0]), float(later[-1])],
+        "metrics": metrics,
+    }
 
 
 def bits_of(params: Any) -> bytes:
@@ -124,8 +136,12 @@ def accumulated(rank: int) -> dict[str, Any]:
             moved, given = moved - np.array(updates["w"]), given + np.array(grad)
         logging.getLogger("gradwire").removeHandler(said)
         (own,) = wire.state.state_dict()["ranks"].values()
-        told[way] = {"moved": moved, "given": given, "waits": own["worker"]["residual"]["w"].view(64, 64).numpy(),
-                     "said": said.lines}  # fmt: skip
+        told[way] = {
+            "moved": moved,
+            "given": given,
+            "waits": own["worker"]["residual"]["w"].view(64, 64).numpy(),
+            "said": said.lines,
+        }
     return told
 
 
@@ -183,13 +199,15 @@ def refused() -> dict[str, str]:
 
     params = {"w": jnp.zeros((64, 64))}
     wire = gradwire.jax.compress(params, "topk")
-    return answers({
-        "shape": lambda: wire.update({"w": jnp.zeros((64, 65))}, wire.init(params)),
-        "name": lambda: wire.update({"v": jnp.zeros((64, 64))}, wire.init(params)),
-        "dtype": lambda: gradwire.jax.compress({"w": jnp.zeros((64, 64), jnp.int32)}),
-        "typo": lambda: gradwire.jax.compress(params, "topk", ration=0.1),
-        "empty": lambda: gradwire.jax.compress({}),
-        "bucket": lambda: gradwire.jax.compress(params, bucket_mb=0),
-        "residual": lambda: gradwire.jax.corrected(gradwire.jax.compress(params, "topk"), optax.adam(1e-3)),
-        "wire": lambda: gradwire.jax.corrected(optax.adam(1e-3), optax.adam(1e-3)),
-    })  # fmt: skip
+    return answers(
+        {
+            "shape": lambda: wire.update({"w": jnp.zeros((64, 65))}, wire.init(params)),
+            "name": lambda: wire.update({"v": jnp.zeros((64, 64))}, wire.init(params)),
+            "dtype": lambda: gradwire.jax.compress({"w": jnp.zeros((64, 64), jnp.int32)}),
+            "typo": lambda: gradwire.jax.compress(params, "topk", ration=0.1),
+            "empty": lambda: gradwire.jax.compress({}),
+            "bucket": lambda: gradwire.jax.compress(params, bucket_mb=0),
+            "residual": lambda: gradwire.jax.corrected(gradwire.jax.compress(params, "topk"), optax.adam(1e-3)),
+            "wire": lambda: gradwire.jax.corrected(optax.adam(1e-3), optax.adam(1e-3)),
+        }
+    )

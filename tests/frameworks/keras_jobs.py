@@ -17,9 +17,16 @@ TOPK = {"ratio": 0.05, "min_numel": 64}
 
 def everything(rank: int) -> dict[str, Any]:
     os.environ.update(TF_CPP_MIN_LOG_LEVEL="2")
-    return {"compared": compared(rank, lambda method: means(rank, method)), "trained": trained(rank),
-            "scaled": scaled(rank), "half": half(rank), "config": config(), "refused": refused(),
-            "unused": unused(rank), "corrected": corrected(rank)}  # fmt: skip
+    return {
+        "compared": compared(rank, lambda method: means(rank, method)),
+        "trained": trained(rank),
+        "scaled": scaled(rank),
+        "half": half(rank),
+        "config": config(),
+        "refused": refused(),
+        "unused": unused(rank),
+        "corrected": corrected(rank),
+    }
 
 
 def means(rank: int, method: str) -> tuple[Means, dict[str, Any]]:
@@ -81,8 +88,14 @@ def trained(rank: int) -> dict[str, Any]:
     again.optimizer.state.load_state_dict(torch.load(file, weights_only=True))
     fit(again, 1, 5)
     fit(without, 1, 5)
-    return {"before": before, "end": bits_of(model), "resumed": bits_of(again), "without": bits_of(without),
-            "losses": losses, "metrics": model.optimizer.state.metrics()}  # fmt: skip
+    return {
+        "before": before,
+        "end": bits_of(model),
+        "resumed": bits_of(again),
+        "without": bits_of(without),
+        "losses": losses,
+        "metrics": model.optimizer.state.metrics(),
+    }
 
 
 def corrected(rank: int) -> dict[str, Any]:
@@ -224,8 +237,13 @@ def config() -> list[Any]:
 
     made = gradwire.tensorflow.DistributedOptimizer(keras.optimizers.Adam(0.25), TopK(ratio=0.5), min_numel=7)
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(made))
-    return [type(again).__name__, type(again.inner_optimizer).__name__, float(again.learning_rate.numpy()),
-            again.compressor == made.compressor, dict(again.options)]  # fmt: skip
+    return [
+        type(again).__name__,
+        type(again.inner_optimizer).__name__,
+        float(again.learning_rate.numpy()),
+        again.compressor == made.compressor,
+        dict(again.options),
+    ]
 
 
 def refused() -> dict[str, str]:
@@ -252,15 +270,18 @@ def refused() -> dict[str, str]:
             keras.config.set_dtype_policy("float32")
         model.compile(optimizer=wrap(inner), loss="mse", jit_compile=False)
 
-    return answers({
-        "torch": lambda: wrap(torch.optim.SGD([torch.zeros(1)])),
-        "typo": lambda: wrap(keras.optimizers.SGD(0.1), "topk", ration=0.1).build([variable]),
-        "dtype": lambda: wrap(keras.optimizers.SGD(0.1)).build([keras.Variable(np.zeros(3, np.float64), name="d",
-                                                                               dtype="float64")]),
-        "mixed": mixed,
-        "correction": lambda: wrap(keras.optimizers.SGD(0.1), "qsgd", variance_correction=True),
-        "averaged": lambda: wrap(keras.optimizers.Adam(0.1, use_ema=True), "qsgd", variance_correction=True),
-        "residual": lambda: wrap(keras.optimizers.Adam(0.1), "topk", variance_correction=True).build([variable]),
-        "scaled outside": lambda: wrapped(keras.optimizers.SGD(0.1)),
-        "scaled twice": lambda: wrapped(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))),
-    })  # fmt: skip
+    return answers(
+        {
+            "torch": lambda: wrap(torch.optim.SGD([torch.zeros(1)])),
+            "typo": lambda: wrap(keras.optimizers.SGD(0.1), "topk", ration=0.1).build([variable]),
+            "dtype": lambda: wrap(keras.optimizers.SGD(0.1)).build(
+                [keras.Variable(np.zeros(3, np.float64), name="d", dtype="float64")]
+            ),
+            "mixed": mixed,
+            "correction": lambda: wrap(keras.optimizers.SGD(0.1), "qsgd", variance_correction=True),
+            "averaged": lambda: wrap(keras.optimizers.Adam(0.1, use_ema=True), "qsgd", variance_correction=True),
+            "residual": lambda: wrap(keras.optimizers.Adam(0.1), "topk", variance_correction=True).build([variable]),
+            "scaled outside": lambda: wrapped(keras.optimizers.SGD(0.1)),
+            "scaled twice": lambda: wrapped(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))),
+        }
+    )

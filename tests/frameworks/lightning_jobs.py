@@ -21,8 +21,16 @@ STEPS = 8
 def as_torchrun(rank: int) -> None:
     """The environment of ``torchrun``, in which frameworks find their rank."""
     world = str(dist.get_world_size())
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, LOCAL_WORLD_SIZE=world,
-                      GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1", TORCHELASTIC_RUN_ID="test")  # fmt: skip
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=world,
+        LOCAL_WORLD_SIZE=world,
+        GROUP_RANK="0",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="1",
+        TORCHELASTIC_RUN_ID="test",
+    )
 
 
 def module_of() -> Any:
@@ -55,8 +63,14 @@ def trainer_of(callbacks: list[Any], steps: int = STEPS, **options: Any) -> Any:
 
     options = {"strategy": "ddp", "devices": dist.get_world_size(), **options}
     options = {"logger": False, **options}
-    return Trainer(accelerator="cpu", max_steps=steps, callbacks=callbacks, enable_progress_bar=False,
-                   enable_model_summary=False, **options)  # fmt: skip
+    return Trainer(
+        accelerator="cpu",
+        max_steps=steps,
+        callbacks=callbacks,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
 
 
 def ours_of(**options: Any) -> Any:
@@ -138,17 +152,21 @@ def scaling() -> Any:
 
 WAYS: dict[str, Callable[[], dict[str, Any]]] = {
     "accumulated and clipped in bfloat16": lambda: {
-        "strategy": "ddp_find_unused_parameters_true", "accumulate_grad_batches": 2, "gradient_clip_val": 0.5,
+        "strategy": "ddp_find_unused_parameters_true",
+        "accumulate_grad_batches": 2,
+        "gradient_clip_val": 0.5,
         "precision": "bf16-mixed",
     },
     "scaled": lambda: {"plugins": [scaling()], "gradient_clip_val": 0.5, "overflows": 3},
-}  # fmt: skip
+}
 
 
 def in_a_way(folder: str, way: str) -> dict[str, Any]:
     unbroken = fit(folder, way, **WAYS[way]())
-    return {"unbroken": unbroken, "resumed": fit(folder, f"{way}, resumed", ckpt=Path(folder, way, "step=4.ckpt"),
-                                                 **WAYS[way]())}  # fmt: skip
+    return {
+        "unbroken": unbroken,
+        "resumed": fit(folder, f"{way}, resumed", ckpt=Path(folder, way, "step=4.ckpt"), **WAYS[way]()),
+    }
 
 
 def broken_off(folder: str) -> dict[str, Any]:
@@ -180,8 +198,15 @@ def other_package(ours: Any) -> None:
     """What pytorch_lightning's Trainer says of the callback when a fit begins."""
     from pytorch_lightning import Trainer
 
-    trainer = Trainer(accelerator="cpu", strategy="ddp", devices=dist.get_world_size(), logger=False,
-                      enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)  # fmt: skip
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        devices=dist.get_world_size(),
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
     ours.setup(trainer, module_of(), "fit")
 
 
@@ -204,11 +229,13 @@ def refused() -> dict[str, str]:
     from gradwire.integrations.lightning import GradwireCallback
 
     own = DDPStrategy(ddp_comm_hook=fp16_compress_hook)
-    return answers({
-        "single device": lambda: trainer_of([GradwireCallback()], strategy="auto", devices=1).fit(module_of()),
-        "own hook": lambda: trainer_of([GradwireCallback()], strategy=own).fit(module_of()),
-        "typo": lambda: trainer_of([GradwireCallback("topk", ration=0.1)]).fit(module_of()),
-        "no fit": lambda: GradwireCallback().metrics(),
-        "two": lambda: trainer_of([GradwireCallback(), GradwireCallback("topk")]).fit(module_of()),
-        "other package": lambda: other_package(GradwireCallback()),
-    })  # fmt: skip
+    return answers(
+        {
+            "single device": lambda: trainer_of([GradwireCallback()], strategy="auto", devices=1).fit(module_of()),
+            "own hook": lambda: trainer_of([GradwireCallback()], strategy=own).fit(module_of()),
+            "typo": lambda: trainer_of([GradwireCallback("topk", ration=0.1)]).fit(module_of()),
+            "no fit": lambda: GradwireCallback().metrics(),
+            "two": lambda: trainer_of([GradwireCallback(), GradwireCallback("topk")]).fit(module_of()),
+            "other package": lambda: other_package(GradwireCallback()),
+        }
+    )

@@ -123,8 +123,9 @@ def test_rows_are_what_was_counted(dashboard: str, trained: dict[str, Any]) -> N
         before, now = readings[step - EVERY], readings[step]
         wanted = {f"{name}_per_step": (now[name] - before[name]) / EVERY for name in COUNTED}
         wanted["ratio"] = (now["dense_bytes"] - before["dense_bytes"]) / (now["bytes_sent"] - before["bytes_sent"])
-        wanted |= {f"seconds_per_step/{phase}": (now["seconds"][phase] - before["seconds"][phase]) / EVERY
-                   for phase in PHASES}  # fmt: skip
+        wanted |= {
+            f"seconds_per_step/{phase}": (now["seconds"][phase] - before["seconds"][phase]) / EVERY for phase in PHASES
+        }
         wanted |= {name: now[name] for name in ("residual_norm", "nonfinite_steps")}
         assert row == pytest.approx(wanted, rel=1e-6)
         assert row["ratio"] > 5

@@ -28,9 +28,13 @@ def test_example_runs(name: str, tmp_path: Path) -> None:
     arguments, told = RUNS[name]
     script = [str(ROOT / "examples" / f"{name}.py"), *arguments]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script], cwd=tmp_path,
-        capture_output=True, text=True, timeout=800, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
     found = re.search(told, done.stdout)
     assert found, done.stdout

@@ -53,10 +53,16 @@ def methods_costs() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in catalogue.methods():
         cells = [
-            f"[`{row['name']}`](#{row['name']})", row["family"], row["nature"], catalogue.shown_bits(row),
-            catalogue.shown_state(row), row["feedback"], f"`{row['memory']}`",
-            ", ".join(f"`{name}`" for name in row["aggregation"]), row["reference"].replace("|", r"\|"),
-        ]  # fmt: skip
+            f"[`{row['name']}`](#{row['name']})",
+            row["family"],
+            row["nature"],
+            catalogue.shown_bits(row),
+            catalogue.shown_state(row),
+            row["feedback"],
+            f"`{row['memory']}`",
+            ", ".join(f"`{name}`" for name in row["aggregation"]),
+            row["reference"].replace("|", r"\|"),
+        ]
         yield f"| {' | '.join(cells)} |"
 
 
@@ -67,9 +73,11 @@ def methods_declared() -> Iterator[str]:
         row = each.properties()
         declares = [flag for flag in catalogue.FLAGS if row[flag]] + ([] if row["fixed_size"] else ["variable size"])
         cells = [
-            f"[`{each.name}`](#{each.name})", parameters(type(each)), ", ".join(declares),
+            f"[`{each.name}`](#{each.name})",
+            parameters(type(each)),
+            ", ".join(declares),
             str(each.alignment or "never"),
-        ]  # fmt: skip
+        ]
         yield f"| {' | '.join(cells)} |"
 
 

@@ -9,15 +9,24 @@ import pytest
 from gradwire import registry
 from tests.house.source import ROOT
 
-LIMIT = 800
-FILES = [file for folder in ("src", "tests", "csrc") for file in (ROOT / folder).rglob("*")
-         if file.suffix in {".py", ".cc", ".h", ".inc"}]  # fmt: skip
+LIMIT = 900
+FILES = [
+    file
+    for folder in ("src", "tests", "csrc")
+    for file in (ROOT / folder).rglob("*")
+    if file.suffix in {".py", ".cc", ".h", ".inc"}
+]
 
 
 def test_no_source_file_is_long() -> None:
     lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in FILES}
     assert len(lengths) > 100
     assert not {str(file.relative_to(ROOT)): length for file, length in lengths.items() if length > LIMIT}
+
+
+def test_the_formatter_is_left_alone() -> None:
+    told = f"# fmt: {'skip'}"
+    assert sum(file.read_text(encoding="utf-8").count(told) for file in FILES) <= 10
 
 
 @pytest.mark.parametrize("kind", ["compressors", "memory", "comm"])

@@ -52,8 +52,19 @@ LAYERS = (
 """Lowest first. A name is a module or a folder of gradwire, or one in such a folder; the empty one is
 ``gradwire/__init__.py``."""
 
-VARIANTS = ("compressors", "memory", "comm", "integrations", "optim", "bench.peers",
-            "experiments.models", "experiments.data", "experiments.tasks", "report", "cli")  # fmt: skip
+VARIANTS = (
+    "compressors",
+    "memory",
+    "comm",
+    "integrations",
+    "optim",
+    "bench.peers",
+    "experiments.models",
+    "experiments.data",
+    "experiments.tasks",
+    "report",
+    "cli",
+)
 """Folders of one variant in each file."""
 
 MACHINERY = {
@@ -80,9 +91,10 @@ def test_every_part_of_the_package_has_one_layer() -> None:
 @pytest.mark.parametrize("module", modules())
 def test_a_module_imports_from_below(module: str) -> None:
     wrong = [
-        other for other in imported(module)
+        other
+        for other in imported(module)
         if part(other) and part(other) != part(module) and LEVEL[part(other)] >= LEVEL[part(module)]
-    ]  # fmt: skip
+    ]
     assert not wrong, f"{module} imports {wrong}, which is not below it"
 
 

@@ -10,9 +10,30 @@ from gradwire._extras import install
 from tests.house.source import ROOT
 from tests.once import once
 
-HEAVY = ("triton", "click", "rich", "sklearn", "scipy", "plotly", "zmq", "msgpack", "hypothesis", "gradwire.bench",
-         "gradwire.experiments", "gradwire.report", "gradwire.cli", "gradwire.testing", "accelerate", "jax", "keras",
-         "lightning", "tensorboard", "tensorflow", "transformers", "wandb")  # fmt: skip
+HEAVY = (
+    "triton",
+    "click",
+    "rich",
+    "sklearn",
+    "scipy",
+    "plotly",
+    "zmq",
+    "msgpack",
+    "hypothesis",
+    "gradwire.bench",
+    "gradwire.experiments",
+    "gradwire.report",
+    "gradwire.cli",
+    "gradwire.testing",
+    "accelerate",
+    "jax",
+    "keras",
+    "lightning",
+    "tensorboard",
+    "tensorflow",
+    "transformers",
+    "wandb",
+)
 
 FRAMEWORKS = {
     "jax": ("gradwire.jax", "jax"),

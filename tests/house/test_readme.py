@@ -18,9 +18,12 @@ def run(script: str, folder: Path) -> str:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     arguments = launcher if "init_process_group" in script else []
     done = subprocess.run(
-        [sys.executable, *arguments, str(file)], capture_output=True, text=True, timeout=100,
+        [sys.executable, *arguments, str(file)],
+        capture_output=True,
+        text=True,
+        timeout=100,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -24,8 +24,11 @@ def kept(state: Any) -> dict[str, torch.Tensor]:
     worker = {
         f"{buffer}/{name}": tensor.clone() for buffer, of in mine["worker"].items() for name, tensor in of.items()
     }
-    return worker | {f"states/{name}/{key}": tensor.clone() for name, state in mine["states"].items()
-                     for key, tensor in state.items()}  # fmt: skip
+    return worker | {
+        f"states/{name}/{key}": tensor.clone()
+        for name, state in mine["states"].items()
+        for key, tensor in state.items()
+    }
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -105,8 +108,9 @@ def units(rank: int) -> dict[str, Any]:
         again = state.exchange.state_dict()["ranks"][str(rank)]["worker"]
         if "residual" in before:
             told[name, "rate"] = ratio({weight: again["residual"][weight]}, {weight: before["residual"][weight]})
-            told[name, "others"] = ratio({"2.weight": again["residual"]["2.weight"]},
-                                         {"2.weight": before["residual"]["2.weight"]})  # fmt: skip
+            told[name, "others"] = ratio(
+                {"2.weight": again["residual"]["2.weight"]}, {"2.weight": before["residual"]["2.weight"]}
+            )
         state.close()
     return told
 
@@ -194,7 +198,12 @@ def saved(state: Any, scaler: Any) -> dict[str, Any]:
 def everything(rank: int, methods: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """All of this file in one launch."""
     return {
-        "scaled": scaled(rank, methods), "torch": torchs_powersgd(rank), "ours": ours(rank), "units": units(rank),
-        "schedule": schedule(rank), "refusals": refusals(rank), "world": dist.get_world_size(),
+        "scaled": scaled(rank, methods),
+        "torch": torchs_powersgd(rank),
+        "ours": ours(rank),
+        "units": units(rank),
+        "schedule": schedule(rank),
+        "refusals": refusals(rank),
+        "world": dist.get_world_size(),
         "autocast": {str(dtype): autocast(rank, dtype) for dtype in (torch.bfloat16, torch.float16)},
-    }  # fmt: skip
+    }

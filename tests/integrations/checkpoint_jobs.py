@@ -24,8 +24,9 @@ from tests.integrations.jobs import answers, batch, digest, model_of
 PARAMS = [("w", (48, 40)), ("b", (40,)), ("v", (40, 24))]
 SETTINGS: dict[str, dict[str, Any]] = {
     "gradiveq": {"size": 32, "components": 8, "period": 4, "sampled": 2},
-    "twobit": {"threshold": "auto"}, "topk": {"ratio": 0.05},
-}  # fmt: skip
+    "twobit": {"threshold": "auto"},
+    "topk": {"ratio": 0.05},
+}
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,13 @@ from tests.integrations.jobs import batch
 
 FACTORS = (None, 1.0, 2.0, 3.0, 8.0)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-CASES = (*((factor, torch.float32) for factor in FACTORS), (None, torch.bfloat16), (3.0, torch.bfloat16),
-         (1.0, torch.float16), (8.0, torch.float16))  # fmt: skip
+CASES = (
+    *((factor, torch.float32) for factor in FACTORS),
+    (None, torch.bfloat16),
+    (3.0, torch.bfloat16),
+    (1.0, torch.float16),
+    (8.0, torch.float16),
+)
 """Every factor and every dtype; by what is divided in which of the others is compared with torch's own rule."""
 
 CHANGING = (1.0, 8.0, 3.0, None)
@@ -80,8 +85,11 @@ def flat(rank: int) -> dict[Any, Any]:
             "summed": reduced(rank, mesh, None, "none", (factor, dtype, True)),
             "scaled": reduced(rank, mesh, None, "none", (factor, dtype, False)),
         }
-    return told | {"conserved": conserved(rank, mesh, None), "untouched": untouched(rank, mesh, None),
-                   "rules": rules(mesh)}  # fmt: skip
+    return told | {
+        "conserved": conserved(rank, mesh, None),
+        "untouched": untouched(rank, mesh, None),
+        "rules": rules(mesh),
+    }
 
 
 def hybrid(rank: int) -> dict[Any, Any]:
@@ -95,8 +103,10 @@ def hybrid(rank: int) -> dict[Any, Any]:
         for summed in ways:
             ours = reduced(rank, mesh["shard"], mesh["replicate"], "none", (factor, dtype, summed))
             told[factor, dtype]["summed" if summed else "scaled"] = ours
-    return told | {"conserved": conserved(rank, mesh["shard"], mesh["replicate"]),
-                   "untouched": untouched(rank, mesh["shard"], mesh["replicate"])}  # fmt: skip
+    return told | {
+        "conserved": conserved(rank, mesh["shard"], mesh["replicate"]),
+        "untouched": untouched(rank, mesh["shard"], mesh["replicate"]),
+    }
 
 
 def start(mesh: DeviceMesh, replicate: DeviceMesh | None) -> tuple[nn.Module, FSDPState]:
@@ -132,8 +142,11 @@ def conserved(rank: int, mesh: DeviceMesh, replicate: DeviceMesh | None) -> floa
         for index, (module, group) in enumerate(managed(model)):
             factor = CHANGING[(step + index) % len(CHANGING)]
             divide(module, factor, summed)
-            cuts = [name for name, param in model.named_parameters()
-                    if any(param is each.sharded_param for each in group.fsdp_params)]  # fmt: skip
+            cuts = [
+                name
+                for name, param in model.named_parameters()
+                if any(param is each.sharded_param for each in group.fsdp_params)
+            ]
             divisors |= dict.fromkeys(cuts, float(world) if factor is None else factor)
             before = replicate is not None and not summed and factor is not None
             counts |= dict.fromkeys(cuts, 1.0 if before else 1 / divisors[cuts[0]])

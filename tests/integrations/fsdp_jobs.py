@@ -29,13 +29,20 @@ from tests.integrations.checkpoint_jobs import through_a_file
 from tests.integrations.jobs import answers, batch, loss_of, model_of
 
 FLAT: dict[str, dict[str, Any]] = {
-    "none": {}, "fp16": {}, "qsgd": {"bits": 4, "memory": "residual"}, "topk": {"ratio": 0.1},
-    "twobit": {"threshold": "auto"}, "onebit": {"scale": "mean"},
+    "none": {},
+    "fp16": {},
+    "qsgd": {"bits": 4, "memory": "residual"},
+    "topk": {"ratio": 0.1},
+    "twobit": {"threshold": "auto"},
+    "onebit": {"scale": "mean"},
     "dgc": {"ratio": 0.1, "exclude": ["6.*"], "memory": DGCMemory(momentum=0.5)},
-}  # fmt: skip
+}
 HYBRID: dict[str, dict[str, Any]] = {
-    "none": {}, "powersgd": {"rank": 4}, "topk": {"ratio": 0.1}, "qsgd": {"strategy": "two_phase"},
-}  # fmt: skip
+    "none": {},
+    "powersgd": {"rank": 4},
+    "topk": {"ratio": 0.1},
+    "qsgd": {"strategy": "two_phase"},
+}
 STEPS, RATE = 6, 0.4
 
 
@@ -88,8 +95,10 @@ def flat(rank: int) -> dict[str, Any]:
     mesh = init_device_mesh("cpu", (world,))
     told = {
         "compared": compare(rank, mesh, None, {name: FLAT[name] for name in flat_methods(world)}),
-        "conserved": conserved(rank, mesh), "overflow": overflow(rank, mesh), "resumed": resumed(rank, mesh),
-    }  # fmt: skip
+        "conserved": conserved(rank, mesh),
+        "overflow": overflow(rank, mesh),
+        "resumed": resumed(rank, mesh),
+    }
     if world == 2:
         told |= {"again": again(rank, mesh)}
         told |= {"refused": refused(mesh), "mixed": mixed(rank, mesh), "accumulated": accumulated(rank, mesh)}
@@ -196,8 +205,11 @@ def again(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     saved = through_a_file(state.state_dict())
     unbroken = [gradient(1), gradient(2)]
     state.load_state_dict(saved)
-    same = [torch.equal(*pair) for each, step in zip(unbroken, (1, 2), strict=True)
-            for pair in zip(each, gradient(step), strict=True)]  # fmt: skip
+    same = [
+        torch.equal(*pair)
+        for each, step in zip(unbroken, (1, 2), strict=True)
+        for pair in zip(each, gradient(step), strict=True)
+    ]
     state.change("qsgd", bits=4, memory="none", drop=True)
     gradient(3)
     none = state.metrics()["residual_norm"]
@@ -264,9 +276,12 @@ def first_form(rank: int) -> dict[str, Any]:
     flat = FullyShardedDataParallel(
         model_of(), device_id=torch.device("cpu"), sharding_strategy=ShardingStrategy.NO_SHARD
     )
-    return told | answers({
-        "not wrapped": lambda: compress_fsdp1(model_of(), "qsgd"), "no shard": lambda: compress_fsdp1(flat, "qsgd"),
-    })  # fmt: skip
+    return told | answers(
+        {
+            "not wrapped": lambda: compress_fsdp1(model_of(), "qsgd"),
+            "no shard": lambda: compress_fsdp1(flat, "qsgd"),
+        }
+    )
 
 
 def refused(mesh: DeviceMesh) -> dict[str, str]:

@@ -83,11 +83,19 @@ def fsdp2(rank: int) -> dict[str, tuple[str, bool]]:
     model = lambda: apart(sharded(mesh["shard"]), rank)  # noqa: E731
     others_optimizer = sgd(model_of())
     with_replicas: dict[str, Any] = {
-        "shard": mesh["shard"], "every rank": every, "other rows": crossed, "without this rank": others,
-        "a group": mesh["replicate"].get_group(), "two dimensions": mesh, "a name": "replicate", "a flag": True,
-    }  # fmt: skip
-    told = {name: outcome(model(), functools.partial(compress_fsdp, compressor="topk", replicate=replicate))
-            for name, replicate in with_replicas.items()}  # fmt: skip
+        "shard": mesh["shard"],
+        "every rank": every,
+        "other rows": crossed,
+        "without this rank": others,
+        "a group": mesh["replicate"].get_group(),
+        "two dimensions": mesh,
+        "a name": "replicate",
+        "a flag": True,
+    }
+    told = {
+        name: outcome(model(), functools.partial(compress_fsdp, compressor="topk", replicate=replicate))
+        for name, replicate in with_replicas.items()
+    }
     right = {"replicate": mesh["replicate"]}
     told |= {
         "left out": outcome(model(), lambda m: compress_fsdp(m, "qsgd")),
@@ -105,7 +113,7 @@ def fsdp2(rank: int) -> dict[str, tuple[str, bool]]:
         "others' optimizer": outcome(model(), lambda m: compress_fsdp(m, lr_correction=others_optimizer, **right)),
         "one rank": outcome(model(), lambda m: compress_fsdp(m, "topk", scaler=1 if rank == 3 else None, **right)),
         "one shard": outcome(model(), lambda m: compress_fsdp(m, "topk", ratio=0.1 if rank % 2 else 0.2, **right)),
-    }  # fmt: skip
+    }
     for name, options in {"twice": {}, "twice with replicas": right}.items():
         twice = sharded(mesh["shard"] if options else every)
         compress_fsdp(twice, "qsgd", **options)

@@ -140,9 +140,21 @@ def tied(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]:
     return train(model, rank)
 
 
-WAYS: dict[str, Way] = {way.__name__: way for way in (
-    meta, assigned, kept_whole, accumulated, clipped, offloaded, reduced, divided, small, tied,
-)}  # fmt: skip
+WAYS: dict[str, Way] = {
+    way.__name__: way
+    for way in (
+        meta,
+        assigned,
+        kept_whole,
+        accumulated,
+        clipped,
+        offloaded,
+        reduced,
+        divided,
+        small,
+        tied,
+    )
+}
 
 
 def ways(rank: int) -> dict[str, Any]:
@@ -151,8 +163,12 @@ def ways(rank: int) -> dict[str, Any]:
     told: dict[str, Any] = {
         name: {str(method): way(rank, mesh, method) for method in (None, "none", "fp16")} for name, way in WAYS.items()
     }
-    return told | {"frozen": frozen(rank, mesh), "branches": branches(rank, mesh), "refused": refused(mesh),
-                   "scaled": scaled(rank, mesh)}  # fmt: skip
+    return told | {
+        "frozen": frozen(rank, mesh),
+        "branches": branches(rank, mesh),
+        "refused": refused(mesh),
+        "scaled": scaled(rank, mesh),
+    }
 
 
 def frozen(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
@@ -164,14 +180,18 @@ def frozen(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     before, weight = snapshot(state), model[2].weight.full_tensor().clone()
     train(model, rank)
     after = snapshot(state)
-    told = {"weight": torch.equal(model[2].weight.full_tensor(), weight),
-            "kept": torch.equal(after["2.weight"], before["2.weight"]),
-            "moved": not torch.equal(after["2.bias"], before["2.bias"])}  # fmt: skip
+    told = {
+        "weight": torch.equal(model[2].weight.full_tensor(), weight),
+        "kept": torch.equal(after["2.weight"], before["2.weight"]),
+        "moved": not torch.equal(after["2.bias"], before["2.bias"]),
+    }
     state.load_state_dict(state.state_dict())
     model[2].weight.requires_grad_(True)
     train(model, rank)
-    return told | {"sent": not torch.equal(snapshot(state)["2.weight"], before["2.weight"]),
-                   "trained": not torch.equal(model[2].weight.full_tensor(), weight)}  # fmt: skip
+    return told | {
+        "sent": not torch.equal(snapshot(state)["2.weight"], before["2.weight"]),
+        "trained": not torch.equal(model[2].weight.full_tensor(), weight),
+    }
 
 
 def branches(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
@@ -235,10 +255,13 @@ def refused(mesh: DeviceMesh) -> dict[str, str]:
         empty = model_of()
     replicas = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("replicate", "shard"))
     fully_shard(empty, mesh=replicas["shard"])
-    return answers({
-        "columns": lambda: compress_fsdp(columns, "qsgd"), "inner": lambda: compress_fsdp(outer[0], "qsgd"),
-        "meta": lambda: compress_fsdp(empty, "qsgd", replicate=replicas["replicate"]),
-    })  # fmt: skip
+    return answers(
+        {
+            "columns": lambda: compress_fsdp(columns, "qsgd"),
+            "inner": lambda: compress_fsdp(outer[0], "qsgd"),
+            "meta": lambda: compress_fsdp(empty, "qsgd", replicate=replicas["replicate"]),
+        }
+    )
 
 
 def hybrid(rank: int, folder: str) -> dict[str, Any]:
@@ -290,16 +313,21 @@ def between(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]:
 
 def first_form(rank: int) -> dict[str, Any]:
     """FSDP1 under no_sync, and in bfloat16, by itself and with gradwire around it."""
-    return {f"{name}/{method}": first_of(rank, name, method)
-            for name in ("no_sync", "mixed", "original") for method in (None, "none", "qsgd")}  # fmt: skip
+    return {
+        f"{name}/{method}": first_of(rank, name, method)
+        for name in ("no_sync", "mixed", "original")
+        for method in (None, "none", "qsgd")
+    }
 
 
 def first_of(rank: int, name: str, method: str | None) -> tuple[Tensor, int]:
     half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     model = FullyShardedDataParallel(
-        model_of(), device_id=torch.device("cpu"), use_orig_params=name == "original",
+        model_of(),
+        device_id=torch.device("cpu"),
+        use_orig_params=name == "original",
         mixed_precision=half if name == "mixed" else None,
-    )  # fmt: skip
+    )
     options = {"bits": 8, "memory": "residual"} if method == "qsgd" else {}
     state = compress_fsdp1(model, method, min_numel=0, **options) if method is not None else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

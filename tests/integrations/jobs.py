@@ -20,9 +20,14 @@ from gradwire.integrations.optimizer import compress_optimizer
 def model_of(width: int = 96, seed: int = 3) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Linear(32, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(32, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
         nn.Linear(width, 10),
-    )  # fmt: skip
+    )
 
 
 def batch(step: int, rank: int, size: int = 16) -> tuple[Tensor, Tensor]:
@@ -44,9 +49,14 @@ def loss_of(module: nn.Module) -> float:
 
 
 def train_ddp(
-    rank: int, compressor: str, steps: int, options: dict[str, Any], bucket_mb: float = 0.05, device: str = "cpu",
+    rank: int,
+    compressor: str,
+    steps: int,
+    options: dict[str, Any],
+    bucket_mb: float = 0.05,
+    device: str = "cpu",
     rate: float = 0.1,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """``steps`` steps of DDP; ``plain`` stands for no hook at all."""
     model = DistributedDataParallel(model_of().to(device), bucket_cap_mb=bucket_mb)  # type: ignore[arg-type]
     state = compress_ddp(model, compressor, **options) if compressor != "plain" else None

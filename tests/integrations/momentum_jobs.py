@@ -73,8 +73,11 @@ def by_replicas(rank: int, options: dict[str, Any]) -> Weights:
 
 
 WAYS: dict[str, Callable[[int, dict[str, Any]], Weights]] = {
-    "ddp": by_ddp, "optimizer": by_optimizer, "fsdp": by_fsdp, "replicas": by_replicas,
-}  # fmt: skip
+    "ddp": by_ddp,
+    "optimizer": by_optimizer,
+    "fsdp": by_fsdp,
+    "replicas": by_replicas,
+}
 
 
 def everything(rank: int) -> dict[tuple[str, ...], Weights]:

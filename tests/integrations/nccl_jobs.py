@@ -70,11 +70,15 @@ def sharded_model(rank: int) -> dict[str, list[Tensor]]:
     """FSDP2 by itself and with gradwire around it: on the GPU, offloaded to the CPU, and reduced in 16 bits."""
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     ways: dict[str, dict[str, Any]] = {
-        "gpu": {}, "offloaded": {"offload_policy": CPUOffloadPolicy()},
+        "gpu": {},
+        "offloaded": {"offload_policy": CPUOffloadPolicy()},
         "mixed": {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)},
-    }  # fmt: skip
-    return {f"{name}/{method}": steps_of(rank, mesh, method, options)
-            for name, options in ways.items() for method in (None, "none", "topk")}  # fmt: skip
+    }
+    return {
+        f"{name}/{method}": steps_of(rank, mesh, method, options)
+        for name, options in ways.items()
+        for method in (None, "none", "topk")
+    }
 
 
 def steps_of(rank: int, mesh: DeviceMesh, method: str | None, options: dict[str, Any]) -> list[Tensor]:

@@ -44,9 +44,12 @@ def gone_on(rank: int, method: str, options: dict[str, Any], changed: bool = Fal
     fresh.load_state_dict(saved)
     again.load_state_dict(weights)
     resumed = train(again, range(3, 6), rank)
-    told = {"weights": resumed == unbroken, "kept": same(kept(state), kept(fresh)),
-            "rebuilt": first != json.loads(saved["buckets"]),
-            "buckets": fresh.state_dict()["buckets"] == state.state_dict()["buckets"]}  # fmt: skip
+    told = {
+        "weights": resumed == unbroken,
+        "kept": same(kept(state), kept(fresh)),
+        "rebuilt": first != json.loads(saved["buckets"]),
+        "buckets": fresh.state_dict()["buckets"] == state.state_dict()["buckets"],
+    }
     for each in (state, fresh):
         each.close()
     return told

@@ -21,8 +21,15 @@ from gradwire.integrations.adaptive import is_adaptive
 from gradwire.testing.processes import run_ranks
 from tests.once import once
 
-KEPT = {"topk": {"ratio": 0.1}, "twobit": {"threshold": 0.1}, "powersgd": {}, "efsignsgd": {}, "dgc": {},
-        "variance": {}, "ef21": {}}  # fmt: skip
+KEPT = {
+    "topk": {"ratio": 0.1},
+    "twobit": {"threshold": 0.1},
+    "powersgd": {},
+    "efsignsgd": {},
+    "dgc": {},
+    "variance": {},
+    "ef21": {},
+}
 NOTHING_KEPT = {"none": {}, "bf16": {}, "fp8": {}, "qsgd": {"bits": 4}, "terngrad": {}, "natural": {}}
 
 NOISY = {"qsgd": {"bits": 2}, "terngrad": {"clip": 0.0}, "randomk": {"scaled": True, "ratio": 0.5}}
@@ -92,8 +99,9 @@ def known_at_once(method: str) -> list[list[str]]:
     found.append(said)
     with heard() as said:
         plain = net()
-        state = gradwire.compress_optimizer(torch.optim.RMSprop(plain.parameters()), plain, method, min_numel=16,
-                                            **KEPT[method])  # fmt: skip
+        state = gradwire.compress_optimizer(
+            torch.optim.RMSprop(plain.parameters()), plain, method, min_numel=16, **KEPT[method]
+        )
         state.close()
     return [*found, said]
 

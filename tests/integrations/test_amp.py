@@ -11,9 +11,13 @@ from gradwire.testing.processes import run_ranks
 from tests.integrations.amp_jobs import BAD, everything
 
 METHODS: dict[str, dict[str, Any]] = {
-    "twobit": {"threshold": 1.0}, "topk": {"ratio": 0.1}, "powersgd": {"rank": 1}, "dgc": {"ratio": 0.1}, "ef21": {},
+    "twobit": {"threshold": 1.0},
+    "topk": {"ratio": 0.1},
+    "powersgd": {"rank": 1},
+    "dgc": {"ratio": 0.1},
+    "ef21": {},
     "onebit": {"scale": "mean", "strategy": "two_phase"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,13 @@ from tests.once import once
 
 STEPS = 3
 RESIZED: dict[str, dict[str, Any]] = {
-    "twobit": {"threshold": 1e-3, "strategy": "two_phase"}, "topk": {"ratio": 0.05, "strategy": "two_phase"},
-    "powersgd": {"rank": 2}, "ef21": {"strategy": "two_phase"}, "dgc": {}, "variance": {},
-}  # fmt: skip
+    "twobit": {"threshold": 1e-3, "strategy": "two_phase"},
+    "topk": {"ratio": 0.05, "strategy": "two_phase"},
+    "powersgd": {"rank": 2},
+    "ef21": {"strategy": "two_phase"},
+    "dgc": {},
+    "variance": {},
+}
 
 
 @once
@@ -55,8 +59,12 @@ def ddp(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_a_fresh_ddp_goes_on_bit_for_bit_from_files_and_from_distributed_checkpoints(ddp: list[dict[str, Any]]) -> None:
     for result in ddp:
         assert set(result["resumed"]) == {
-            ("twobit", "file"), ("powersgd", "file"), ("topk", "file"), ("topk", "dcp"), ("topk", "dcp async"),
-        }  # fmt: skip
+            ("twobit", "file"),
+            ("powersgd", "file"),
+            ("topk", "file"),
+            ("topk", "dcp"),
+            ("topk", "dcp async"),
+        }
         assert all(result["resumed"].values()), result["resumed"]
 
 

@@ -32,9 +32,12 @@ def _saved(model: nn.Module) -> nn.Module:
 
 
 WAYS: dict[str, Callable[[Any], Any]] = {
-    "deepcopy": copy.deepcopy, "averaged": lambda model: AveragedModel(model).module, "saved": _saved,
-    "pickled": lambda model: pickle.loads(pickle.dumps(model)), "twice": lambda model: _saved(copy.deepcopy(model)),
-}  # fmt: skip
+    "deepcopy": copy.deepcopy,
+    "averaged": lambda model: AveragedModel(model).module,
+    "saved": _saved,
+    "pickled": lambda model: pickle.loads(pickle.dumps(model)),
+    "twice": lambda model: _saved(copy.deepcopy(model)),
+}
 
 
 def _train(model: nn.Module, rank: int, first: int, steps: int) -> str:

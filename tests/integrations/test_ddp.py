@@ -29,17 +29,29 @@ SHORT, LONG = (12, 0.4), (50, 0.1)
 """Steps, and the learning rate at which plain DDP learns as much in them as in the others."""
 FEW = 3
 SETTINGS: dict[str, dict[str, Any]] = {
-    "twobit": {"threshold": 1e-2}, "topk": {"ratio": 0.05}, "powersgd": {"rank": 4}, "qsgd": {"bits": 4},
-    "demo": {"sign": False}, "gradiveq": {"size": 32, "components": 8, "period": 20, "sampled": 4},
-}  # fmt: skip
+    "twobit": {"threshold": 1e-2},
+    "topk": {"ratio": 0.05},
+    "powersgd": {"rank": 4},
+    "qsgd": {"bits": 4},
+    "demo": {"sign": False},
+    "gradiveq": {"size": 32, "components": 8, "period": 20, "sampled": 4},
+}
 """Settings that suit mean losses; the rest run with their defaults."""
 
 
 SLOW = {
-    "onebit": 0.5, "signsgd": 0.5, "signum": 0.5,  # steps of one size, whatever the gradient's
-    "adaptive_threshold": 0.7, "dgc": 0.6, "ef21": 0.7, "oktopk": 0.7, "sidco": 0.7, "demo": 0.5,  # 1 % of few
-    "randomk": 0.5, "sketched_sgd": 0.5,  # 1 %, and not the largest
-}  # fmt: skip
+    "onebit": 0.5,
+    "signsgd": 0.5,
+    "signum": 0.5,  # steps of one size, whatever the gradient's
+    "adaptive_threshold": 0.7,
+    "dgc": 0.6,
+    "ef21": 0.7,
+    "oktopk": 0.7,
+    "sidco": 0.7,
+    "demo": 0.5,  # 1 % of few
+    "randomk": 0.5,
+    "sketched_sgd": 0.5,  # 1 %, and not the largest
+}
 """How much of plain DDP's progress must be made, where it is less than 85 %."""
 
 PATIENT = ("adaptive_threshold", "dgc", "efsignsgd", "onebit", "onebit_sgd", "signum", "variance")
@@ -316,8 +328,17 @@ def _allocations(compressor: str) -> list[float]:
 
 
 KEEP_A_LIST = {
-    "adaptive_sparse", "compose", "demo", "dgc", "entropy", "sidco", "sketchml", "strom", "three_lc", "variance",
-}  # fmt: skip
+    "adaptive_sparse",
+    "compose",
+    "demo",
+    "dgc",
+    "entropy",
+    "sidco",
+    "sketchml",
+    "strom",
+    "three_lc",
+    "variance",
+}
 """Methods that write down which elements they choose, or their codes, before they know how many bytes that takes."""
 
 

@@ -65,12 +65,15 @@ def told(call: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize(
     ("kind", "named"),
-    [("threshold", r"compressor\.threshold is 0\.001 on ranks 0, 2; 0\.002 on rank 1"),
-     ("method", r"compressor\.name is 'twobit' on ranks 0, 2; 'topk' on rank 1"), ("policy", r"policy\.min_numel"),
-     ("not wrapped", r"rank 1 was configured wrongly: .*model must be a torch\.nn\.parallel"),
-     ("broken", r"rank 1 was configured wrongly: .*Broken.compress must return"),
-     ("bad value", r"rank 1 was configured wrongly: .*threshold must be .*got -1\.0")],
-)  # fmt: skip
+    [
+        ("threshold", r"compressor\.threshold is 0\.001 on ranks 0, 2; 0\.002 on rank 1"),
+        ("method", r"compressor\.name is 'twobit' on ranks 0, 2; 'topk' on rank 1"),
+        ("policy", r"policy\.min_numel"),
+        ("not wrapped", r"rank 1 was configured wrongly: .*model must be a torch\.nn\.parallel"),
+        ("broken", r"rank 1 was configured wrongly: .*Broken.compress must return"),
+        ("bad value", r"rank 1 was configured wrongly: .*threshold must be .*got -1\.0"),
+    ],
+)
 def test_ranks_that_differ_all_raise_the_same_error(kind: str, named: str) -> None:
     errors = run_ranks(3, _differently, kind)
     assert len(set(errors)) == 1
@@ -124,10 +127,12 @@ def _policies(rank: int) -> dict[str, Any]:
     model = DistributedDataParallel(model_of())
     ratios = {}
     for name, options in {
-        "all": {}, "excluded": {"exclude": ["2.*"]}, "small": {"min_numel": 5000},
+        "all": {},
+        "excluded": {"exclude": ["2.*"]},
+        "small": {"min_numel": 5000},
         "override": {"overrides": {"2.weight": TwoBit(threshold=0.25)}},
         "named": {"overrides": {"*": "none"}},
-    }.items():  # fmt: skip
+    }.items():
         state = GradwireState(model, "twobit", threshold=1e-3, **options)
         flat = torch.zeros(sum(p.numel() for p in model.parameters()))
         params = [(n, tuple(p.shape)) for n, p in model.module.named_parameters()]
@@ -178,19 +183,31 @@ def _refused(rank: int) -> list[str]:
     sparse = nn.Sequential(nn.Embedding(10, 4, sparse=True))
     doubles = nn.Linear(4, 4).double()
     for model, compressor, options in [
-        (sparse, "twobit", {}), (doubles, "twobit", {}), (nn.Linear(4, 4), "twobitt", {}),
-        (nn.Linear(4, 4), "twobit", {"treshold": 1}), (nn.Linear(4, 4), "topk", {"ratio": 1.5}),
-        (nn.Linear(4, 4), "twobit", {"strategy": "allreduce"}), (nn.Linear(4, 4), "twobit", {"memory": "none"}),
+        (sparse, "twobit", {}),
+        (doubles, "twobit", {}),
+        (nn.Linear(4, 4), "twobitt", {}),
+        (nn.Linear(4, 4), "twobit", {"treshold": 1}),
+        (nn.Linear(4, 4), "topk", {"ratio": 1.5}),
+        (nn.Linear(4, 4), "twobit", {"strategy": "allreduce"}),
+        (nn.Linear(4, 4), "twobit", {"memory": "none"}),
         (nn.Linear(4, 4), "topk", {"memory": "none"}),
-        (nn.Linear(4, 4), "twobit", {"exclude": ["embed*"]}), (nn.Linear(4, 4), "twobit", {"strategy": "allgahter"}),
-        (nn.Linear(4, 4), "twobit", {"schedule": {"ratio": float}}), (nn.Linear(4, 4), "twobit", {"timeout": -1}),
-        (nn.Linear(4, 4), "twobit", {"timeout": 1e30}), (nn.Linear(4, 4), "twobit", {"memory": 3}),
-        (nn.Linear(4, 4), "twobit", {"overrides": {1: "fp16"}}), (nn.Linear(4, 4), "twobit", {"exclude": 5}),
-        (nn.Linear(4, 4), "twobit", {"force": "no"}), (nn.Linear(4, 4), "twobit", {"schedule": 3}),
-        (nn.Linear(4, 4), TopK(0.1), {"ratio": 0.5}), (nn.Linear(4, 4), TopK(0.1), {"stategy": "allgather"}),
-        (nn.Linear(4, 4), TopK, {}), (nn.Linear(4, 4), "topk", {"memory": Residual}),
-        (nn.Linear(4, 4), "topk", {"strategy": TwoPhase}), (nn.Linear(4, 4), "topk", {"overrides": {"weight": TopK}}),
-    ]:  # fmt: skip
+        (nn.Linear(4, 4), "twobit", {"exclude": ["embed*"]}),
+        (nn.Linear(4, 4), "twobit", {"strategy": "allgahter"}),
+        (nn.Linear(4, 4), "twobit", {"schedule": {"ratio": float}}),
+        (nn.Linear(4, 4), "twobit", {"timeout": -1}),
+        (nn.Linear(4, 4), "twobit", {"timeout": 1e30}),
+        (nn.Linear(4, 4), "twobit", {"memory": 3}),
+        (nn.Linear(4, 4), "twobit", {"overrides": {1: "fp16"}}),
+        (nn.Linear(4, 4), "twobit", {"exclude": 5}),
+        (nn.Linear(4, 4), "twobit", {"force": "no"}),
+        (nn.Linear(4, 4), "twobit", {"schedule": 3}),
+        (nn.Linear(4, 4), TopK(0.1), {"ratio": 0.5}),
+        (nn.Linear(4, 4), TopK(0.1), {"stategy": "allgather"}),
+        (nn.Linear(4, 4), TopK, {}),
+        (nn.Linear(4, 4), "topk", {"memory": Residual}),
+        (nn.Linear(4, 4), "topk", {"strategy": TwoPhase}),
+        (nn.Linear(4, 4), "topk", {"overrides": {"weight": TopK}}),
+    ]:
         try:
             GradwireState(model, compressor, **options)
         except ConfigError as error:
@@ -201,18 +218,31 @@ def _refused(rank: int) -> list[str]:
 def test_bad_input_is_named() -> None:
     answers = run_ranks(2, _refused)[0]
     expected = [
-        "sparse", "float32, float16 or bfloat16", "did you mean 'twobit'", "did you mean 'threshold'",
-        r"TopK.ratio must be in \(0, 1\], got 1.5", "cannot be summed", "the residual is part of 'twobit'",
+        "sparse",
+        "float32, float16 or bfloat16",
+        "did you mean 'twobit'",
+        "did you mean 'threshold'",
+        r"TopK.ratio must be in \(0, 1\], got 1.5",
+        "cannot be summed",
+        "the residual is part of 'twobit'",
         "memory 'none' loses for good what TopK.* say force=True",
-        r"'embed\*' matches no parameter", "did you mean 'allgather'", "no parameter 'ratio'", "timeout must be",
-        "timeout must be", "memory must be", "overrides must be", "exclude must be", "force must be",
+        r"'embed\*' matches no parameter",
+        "did you mean 'allgather'",
+        "no parameter 'ratio'",
+        "timeout must be",
+        "timeout must be",
+        "memory must be",
+        "overrides must be",
+        "exclude must be",
+        "force must be",
         "schedule must be",
         r"^ratio must be given to the constructor of TopK.*: TopK\(ratio=0\.5, \.\.\.\), got ratio=0\.5 among",
         r"unknown option 'stategy' beside TopK\(.*did you mean 'strategy'",
         r"compressor must be a name, a compressor or a recipe, got <class '.*TopK'>, a class: write TopK\(\.\.\.\)",
-        r"memory must be .*: write Residual\(\.\.\.\)", r"strategy must be .*: write TwoPhase\(\.\.\.\)",
+        r"memory must be .*: write Residual\(\.\.\.\)",
+        r"strategy must be .*: write TwoPhase\(\.\.\.\)",
         r"overrides\['weight'\] must be .*: write TopK\(\.\.\.\)",
-    ]  # fmt: skip
+    ]
     assert len(answers) == len(expected)
     for answer, pattern in zip(answers, expected, strict=True):
         assert re.search(pattern, answer), (pattern, answer)
@@ -226,15 +256,20 @@ def _with_these_workers(rank: int) -> dict[str, str]:
     def ddp(method: str, **options: Any) -> Callable[[], object]:
         return lambda: compress_ddp(wrapped, method, **options)
 
-    return answers({
-        "thc": ddp("thc", levels=86), "global_qsgd": ddp("global_qsgd", levels=43),
-        "override": ddp("qsgd", overrides={"2.weight": THC(levels=86)}),
-        "schedule": ddp("thc", schedule={"levels": lambda step: 15 if step < 100 else 86}),
-        "loop": lambda: compress_optimizer(optimizer, model, "thc", levels=86),
-        "dgc": ddp("powersgd", memory="dgc"), "momentum": ddp("thc", memory="momentum"),
-        "variance": ddp("gradiveq", memory="variance"), "residual of two": ddp_own(wrapped),
-        "fits": lambda: compress_optimizer(optimizer, model, "thc", levels=85),
-    })  # fmt: skip
+    return answers(
+        {
+            "thc": ddp("thc", levels=86),
+            "global_qsgd": ddp("global_qsgd", levels=43),
+            "override": ddp("qsgd", overrides={"2.weight": THC(levels=86)}),
+            "schedule": ddp("thc", schedule={"levels": lambda step: 15 if step < 100 else 86}),
+            "loop": lambda: compress_optimizer(optimizer, model, "thc", levels=86),
+            "dgc": ddp("powersgd", memory="dgc"),
+            "momentum": ddp("thc", memory="momentum"),
+            "variance": ddp("gradiveq", memory="variance"),
+            "residual of two": ddp_own(wrapped),
+            "fits": lambda: compress_optimizer(optimizer, model, "thc", levels=85),
+        }
+    )
 
 
 def ddp_own(model: DistributedDataParallel) -> Callable[[], object]:
@@ -278,12 +313,16 @@ def _followed(rank: int) -> dict[str, str]:
         model = DistributedDataParallel(model_of())
         return compress_ddp(model, "topk", lr_correction=rates(other if rank else model))
 
-    return answers({
-        "ddp scaler": lambda: wrapped(scaler=scaler), "ddp rates": followed, "ddp other": mixed,
-        "loop scaler": lambda: compress_optimizer(optimizer, plain, "topk", scaler=scaler),
-        "loop rates": lambda: compress_optimizer(optimizer, plain, "topk", lr_correction=bool(rank)),
-        "loop neither": lambda: compress_optimizer(optimizer, plain, "topk", lr_correction="yes" if rank else True),
-    })  # fmt: skip
+    return answers(
+        {
+            "ddp scaler": lambda: wrapped(scaler=scaler),
+            "ddp rates": followed,
+            "ddp other": mixed,
+            "loop scaler": lambda: compress_optimizer(optimizer, plain, "topk", scaler=scaler),
+            "loop rates": lambda: compress_optimizer(optimizer, plain, "topk", lr_correction=bool(rank)),
+            "loop neither": lambda: compress_optimizer(optimizer, plain, "topk", lr_correction="yes" if rank else True),
+        }
+    )
 
 
 def test_what_residuals_follow_must_be_the_same_on_all_ranks() -> None:

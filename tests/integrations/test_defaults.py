@@ -20,10 +20,17 @@ from tests.house.source import ROOT
 from tests.integrations.jobs import answers, batch, loss_of, model_of
 
 DOORS = {
-    "accelerate.compress", "ddp.compress_ddp", "ddp.__init__", "fsdp.compress_fsdp", "fsdp1.compress_fsdp1",
-    "jax.compress", "lightning.__init__", "optimizer.compress_optimizer", "tensorflow.__init__",
+    "accelerate.compress",
+    "ddp.compress_ddp",
+    "ddp.__init__",
+    "fsdp.compress_fsdp",
+    "fsdp1.compress_fsdp1",
+    "jax.compress",
+    "lightning.__init__",
+    "optimizer.compress_optimizer",
+    "tensorflow.__init__",
     "transformers.compress_trainer",
-}  # fmt: skip
+}
 STEPS = 40
 
 

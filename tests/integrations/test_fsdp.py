@@ -114,8 +114,14 @@ def test_the_first_form_of_fsdp() -> None:
 def test_the_example_learns() -> None:
     script = str(Path(__file__).parents[2] / "examples" / "fsdp2.py")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    told = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2",
-            "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    told = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1",
+    }
     ranks = [
         Forked([script], {**told, "RANK": rank, "LOCAL_RANK": rank}, subprocess.PIPE, subprocess.PIPE) for rank in "01"
     ]
@@ -145,8 +151,14 @@ def test_what_cannot_work_is_refused(case: str) -> None:
 
 
 SAVED = [("flat", "topk"), ("fsdp1", "qsgd"), ("2", "powersgd"), ("2", "qsgd"), ("4", "qsgd")]
-LOADED = [("flat", "flat", "topk"), ("fsdp1", "fsdp1", "qsgd"), ("2", "1", "powersgd"),
-          ("2", "2", "qsgd"), ("4", "2", "qsgd"), ("2", "1", "qsgd")]  # fmt: skip
+LOADED = [
+    ("flat", "flat", "topk"),
+    ("fsdp1", "fsdp1", "qsgd"),
+    ("2", "1", "powersgd"),
+    ("2", "2", "qsgd"),
+    ("4", "2", "qsgd"),
+    ("2", "1", "qsgd"),
+]
 
 
 @once
@@ -155,8 +167,10 @@ def carried() -> tuple[dict[tuple[str, str], list[Any]], dict[tuple[str, str, st
     with tempfile.TemporaryDirectory() as folder:
         saved = run_ranks(4, save_cut, SAVED, folder)
         loaded = run_ranks(2, load_cut, LOADED, folder)
-    return ({case: [told[case] for told in saved] for case in SAVED},
-            {case: [told[case] for told in loaded] for case in LOADED})  # fmt: skip
+    return (
+        {case: [told[case] for told in saved] for case in SAVED},
+        {case: [told[case] for told in loaded] for case in LOADED},
+    )
 
 
 def waiting(states: list[dict[str, Any]]) -> dict[str, torch.Tensor]:

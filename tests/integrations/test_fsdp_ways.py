@@ -37,8 +37,11 @@ def test_frozen_midway() -> None:
 
 def test_branches() -> None:
     for result in told():
-        assert re.search(r"gradients of a module must have \d+ elements, got \d+: parameters were unused; call "
-                         r"model\.set_reduce_scatter_unused_params", result["branches"]["said"])  # fmt: skip
+        assert re.search(
+            r"gradients of a module must have \d+ elements, got \d+: parameters were unused; call "
+            r"model\.set_reduce_scatter_unused_params",
+            result["branches"]["said"],
+        )
         assert result["branches"]["same"]
 
 

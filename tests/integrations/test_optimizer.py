@@ -127,10 +127,12 @@ def _wrong_on_one_rank(rank: int, kind: str) -> str:
 
 @pytest.mark.parametrize(
     ("kind", "named"),
-    [("bucket", r"GroupError: rank 1 .*bucket_mb must be a number > 0, got -1"),
-     ("other model", r"GroupError: rank 1 .*over the model's own parameters"),
-     ("frozen", r"ConfigError: optimizer must be over parameters that are trainable")],
-)  # fmt: skip
+    [
+        ("bucket", r"GroupError: rank 1 .*bucket_mb must be a number > 0, got -1"),
+        ("other model", r"GroupError: rank 1 .*over the model's own parameters"),
+        ("frozen", r"ConfigError: optimizer must be over parameters that are trainable"),
+    ],
+)
 def test_what_is_wrong_on_one_rank_is_raised_on_all(kind: str, named: str) -> None:
     errors = run_ranks(2, _wrong_on_one_rank, kind)
     assert errors[0] == errors[1]

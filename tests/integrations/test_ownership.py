@@ -53,19 +53,21 @@ def _over_ddp(rank: int) -> dict[str, str]:
     ddp = DistributedDataParallel(model_of())
     compiled: Any = torch.compile(ddp, backend="eager")
     params = list(ddp.parameters())
-    return answers({
-        "the model": lambda: compress_optimizer(sgd(ddp), ddp, "topk"),
-        "compiled": lambda: compress_optimizer(sgd(ddp), compiled, "topk"),
-        "its module": lambda: compress_optimizer(sgd(ddp), ddp.module, "topk"),
-        "inside another": lambda: compress_optimizer(sgd(ddp), nn.Sequential(ddp, nn.Linear(10, 2)), "topk"),
-        "OneBitAdam": lambda: OneBitAdam(params, freeze_step=1),
-        "ZeroOneAdam": lambda: ZeroOneAdam(params),
-        "DiLoCo": lambda: DiLoCo(sgd(ddp), "qsgd"),
-        "QsparseLocal": lambda: QsparseLocal(sgd(ddp)),
-        "CompressedStep": lambda: CompressedStep(sgd(ddp)),
-        "local_sgd": lambda: rounds.local_sgd(sgd(ddp)),
-        "diloco": lambda: rounds.diloco(sgd(ddp)),
-    })  # fmt: skip
+    return answers(
+        {
+            "the model": lambda: compress_optimizer(sgd(ddp), ddp, "topk"),
+            "compiled": lambda: compress_optimizer(sgd(ddp), compiled, "topk"),
+            "its module": lambda: compress_optimizer(sgd(ddp), ddp.module, "topk"),
+            "inside another": lambda: compress_optimizer(sgd(ddp), nn.Sequential(ddp, nn.Linear(10, 2)), "topk"),
+            "OneBitAdam": lambda: OneBitAdam(params, freeze_step=1),
+            "ZeroOneAdam": lambda: ZeroOneAdam(params),
+            "DiLoCo": lambda: DiLoCo(sgd(ddp), "qsgd"),
+            "QsparseLocal": lambda: QsparseLocal(sgd(ddp)),
+            "CompressedStep": lambda: CompressedStep(sgd(ddp)),
+            "local_sgd": lambda: rounds.local_sgd(sgd(ddp)),
+            "diloco": lambda: rounds.diloco(sgd(ddp)),
+        }
+    )
 
 
 def test_what_ddp_averages_is_not_exchanged_again() -> None:
@@ -95,24 +97,28 @@ def _over_a_state(kind: str) -> dict[str, str]:
         kept = OneBitAdam(model.parameters(), freeze_step=1)
     else:
         kept = DiLoCo(sgd(model), "qsgd")
-    told = answers({
-        "compress_optimizer": lambda: compress_optimizer(optimizer, model, "twobit"),
-        "another optimizer": lambda: compress_optimizer(sgd(model), model, "twobit"),
-        "OneBitAdam": lambda: OneBitAdam(model.parameters(), freeze_step=1),
-        "DiLoCo": lambda: DiLoCo(sgd(model), "qsgd"),
-        "compress_ddp": lambda: compress_ddp(DistributedDataParallel(model), "twobit"),
-        "half of it": lambda: compress_optimizer(sgd(model[0]), model[0], "twobit"),
-    })  # fmt: skip
+    told = answers(
+        {
+            "compress_optimizer": lambda: compress_optimizer(optimizer, model, "twobit"),
+            "another optimizer": lambda: compress_optimizer(sgd(model), model, "twobit"),
+            "OneBitAdam": lambda: OneBitAdam(model.parameters(), freeze_step=1),
+            "DiLoCo": lambda: DiLoCo(sgd(model), "qsgd"),
+            "compress_ddp": lambda: compress_ddp(DistributedDataParallel(model), "twobit"),
+            "half of it": lambda: compress_optimizer(sgd(model[0]), model[0], "twobit"),
+        }
+    )
     del kept
     return told
 
 
 @pytest.mark.parametrize(
     ("kind", "who"),
-    [("optimizer", r"gradwire\.compress_optimizer exchanges already: .*state\.change\(\.\.\.\)"),
-     ("onebit", "OneBitAdam exchanges already: go on with that optimizer"),
-     ("diloco", "DiLoCo exchanges already: go on with that optimizer")],
-)  # fmt: skip
+    [
+        ("optimizer", r"gradwire\.compress_optimizer exchanges already: .*state\.change\(\.\.\.\)"),
+        ("onebit", "OneBitAdam exchanges already: go on with that optimizer"),
+        ("diloco", "DiLoCo exchanges already: go on with that optimizer"),
+    ],
+)
 def test_what_has_a_state_gets_no_other(kind: str, who: str) -> None:
     results = [result[kind] for result in over_a_state()]
     assert results[0] == results[1]
@@ -235,11 +241,13 @@ def _half() -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "named"),
-    [("twice", r"got one that has 'gradwire_hook' already, .*state\.change\(\.\.\.\)"),
-     ("plain", r"got one that has 'gradwire_hook' already, .*state\.change\(\.\.\.\)"),
-     ("fp16", "got one that has 'fp16_compress_hook' already, and torch takes one; wrap the module anew"),
-     ("mixed", "mixed_precision of DistributedDataParallel must be None")],
-)  # fmt: skip
+    [
+        ("twice", r"got one that has 'gradwire_hook' already, .*state\.change\(\.\.\.\)"),
+        ("plain", r"got one that has 'gradwire_hook' already, .*state\.change\(\.\.\.\)"),
+        ("fp16", "got one that has 'fp16_compress_hook' already, and torch takes one; wrap the module anew"),
+        ("mixed", "mixed_precision of DistributedDataParallel must be None"),
+    ],
+)
 def test_a_second_hook_is_refused_before_anything_is_announced(kind: str, named: str) -> None:
     results = [result[kind] for result in over_a_hook()]
     assert results[0] == results[1]
@@ -253,14 +261,16 @@ def _sharded(rank: int) -> dict[str, str]:
     two = fully_shard(model_of(), mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
     one = FullyShardedDataParallel(model_of(), device_id=torch.device("cpu"))
     original = FullyShardedDataParallel(model_of(), device_id=torch.device("cpu"), use_orig_params=True)
-    told = answers({
-        "optimizer": lambda: compress_optimizer(sgd(two), two, "topk"),
-        "optimizer of fsdp1": lambda: compress_optimizer(sgd(one), one, "topk"),
-        "original parameters": lambda: compress_optimizer(sgd(original), original, "topk"),
-        "OneBitAdam": lambda: OneBitAdam(two.parameters(), freeze_step=1),
-        "DiLoCo": lambda: DiLoCo(sgd(one), "qsgd"),
-        "ddp": lambda: compress_ddp(two, "topk"),
-    })  # fmt: skip
+    told = answers(
+        {
+            "optimizer": lambda: compress_optimizer(sgd(two), two, "topk"),
+            "optimizer of fsdp1": lambda: compress_optimizer(sgd(one), one, "topk"),
+            "original parameters": lambda: compress_optimizer(sgd(original), original, "topk"),
+            "OneBitAdam": lambda: OneBitAdam(two.parameters(), freeze_step=1),
+            "DiLoCo": lambda: DiLoCo(sgd(one), "qsgd"),
+            "ddp": lambda: compress_ddp(two, "topk"),
+        }
+    )
     compress_fsdp(two, "qsgd")
     compress_fsdp1(one, "qsgd")
     again = {"fsdp twice": lambda: compress_fsdp(two, "qsgd"), "fsdp1 twice": lambda: compress_fsdp1(one, "qsgd")}
@@ -287,12 +297,16 @@ MISTAKES: dict[str, Callable[[nn.Module], object]] = {
     "ddp of a module": compress_ddp,
 }
 SAID = {
-    "swapped": "got Sequential and SGD; they are the other way round", "parameters": "got generator and Sequential",
-    "a class": "got the class SGD and Sequential", "a model class": "got SGD and the class Linear",
-    "models": "got SGD and list; join models in a ModuleList", "nothing": "got SGD and NoneType",
-    "ddp of a class": "got the class Linear; give an object of it", "ddp of an optimizer": "got SGD; for a plain",
+    "swapped": "got Sequential and SGD; they are the other way round",
+    "parameters": "got generator and Sequential",
+    "a class": "got the class SGD and Sequential",
+    "a model class": "got SGD and the class Linear",
+    "models": "got SGD and list; join models in a ModuleList",
+    "nothing": "got SGD and NoneType",
+    "ddp of a class": "got the class Linear; give an object of it",
+    "ddp of an optimizer": "got SGD; for a plain",
     "ddp of a module": "got Sequential; for a plain",
-}  # fmt: skip
+}
 
 
 @once

@@ -10,9 +10,10 @@ from gradwire.testing.processes import run_ranks
 from tests.integrations.parameters_jobs import estimates, frozen, joined, tied, unused
 
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "allgather": {"ratio": 0.1}, "two_phase": {"ratio": 0.1, "strategy": "two_phase"},
+    "allgather": {"ratio": 0.1},
+    "two_phase": {"ratio": 0.1, "strategy": "two_phase"},
     "broadcast": {"ratio": 0.1, "strategy": "broadcast"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +36,14 @@ def test_what_methods_keep_alike_on_all_ranks_stays_alike() -> None:
 
 
 JOINED: dict[str, tuple[str, dict[str, Any]]] = {
-    "allgather": ("twobit", {"threshold": 1e-3}), "broadcast": ("topk", {"strategy": "broadcast"}),
-    "two_phase": ("topk", {"strategy": "two_phase"}), "allreduce": ("powersgd", {"rank": 2}), "summed": ("fp16", {}),
-    "variable": ("strom", {"threshold": 1e-3}), "oktopk": ("oktopk", {}),
-}  # fmt: skip
+    "allgather": ("twobit", {"threshold": 1e-3}),
+    "broadcast": ("topk", {"strategy": "broadcast"}),
+    "two_phase": ("topk", {"strategy": "two_phase"}),
+    "allreduce": ("powersgd", {"rank": 2}),
+    "summed": ("fp16", {}),
+    "variable": ("strom", {"threshold": 1e-3}),
+    "oktopk": ("oktopk", {}),
+}
 
 
 def test_uneven_inputs_by_every_strategy() -> None:

@@ -67,8 +67,9 @@ def missing() -> Iterator[Future[list[str]]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads where Linux lists them")
-@pytest.mark.parametrize(("world", "how", "count"), [(2, "freed", 24), (2, "close", 12), (2, "optimizer", 12),
-                                                     (3, "sub-group", 12)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("world", "how", "count"), [(2, "freed", 24), (2, "close", 12), (2, "optimizer", 12), (3, "sub-group", 12)]
+)
 def test_models_that_are_gone_leave_nothing(world: int, how: str, count: int) -> None:
     for counted, groups in run_ranks(world, _one_after_the_other, count, how)[:2]:
         assert groups <= 2

@@ -19,7 +19,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ef21": ("ef21", {"strategy": "two_phase"}),
     "powersgd": ("powersgd", {"rank": 2}),
     "dense": ("none", {}),
-}  # fmt: skip
+}
 """Three ranks: a ring adds three numbers in an order that depends on where in the bucket they are."""
 
 

@@ -22,9 +22,13 @@ def check(results: list[dict[str, Any]], *, waits: bool) -> None:
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("topk", {"ratio": 0.05}), ("none", {}), ("twobit", {"threshold": 0.01, "strategy": "two_phase"}),
-     ("topk", {"ratio": 0.05, "start_after": 9})],
-)  # fmt: skip
+    [
+        ("topk", {"ratio": 0.05}),
+        ("none", {}),
+        ("twobit", {"threshold": 0.01, "strategy": "two_phase"}),
+        ("topk", {"ratio": 0.05, "start_after": 9}),
+    ],
+)
 def test_the_optimizer_of_a_plain_loop_sees_none_for_what_nobody_used(method: str, options: dict[str, Any]) -> None:
     results = run_ranks(2, unused_jobs.plain_loop, method, options)
     check(results, waits=method != "none" and "start_after" not in options)
@@ -42,9 +46,14 @@ def _one_bit_l2(rank: int, pause: tuple[int, int]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("job", "pause", "waits"),
-    [(_one_bit, (2, 3), False), (_one_bit, (6, 8), True), (_one_bit_l2, (6, 8), True),
-     (unused_jobs.zero_one, (1, 2), False), (unused_jobs.zero_one, (6, 8), True)],
-)  # fmt: skip
+    [
+        (_one_bit, (2, 3), False),
+        (_one_bit, (6, 8), True),
+        (_one_bit_l2, (6, 8), True),
+        (unused_jobs.zero_one, (1, 2), False),
+        (unused_jobs.zero_one, (6, 8), True),
+    ],
+)
 def test_an_adam_of_our_own_leaves_alone_what_nobody_used(
     job: Callable[..., dict[str, Any]], pause: tuple[int, int], *, waits: bool
 ) -> None:

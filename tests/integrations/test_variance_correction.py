@@ -305,25 +305,39 @@ def changed_to(model: Any) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "topk": (lambda model: gradwire.compress_ddp(model, "topk", variance_correction=adam(model)),
-             "variance_correction must be None with a method that is wrong on average or keeps back what it does not "
-             "send, got 'topk' with memory 'residual'"),
-    "residual": (lambda model: gradwire.compress_ddp(model, "qsgd", bits=3, memory="residual",
-                                                     variance_correction=adam(model)),
-                 "got 'qsgd' with memory 'residual'"),
-    "override": (lambda model: gradwire.compress_ddp(model, "qsgd", overrides={"0.*": "signsgd"},
-                                                     variance_correction=adam(model)), "got 'signsgd'"),
-    "sgd": (lambda model: gradwire.compress_ddp(model, "qsgd", variance_correction=torch.optim.SGD(model.parameters())),
-            "variance_correction must be an optimizer that divides by a mean of squares, as Adam does, got 'SGD'"),
-    "others": (lambda model: gradwire.compress_ddp(model, "qsgd", variance_correction=adam(net())),
-               "variance_correction must be the one that trains this model's parameters, got one of others"),
-    "true": (lambda model: gradwire.compress_ddp(model, "qsgd", variance_correction=True),
-             "variance_correction must be a torch.optim.Optimizer or None, got True"),
-    "optimizer": (lambda model: gradwire.compress_optimizer(adam(model.module), model.module, "qsgd",
-                                                            variance_correction=1),
-                  "variance_correction must be True or False, got 1"),
+    "topk": (
+        lambda model: gradwire.compress_ddp(model, "topk", variance_correction=adam(model)),
+        "variance_correction must be None with a method that is wrong on average or keeps back what it does not "
+        "send, got 'topk' with memory 'residual'",
+    ),
+    "residual": (
+        lambda model: gradwire.compress_ddp(model, "qsgd", bits=3, memory="residual", variance_correction=adam(model)),
+        "got 'qsgd' with memory 'residual'",
+    ),
+    "override": (
+        lambda model: gradwire.compress_ddp(
+            model, "qsgd", overrides={"0.*": "signsgd"}, variance_correction=adam(model)
+        ),
+        "got 'signsgd'",
+    ),
+    "sgd": (
+        lambda model: gradwire.compress_ddp(model, "qsgd", variance_correction=torch.optim.SGD(model.parameters())),
+        "variance_correction must be an optimizer that divides by a mean of squares, as Adam does, got 'SGD'",
+    ),
+    "others": (
+        lambda model: gradwire.compress_ddp(model, "qsgd", variance_correction=adam(net())),
+        "variance_correction must be the one that trains this model's parameters, got one of others",
+    ),
+    "true": (
+        lambda model: gradwire.compress_ddp(model, "qsgd", variance_correction=True),
+        "variance_correction must be a torch.optim.Optimizer or None, got True",
+    ),
+    "optimizer": (
+        lambda model: gradwire.compress_optimizer(adam(model.module), model.module, "qsgd", variance_correction=1),
+        "variance_correction must be True or False, got 1",
+    ),
     "change": (changed_to, "got 'topk'"),
-}  # fmt: skip
+}
 
 
 def let_go() -> float:
@@ -342,12 +356,18 @@ def let_go() -> float:
 def all_of_them(rank: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     return {
-        "measured": {name: measured(rank, *method) for name, method in METHODS.items()}, "stepped": stepped(rank),
-        "interrupted": interrupted(), "resumed": resumed(rank), "not finite": not_finite(rank),
-        "sharded": sharded(rank), "sharded flat": sharded_flat(rank),
+        "measured": {name: measured(rank, *method) for name, method in METHODS.items()},
+        "stepped": stepped(rank),
+        "interrupted": interrupted(),
+        "resumed": resumed(rank),
+        "not finite": not_finite(rank),
+        "sharded": sharded(rank),
+        "sharded flat": sharded_flat(rank),
         "refused": {name: refused(make) for name, (make, _) in REFUSED.items()},
-        "let go": let_go(), "begun again": begun_again(rank), "unharmed": unharmed(),
-    }  # fmt: skip
+        "let go": let_go(),
+        "begun again": begun_again(rank),
+        "unharmed": unharmed(),
+    }
 
 
 @once

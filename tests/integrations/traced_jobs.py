@@ -40,8 +40,14 @@ def run(rank: int, compiled: bool, steps: int, **options: Any) -> dict[str, Any]
             optimizer.zero_grad()
             losses.append(loss.item())
     captures = counters["compiled_autograd"]["captures"]
-    told = {"losses": losses, "digest": digest(model), "steps": state.metrics()["steps"], "captures": captures,
-            "ratio": state.metrics()["ratio"], "kept": kept(state)}  # fmt: skip
+    told = {
+        "losses": losses,
+        "digest": digest(model),
+        "steps": state.metrics()["steps"],
+        "captures": captures,
+        "ratio": state.metrics()["ratio"],
+        "kept": kept(state),
+    }
     state.close()
     return told
 

@@ -86,9 +86,15 @@ def zero_one(rank: int, pause: tuple[int, int]) -> dict[str, Any]:
 
     def make(model: nn.ModuleDict) -> tuple[Optimizer, Exchange]:
         optimizer = ZeroOneAdam(
-            model.named_parameters(), lr=0.01, weight_decay=0.5, var_freeze_step=3, var_update_scaler=1,
-            local_step_scaler=1, local_step_clipper=2, min_numel=0,
-        )  # fmt: skip
+            model.named_parameters(),
+            lr=0.01,
+            weight_decay=0.5,
+            var_freeze_step=3,
+            var_update_scaler=1,
+            local_step_scaler=1,
+            local_step_clipper=2,
+            min_numel=0,
+        )
         return optimizer, optimizer.exchange
 
     return train(rank, 10, range(*pause), make)

@@ -278,8 +278,12 @@ def changed(rank: int) -> dict[str, Any]:
     backward(model, 8, rank)
     state.change("qsgd", drop=True)
     backward(model, 9, rank)
-    return {"balance": balance, "refused": refused, "norm": state.metrics()["residual_norm"],
-            "digest": digest_grads(model)}  # fmt: skip
+    return {
+        "balance": balance,
+        "refused": refused,
+        "norm": state.metrics()["residual_norm"],
+        "digest": digest_grads(model),
+    }
 
 
 def compiled(rank: int) -> dict[str, Any]:
@@ -302,10 +306,24 @@ def compiled(rank: int) -> dict[str, Any]:
     }
 
 
-WAYS = {way.__name__: way for way in (
-    accumulation, uneven, unused, static_graph, bucket_views, bucket_copies, shared, recomputed, several,
-    interleaved, scaled, changed, compiled,
-)}  # fmt: skip
+WAYS = {
+    way.__name__: way
+    for way in (
+        accumulation,
+        uneven,
+        unused,
+        static_graph,
+        bucket_views,
+        bucket_copies,
+        shared,
+        recomputed,
+        several,
+        interleaved,
+        scaled,
+        changed,
+        compiled,
+    )
+}
 
 
 def all_ways(rank: int) -> dict[str, Any]:

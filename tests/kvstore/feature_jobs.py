@@ -15,16 +15,23 @@ MATRIX = (40, 30)
 ROWS = (30, 50)
 AUTO = {"type": "2bit", "threshold": "auto"}
 PULLED = {
-    "topk": {"type": "topk", "ratio": 0.05}, "auto": AUTO, "cast": {"type": "fp16"}, "lowrank": {"type": "powersgd"},
-}  # fmt: skip
+    "topk": {"type": "topk", "ratio": 0.05},
+    "auto": AUTO,
+    "cast": {"type": "fp16"},
+    "lowrank": {"type": "powersgd"},
+}
 
 
 def everything(rank, folder):
     """Without an optimizer first, then with one."""
     kv = kvstore.create("dist_sync", bound=BOUND, timeout=60)
     told = {
-        "groups": groups(kv), "alone": alone(kv), "rows": rows(kv), "scales": scales(kv), "sums": answers(kv, "sums")
-    }  # fmt: skip
+        "groups": groups(kv),
+        "alone": alone(kv),
+        "rows": rows(kv),
+        "scales": scales(kv),
+        "sums": answers(kv, "sums"),
+    }
     kv.set_gradient_compression({"type": "none"})
     kv.set_optimizer("sgd", learning_rate=0.01, momentum=0.9)
     told |= {"changes": answers(kv, "changes"), "states": states(kv, folder)}

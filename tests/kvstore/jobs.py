@@ -185,13 +185,31 @@ def lists_of_keys(rank):
 
 
 WAYS = [
-    ("plain", None), ("plain", None), ("plain", None), ("pulled one by one", None), ("plain", None),
-    ("plain", {"type": "2bit", "threshold": 0.4}), ("plain", None), ("pushed one by one", None), ("plain", None),
-    ("plain", None), ("plain", None), ("another order", None), ("a tuple", None), ("refused", None), ("plain", None),
-    ("other tensors", None), ("plain", {"type": "2bit", "threshold": 0.7}), ("plain", {"type": "topk", "ratio": 0.3}),
-    ("plain", {"type": "1bit", "threshold": 0.1}), ("plain", None), ("plain", {"type": "none"}), ("plain", None),
-    ("other tensors", None), ("urgent", None),
-]  # fmt: skip
+    ("plain", None),
+    ("plain", None),
+    ("plain", None),
+    ("pulled one by one", None),
+    ("plain", None),
+    ("plain", {"type": "2bit", "threshold": 0.4}),
+    ("plain", None),
+    ("pushed one by one", None),
+    ("plain", None),
+    ("plain", None),
+    ("plain", None),
+    ("another order", None),
+    ("a tuple", None),
+    ("refused", None),
+    ("plain", None),
+    ("other tensors", None),
+    ("plain", {"type": "2bit", "threshold": 0.7}),
+    ("plain", {"type": "topk", "ratio": 0.3}),
+    ("plain", {"type": "1bit", "threshold": 0.1}),
+    ("plain", None),
+    ("plain", {"type": "none"}),
+    ("plain", None),
+    ("other tensors", None),
+    ("urgent", None),
+]
 """How the keys of a list are pushed and pulled in each step, and what is set before it."""
 
 

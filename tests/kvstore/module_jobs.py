@@ -34,9 +34,7 @@ def epochs(rank, folder, begin, end):
     symbol = network(seed=3 + rank)
     module = Module.load(prefix, begin, True, symbol=symbol) if begin else Module(symbol)
     data = share(rank, 2)
-    module.fit(
-        data, begin_epoch=begin, num_epoch=end, kvstore="dist_sync", optimizer="adam", optimizer_params=ADAM
-    )  # fmt: skip
+    module.fit(data, begin_epoch=begin, num_epoch=end, kvstore="dist_sync", optimizer="adam", optimizer_params=ADAM)
     if rank == 0:
         module.save_checkpoint(prefix, end, save_optimizer_states=True)
     return list(module.get_params()[0].values())
@@ -54,7 +52,11 @@ def killed_once(rank, folder, factor=1.0):
             os.kill(os.getpid(), signal.SIGKILL)
 
     module.fit(
-        share(rank, 2), num_epoch=3, kvstore="dist_sync", optimizer="adam",
-        optimizer_params={**ADAM, "lr_scheduler": FactorScheduler(1, factor)}, batch_end_callback=die,
-    )  # fmt: skip
+        share(rank, 2),
+        num_epoch=3,
+        kvstore="dist_sync",
+        optimizer="adam",
+        optimizer_params={**ADAM, "lr_scheduler": FactorScheduler(1, factor)},
+        batch_end_callback=die,
+    )
     return list(module.get_params()[0].values())

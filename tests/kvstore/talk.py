@@ -36,9 +36,13 @@ def ask(core, peer, op, seq, data=None, now=0.0, **fields):
 def init(core, peer, seq, key, value=None, shape=(4,)):
     value = torch.zeros(shape) if value is None else value
     fields = {
-        "key": key, "shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch."), "start": 0,
-        "total": value.numel(), "sparse": False,
-    }  # fmt: skip
+        "key": key,
+        "shape": list(value.shape),
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "start": 0,
+        "total": value.numel(),
+        "sparse": False,
+    }
     return ask(core, peer, "init", seq, value, **fields)
 
 

@@ -33,9 +33,14 @@ def test_a_store_warns_once_in_either_order(caplog: pytest.LogCaptureFixture, fi
 
 @pytest.mark.parametrize(
     ("optimizer", "compression"),
-    [("sgd", TWOBIT), ("adam", {"type": "qsgd", "bits": 4}), ("adam", {**TWOBIT, "force": True}),
-     ("signum", TWOBIT), ("adam", {"type": "none", "pull": TWOBIT})],
-)  # fmt: skip
+    [
+        ("sgd", TWOBIT),
+        ("adam", {"type": "qsgd", "bits": 4}),
+        ("adam", {**TWOBIT, "force": True}),
+        ("signum", TWOBIT),
+        ("adam", {"type": "none", "pull": TWOBIT}),
+    ],
+)
 def test_what_is_no_harm_is_not_warned_of(
     caplog: pytest.LogCaptureFixture, optimizer: str, compression: dict[str, Any]
 ) -> None:
@@ -48,7 +53,8 @@ def test_what_is_no_harm_is_not_warned_of(
 @pytest.mark.parametrize("on_store", [True, False])
 def test_a_trainer_tells_its_store(caplog: pytest.LogCaptureFixture, on_store: bool) -> None:
     model = nn.Linear(4, 4)
-    kvstore.Trainer(model.parameters(), "adam", {"learning_rate": 0.1}, compression_params=TWOBIT,
-                    update_on_kvstore=on_store)  # fmt: skip
+    kvstore.Trainer(
+        model.parameters(), "adam", {"learning_rate": 0.1}, compression_params=TWOBIT, update_on_kvstore=on_store
+    )
     (line,) = caplog.messages
     assert "and adam divides" in line

@@ -47,7 +47,7 @@ GROUPS = [(CUT, FOUR), (ALONE, (2, 2, 10**6), CUT, FOUR), (CUT,)]
 @pytest.mark.parametrize(
     ("workers", "servers", "bound", "compression"),
     [(*group, code) for code, groups in zip(CODES, GROUPS, strict=True) for group in groups],
-)  # fmt: skip
+)
 def test_random_gradients_give_the_bits_of_a_simulation(workers, servers, bound, compression, tmp_path):
     job = (random_pushes, workers, servers, SHAPES, STEPS, compression, bound)
     results = run_workers(*job, folder=tmp_path, timeout=120)

@@ -188,8 +188,10 @@ def test_together_or_alone_the_values_are_the_same(operations, sync):
             push(plain, peer, 1000 * seq + number, key, step, gradients[key])
             mine[key] = step
     assert (core.counters.pushes, core.counters.steps, core.counters.repeated) == (
-        plain.counters.pushes, plain.counters.steps, plain.counters.repeated,
-    )  # fmt: skip
+        plain.counters.pushes,
+        plain.counters.steps,
+        plain.counters.repeated,
+    )
     assert core.counters.begun.keys() == plain.counters.begun.keys() or core.values.units() != list(
         core.values.parts.values()
     )
@@ -394,9 +396,13 @@ def test_lists_of_keys_are_bounded():
 def test_only_what_may_be_encoded_as_one_is_joined():
     yes = [{"type": "2bit"}, {"type": "1bit"}, {"type": "none"}]
     no = [
-        {"type": "2bit", "threshold": "auto"}, {"type": "topk", "ratio": 0.1}, {"type": "qsgd"}, {"type": "terngrad"},
-        {"type": "2bit", "wire": "adaptive"}, {"type": "none", "pull": {"type": "2bit"}},
-    ]  # fmt: skip
+        {"type": "2bit", "threshold": "auto"},
+        {"type": "topk", "ratio": 0.1},
+        {"type": "qsgd"},
+        {"type": "terngrad"},
+        {"type": "2bit", "wire": "adaptive"},
+        {"type": "none", "pull": {"type": "2bit"}},
+    ]
     assert all(joinable(parse(each)) for each in yes)
     assert not any(joinable(parse(each)) for each in no)
     assert joinable(Compression())

@@ -40,15 +40,24 @@ def test_real_workers_get_the_bits_of_keys_that_are_alone(tmp_path):
 
 def test_small_keys_of_a_server_and_a_dtype_share_a_lane():
     keys = {
-        "d": shared(3), "a": shared(40), "c": shared(5, server=1), "b": shared(2, 2, server=1),
+        "d": shared(3),
+        "a": shared(40),
+        "c": shared(5, server=1),
+        "b": shared(2, 2, server=1),
         "alone": shared(4, server=2),
-        "half": shared(3, dtype=torch.float16), "half too": shared(3, dtype=torch.float16), "large": shared(10**6),
-        "none": shared(0), "rows": shared(4, 4, sparse=True), "codes": shared(4, dtype=torch.bfloat16),
-    }  # fmt: skip
+        "half": shared(3, dtype=torch.float16),
+        "half too": shared(3, dtype=torch.float16),
+        "large": shared(10**6),
+        "none": shared(0),
+        "rows": shared(4, 4, sparse=True),
+        "codes": shared(4, dtype=torch.bfloat16),
+    }
     found = roster(keys)
     assert sorted((lane.server, lane.keys) for lane, _ in found.lanes) == [
-        (0, ["a", "d"]), (0, ["half", "half too"]), (1, ["b", "c"]),
-    ]  # fmt: skip
+        (0, ["a", "d"]),
+        (0, ["half", "half too"]),
+        (1, ["b", "c"]),
+    ]
     assert [[found.keys[place] for place in places] for lane, places in found.lanes] == [
         lane.keys for lane, _ in found.lanes
     ]

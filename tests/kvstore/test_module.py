@@ -57,9 +57,11 @@ def test_every_context_is_a_sender_with_its_own_residual():
     model = nn.Linear(4, 1, bias=False)
     nn.init.zeros_(model.weight)
     module = Module(
-        model, context=["cpu", "cpu"], compression_params={"type": "2bit", "threshold": 0.5},
+        model,
+        context=["cpu", "cpu"],
+        compression_params={"type": "2bit", "threshold": 0.5},
         loss=lambda output, label: (output * label).sum(),
-    )  # fmt: skip
+    )
     module.init_optimizer("device", "sgd", {"learning_rate": 1.0, "rescale_grad": 1.0})
     senders, want = [Simulated("2bit", 0.5, (1, 4)) for _ in range(2)], torch.zeros(1, 4)
     for step in range(6):
@@ -101,12 +103,15 @@ def test_callbacks_and_scores_are_told_as_mxnet_tells_them():
     told = []
     data, module = batches(3), Module(net())
     module.fit(
-        data, data, ["acc", "ce"],
+        data,
+        data,
+        ["acc", "ce"],
         epoch_end_callback=lambda epoch, symbol, arg, aux: told.append(("epoch", epoch, symbol, sorted(arg), aux)),
         batch_end_callback=[lambda p: told.append(("batch", p.epoch, p.nbatch, p.locals["module"]))],
         eval_end_callback=lambda p: told.append(("score", p.epoch, dict(p.eval_metric.get_name_value()))),
-        begin_epoch=4, num_epoch=6,
-    )  # fmt: skip
+        begin_epoch=4,
+        num_epoch=6,
+    )
     assert [each[:3] for each in told if each[0] == "batch"] == [("batch", e, n) for e in (4, 5) for n in range(3)]
     names = sorted(name for name, _ in module.symbol.named_parameters())
     assert [each[1:] for each in told if each[0] == "epoch"] == [(e, module.symbol, names, {}) for e in (4, 5)]
@@ -150,10 +155,12 @@ def test_a_scheduler_changes_the_rate_of_the_update_that_mxnet_changes():
     module, seen = Module(model, loss=lambda output, _: -output.sum()), []
     scheduler = MultiFactorScheduler([2, 3], factor=0.5)
     module.fit(
-        [(torch.ones(1, 1), torch.ones(1))] * 5, num_epoch=1, eval_metric=lambda *_: 0.0,
+        [(torch.ones(1, 1), torch.ones(1))] * 5,
+        num_epoch=1,
+        eval_metric=lambda *_: 0.0,
         optimizer_params={"learning_rate": 8.0, "lr_scheduler": scheduler},
         batch_end_callback=lambda _: seen.append(model.weight.item()),
-    )  # fmt: skip
+    )
     assert seen == [8.0, 16.0, 20.0, 22.0, 24.0]
 
 

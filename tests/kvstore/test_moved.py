@@ -9,9 +9,13 @@ import pytest
 import gradwire.kvstore
 
 PLACES = {
-    "callback": "mxnet.callback", "lr_scheduler": "mxnet.lr_scheduler", "trainer": "mxnet.trainer",
-    "optimizers": "protocol.optimizers", "core": "server.core", "keygen": "launch.keygen",
-}  # fmt: skip
+    "callback": "mxnet.callback",
+    "lr_scheduler": "mxnet.lr_scheduler",
+    "trainer": "mxnet.trainer",
+    "optimizers": "protocol.optimizers",
+    "core": "server.core",
+    "keygen": "launch.keygen",
+}
 
 
 @pytest.mark.parametrize("name", PLACES)

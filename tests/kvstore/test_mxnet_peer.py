@@ -92,8 +92,10 @@ def device(mxnet, tmp_path_factory):
         tmp_path_factory.mktemp(kind),
     )
     ended([start(python, plans, folder)])
-    return {case: (plan, dict(np.load(folder / f"theirs-{number}-0.npz")))
-            for number, (case, plan) in enumerate(zip(DEVICE, plans, strict=True))}  # fmt: skip
+    return {
+        case: (plan, dict(np.load(folder / f"theirs-{number}-0.npz")))
+        for number, (case, plan) in enumerate(zip(DEVICE, plans, strict=True))
+    }
 
 
 @pytest.mark.parametrize(("senders", "rescale"), DEVICE)
@@ -113,9 +115,12 @@ def test_the_distributed_store(mxnet, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     group = {
-        "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "DMLC_NUM_WORKER": str(workers),
-        "DMLC_NUM_SERVER": str(servers), "DMLC_NODE_HOST": "127.0.0.1",
-    }  # fmt: skip
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NUM_WORKER": str(workers),
+        "DMLC_NUM_SERVER": str(servers),
+        "DMLC_NODE_HOST": "127.0.0.1",
+    }
     roles = ["scheduler", *["server"] * servers, *["worker"] * workers]
     theirs = [start(python, [plan], tmp_path, DMLC_ROLE=role, **group) for role in roles]
     try:

@@ -12,15 +12,18 @@ SHAPE = (5, 3)
 CASES = {
     "sgd": (
         {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01},
-        torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
     ),
     "nag": (
         {"learning_rate": 0.1, "momentum": 0.9},
-        torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True},
     ),
     "adam": (
         {"learning_rate": 0.01, "beta1": 0.8, "epsilon": 1e-6},
-        torch.optim.Adam, {"lr": 0.01, "betas": (0.8, 0.999), "eps": 1e-6},
+        torch.optim.Adam,
+        {"lr": 0.01, "betas": (0.8, 0.999), "eps": 1e-6},
     ),
     "adamw": ({"lr": 0.01, "weight_decay": 0.1}, torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
     "adagrad": ({"learning_rate": 0.1}, torch.optim.Adagrad, {"lr": 0.1}),
@@ -29,7 +32,7 @@ CASES = {
     "nadam": ({}, torch.optim.NAdam, {}),
     "radam": ({}, torch.optim.RAdam, {}),
     "rmsprop": ({"gamma1": 0.8, "momentum": 0.5}, torch.optim.RMSprop, {"alpha": 0.8, "momentum": 0.5}),
-}  # fmt: skip
+}
 
 
 def trained(kv, grads, out):

@@ -9,10 +9,14 @@ from tests.kvstore.stores import added, pulled
 
 SHAPE = (64, 64)
 METHODS = [
-    {"type": "2bit", "threshold": 0.01}, {"type": "2bit", "threshold": "auto"}, {"type": "topk", "ratio": 0.1},
-    {"type": "fp16"}, {"type": "efsignsgd"}, {"type": "powersgd"},
+    {"type": "2bit", "threshold": 0.01},
+    {"type": "2bit", "threshold": "auto"},
+    {"type": "topk", "ratio": 0.1},
+    {"type": "fp16"},
+    {"type": "efsignsgd"},
+    {"type": "powersgd"},
     {"type": "2bit", "threshold": 0.01, "wire": "adaptive"},
-]  # fmt: skip
+]
 
 
 def grads(steps, shape=SHAPE, scale=0.02):

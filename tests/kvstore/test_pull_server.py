@@ -228,9 +228,12 @@ class World:
 
 
 moves = st.lists(
-    st.tuples(st.sampled_from(["push", "push", "push", "pull", "pull", "lose", "rejoin", "save", "restart"]),
-              st.integers(0, 1)), max_size=40,
-)  # fmt: skip
+    st.tuples(
+        st.sampled_from(["push", "push", "push", "pull", "pull", "lose", "rejoin", "save", "restart"]),
+        st.integers(0, 1),
+    ),
+    max_size=40,
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -246,8 +249,9 @@ def test_whatever_happens_workers_hold_the_replica_of_their_step(moves, optimize
         world.pull(rank)
 
 
-@pytest.mark.parametrize("damage", [b"", b"short", bytes(15), b"\x09" + bytes(15), b"\x01" + bytes(15),
-                                    b"\x03" + bytes(15), bytes(16 + 31)])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage", [b"", b"short", bytes(15), b"\x09" + bytes(15), b"\x01" + bytes(15), b"\x03" + bytes(15), bytes(16 + 31)]
+)
 def test_bytes_that_are_no_answer_are_refused(damage):
     with pytest.raises(WireError):
         Held((8,), torch.float32).take(bytearray(damage), parse(TOPK).pull)

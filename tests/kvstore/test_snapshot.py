@@ -14,9 +14,15 @@ from tests.kvstore.talk import ask, hello, init, messages, pair, pull, push, val
 
 RULES = Rules(workers=1, snapshots=True)
 ENTRY = {
-    "key": "w", "start": 0, "total": 4, "sparse": False, "version": 3, "last": [[0, 3]], "replicas": [],
+    "key": "w",
+    "start": 0,
+    "total": 4,
+    "sparse": False,
+    "version": 3,
+    "last": [[0, 3]],
+    "replicas": [],
     "replaced": False,
-}  # fmt: skip
+}
 
 
 def served(core=None, steps=3):
@@ -57,16 +63,37 @@ def test_a_file_that_was_cut_short_is_refused(part, tmp_path):
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x80\x04\x95cos\nsystem\n", b"PK\x03\x04", bytes(64), b"\xff" * 64,
-        forged(metadata={"format": "pt"}), forged(metadata={"sync": '"maybe"'}), forged(metadata={"sync": "[" * 9000}),
-        forged(metadata={"entries": "{}{"}), forged(metadata={"entries": "[1]"}), forged(metadata={"entries": '"w"'}),
-        forged(metadata={"entries": json.dumps([ENTRY, ENTRY])}), forged(key=[1]), forged(key=2**70), forged(key=None),
-        forged(start=-1), forged(start=1), forged(total=2), forged(version=-1), forged(version="3"),
-        forged(version=1.5), forged(sparse=3), forged(last=7), forged(last=[[0]]), forged(last=[["x", "y"]]),
-        forged(pending={"1": {}}), forged(replaced=0),
-        forged(__class__="Entry"), forged(torch.zeros(4, dtype=torch.complex64)), forged(torch.zeros(5)),
+        b"\x80\x04\x95cos\nsystem\n",
+        b"PK\x03\x04",
+        bytes(64),
+        b"\xff" * 64,
+        forged(metadata={"format": "pt"}),
+        forged(metadata={"sync": '"maybe"'}),
+        forged(metadata={"sync": "[" * 9000}),
+        forged(metadata={"entries": "{}{"}),
+        forged(metadata={"entries": "[1]"}),
+        forged(metadata={"entries": '"w"'}),
+        forged(metadata={"entries": json.dumps([ENTRY, ENTRY])}),
+        forged(key=[1]),
+        forged(key=2**70),
+        forged(key=None),
+        forged(start=-1),
+        forged(start=1),
+        forged(total=2),
+        forged(version=-1),
+        forged(version="3"),
+        forged(version=1.5),
+        forged(sparse=3),
+        forged(last=7),
+        forged(last=[[0]]),
+        forged(last=[["x", "y"]]),
+        forged(pending={"1": {}}),
+        forged(replaced=0),
+        forged(__class__="Entry"),
+        forged(torch.zeros(4, dtype=torch.complex64)),
+        forged(torch.zeros(5)),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_no_server_wrote_is_refused(data, tmp_path):
     (tmp_path / "file").write_bytes(data)
     with pytest.raises(ConfigError, match=r"snapshot .*file cannot be read"):

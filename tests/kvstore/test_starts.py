@@ -55,9 +55,12 @@ def free_port():
 def roles(scheduler=1, server=1, worker=2, **more):
     """All processes of a run, as MXNet's local tracker starts them."""
     told = {
-        "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": free_port(), "DMLC_NUM_WORKER": 2, "DMLC_NUM_SERVER": 1,
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": free_port(),
+        "DMLC_NUM_WORKER": 2,
+        "DMLC_NUM_SERVER": 1,
         **more,
-    }  # fmt: skip
+    }
     counts = {"scheduler": scheduler, "server": server, "worker": worker}
     places = [environment_with({"DMLC_ROLE": role, **told}) for role, count in counts.items() for _ in range(count)]
     return [Forked([str(SCRIPT)], place, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for place in places]
@@ -92,12 +95,16 @@ def test_mxnets_tracker_names_the_machine_by_its_address_on_the_network():
         ({"DMLC_ROLE": "worker_"}, "DMLC_ROLE must be one of worker, server, scheduler"),
         ({"DMLC_ROLE": "server"}, "DMLC_PS_ROOT_PORT is missing"),
         ({"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_PORT": "x"}, "DMLC_PS_ROOT_PORT must be an integer"),
-        ({"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "0.0.0.0", "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1"},
-         "can be reached by others.*GRADWIRE_INSECURE=1"),
-        ({"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "192.0.2.1", "DMLC_NUM_WORKER": "1"},
-         "can be reached by others.*GRADWIRE_INSECURE=1"),
+        (
+            {"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "0.0.0.0", "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1"},
+            "can be reached by others.*GRADWIRE_INSECURE=1",
+        ),
+        (
+            {"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "192.0.2.1", "DMLC_NUM_WORKER": "1"},
+            "can be reached by others.*GRADWIRE_INSECURE=1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_role_that_cannot_be_taken_is_named(told, message, monkeypatch):
     for name, value in {"DMLC_PS_ROOT_PORT": "9000", **told}.items():
         monkeypatch.setenv(name, value)
@@ -159,10 +166,11 @@ def test_the_batch_script_for_slurm_runs_as_it_is_documented(tmp_path):
     (script,) = re.findall(r"^```bash[^\n]*\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert script.count(":7000") == 1
     commands = {
-        "srun": SRUN, "scontrol": "#!/bin/bash\necho localhost\necho elsewhere\n",
+        "srun": SRUN,
+        "scontrol": "#!/bin/bash\necho localhost\necho elsewhere\n",
         "gradwire": f'#!/bin/bash\nexec {sys.executable} -m gradwire "$@"\n',
         "python": f"#!/bin/bash\nexec {sys.executable} {SCRIPT}\n",
-    }  # fmt: skip
+    }
     for name, text in commands.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)

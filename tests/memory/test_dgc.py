@@ -122,10 +122,14 @@ def test_a_method_of_several_rounds_is_refused() -> None:
 @together
 @pytest.mark.parametrize(
     ("values", "text"),
-    [({"momentum": 1.0}, r"DGCMemory.momentum must be in \[0, 1\), got 1.0"), ({"momentum": -0.1}, "momentum"),
-     ({"nesterov": 1}, "DGCMemory.nesterov must be True or False, got 1"), ({"clip": 0.0}, "DGCMemory.clip must be"),
-     ({"clip": math.inf}, "DGCMemory.clip")],
-)  # fmt: skip
+    [
+        ({"momentum": 1.0}, r"DGCMemory.momentum must be in \[0, 1\), got 1.0"),
+        ({"momentum": -0.1}, "momentum"),
+        ({"nesterov": 1}, "DGCMemory.nesterov must be True or False, got 1"),
+        ({"clip": 0.0}, "DGCMemory.clip must be"),
+        ({"clip": math.inf}, "DGCMemory.clip"),
+    ],
+)
 def test_bad_parameters(values: dict[str, float], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         DGCMemory(**values)

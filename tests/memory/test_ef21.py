@@ -65,9 +65,12 @@ def approach(rank: int, compressor, strategy: str | None, steps: int) -> dict[st
 
 
 METHODS = [
-    (TopK(ratio=0.05), "allgather"), (TopK(ratio=0.05), "broadcast"), (TopK(ratio=0.05), "two_phase"),
-    (registry.build("compressors", "bf16"), "allreduce"), (PowerSGD(rank=4), "allreduce"),
-]  # fmt: skip
+    (TopK(ratio=0.05), "allgather"),
+    (TopK(ratio=0.05), "broadcast"),
+    (TopK(ratio=0.05), "two_phase"),
+    (registry.build("compressors", "bf16"), "allreduce"),
+    (PowerSGD(rank=4), "allreduce"),
+]
 
 
 @together

@@ -48,8 +48,10 @@ def test_what_is_not_finite_is_reported(compressor, bad):
 
 
 def test_methods_of_several_rounds_are_refused():
-    for call in (lambda: Momentum().compensate(torch.ones(1), {}),
-                 lambda: Momentum().update(torch.ones(1), {}, torch.tensor(False))):  # fmt: skip
+    for call in (
+        lambda: Momentum().compensate(torch.ones(1), {}),
+        lambda: Momentum().update(torch.ones(1), {}, torch.tensor(False)),
+    ):
         with pytest.raises(ConfigError, match="memory 'momentum' serves methods of one round"):
             call()
 

@@ -57,8 +57,10 @@ def test_the_unit_of_the_gradients_makes_no_difference(size: float) -> None:
     scales, generator = (torch.zeros(N), torch.zeros(N)), torch.Generator().manual_seed(0)
     for step in range(4):
         grad = torch.randn(N, generator=generator)
-        arrived = [roundtrip(memory, EDEN(), times * grad, scale, Key(step=step))
-                   for times, scale in zip((1.0, unit), scales, strict=True)]  # fmt: skip
+        arrived = [
+            roundtrip(memory, EDEN(), times * grad, scale, Key(step=step))
+            for times, scale in zip((1.0, unit), scales, strict=True)
+        ]
         assert torch.equal(arrived[1], arrived[0] * unit)
         assert torch.equal(scales[1], scales[0] * unit)
 

@@ -79,10 +79,14 @@ def test_update_keeps_the_old_residual_of_a_bad_step() -> None:
 @together
 @pytest.mark.parametrize(
     ("values", "text"),
-    [({"beta": 0.0}, r"Residual.beta must be in \(0, 1\], got 0.0"), ({"beta": 1.5}, "Residual.beta"),
-     ({"gamma": 0.0}, "Residual.gamma must be a finite number > 0"), ({"gamma": float("nan")}, "Residual.gamma"),
-     ({"beta": True}, "Residual.beta")],
-)  # fmt: skip
+    [
+        ({"beta": 0.0}, r"Residual.beta must be in \(0, 1\], got 0.0"),
+        ({"beta": 1.5}, "Residual.beta"),
+        ({"gamma": 0.0}, "Residual.gamma must be a finite number > 0"),
+        ({"gamma": float("nan")}, "Residual.gamma"),
+        ({"beta": True}, "Residual.beta"),
+    ],
+)
 def test_a_value_out_of_range_is_named(values: dict[str, float], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Residual(**values)

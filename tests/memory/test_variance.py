@@ -120,11 +120,15 @@ def test_a_method_of_several_rounds_is_refused() -> None:
 @together
 @pytest.mark.parametrize(
     ("values", "text"),
-    [({"alpha": 0.0}, "VarianceMemory.alpha must be a finite number > 0, got 0.0"), ({"alpha": math.nan}, "alpha"),
-     ({"zeta": 0.0}, r"VarianceMemory.zeta must be in \(0, 1\], got 0.0"), ({"zeta": 1.5}, "zeta"),
-     ({"squares": "none"}, "VarianceMemory.squares must be 'gradient' or 'observed', got 'none'"),
-     ({"keep_error": 0}, "VarianceMemory.keep_error")],
-)  # fmt: skip
+    [
+        ({"alpha": 0.0}, "VarianceMemory.alpha must be a finite number > 0, got 0.0"),
+        ({"alpha": math.nan}, "alpha"),
+        ({"zeta": 0.0}, r"VarianceMemory.zeta must be in \(0, 1\], got 0.0"),
+        ({"zeta": 1.5}, "zeta"),
+        ({"squares": "none"}, "VarianceMemory.squares must be 'gradient' or 'observed', got 'none'"),
+        ({"keep_error": 0}, "VarianceMemory.keep_error"),
+    ],
+)
 def test_bad_parameters(values: dict[str, float], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         VarianceMemory(**values)

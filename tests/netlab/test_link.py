@@ -52,9 +52,12 @@ def test_a_lab_has_no_link_as_fast_as_one_on_paper() -> None:
     said = r"Link\.rate must be at most 100gbit in a lab, got '400gbit'"
     fast = Link.parse("400gbit")
     for made in (
-        fast.in_lab, lambda: Netlab(2, "400gbit"), lambda: lab_for(2, fast), lambda: Link.read("400gbit"),
+        fast.in_lab,
+        lambda: Netlab(2, "400gbit"),
+        lambda: lab_for(2, fast),
+        lambda: Link.read("400gbit"),
         lambda: next(check(2, ["400gbit"], 1.0)),
-    ):  # fmt: skip
+    ):
         with pytest.raises(ConfigError, match=said):
             made()
 

@@ -9,9 +9,12 @@ from gradwire.ops.base import OPERATIONS, Op
 
 MODULES = [
     *(module.name for module in pkgutil.iter_modules(gradwire.ops.__path__, "gradwire.ops.") if not module.ispkg),
-    *(f"{family.name}.ops" for family in pkgutil.iter_modules(gradwire.compressors.__path__, "gradwire.compressors.")
-      if family.ispkg),
-]  # fmt: skip
+    *(
+        f"{family.name}.ops"
+        for family in pkgutil.iter_modules(gradwire.compressors.__path__, "gradwire.compressors.")
+        if family.ispkg
+    ),
+]
 OPS: dict[str, Op] = {}
 for name in MODULES:
     importlib.import_module(name)

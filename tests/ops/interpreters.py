@@ -67,8 +67,13 @@ def interpret(
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GRADWIRE_")}
     process["env"] = {**clean, **process.pop("env", {})}
     done = subprocess.run(
-        [sys.executable, *options, "-c", FORK], input=json.dumps([imported, cases]), capture_output=True, text=True,
-        timeout=110, check=False, **process,
-    )  # fmt: skip
+        [sys.executable, *options, "-c", FORK],
+        input=json.dumps([imported, cases]),
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        **process,
+    )
     assert done.returncode == 0, done.stderr
     return [Told(*each) for each in json.loads(done.stdout)]

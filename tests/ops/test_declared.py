@@ -35,9 +35,13 @@ def packed(
 
 def arguments(**changed: object) -> dict[str, object]:
     return {
-        "x": torch.ones(6), "payloads": torch.zeros(2, 5, dtype=torch.uint8), "out": torch.zeros(5),
-        "picked": torch.zeros(2, dtype=torch.int16), "kind": "odd", "block": 3,
-    } | changed  # fmt: skip
+        "x": torch.ones(6),
+        "payloads": torch.zeros(2, 5, dtype=torch.uint8),
+        "out": torch.zeros(5),
+        "picked": torch.zeros(2, dtype=torch.int16),
+        "kind": "odd",
+        "block": 3,
+    } | changed
 
 
 def test_the_schema_is_the_signature() -> None:
@@ -55,9 +59,23 @@ def test_a_kernel_is_given_the_parameters_in_order_then_symbols_then_threads() -
         Declaration(packed).kernel(kernels, threads)(**told)
     x, payloads, out, picked, steps = (told[name] for name in ("x", "payloads", "out", "picked", "steps"))
     expected = (
-        x.data_ptr(), payloads.data_ptr(), 5, out.data_ptr(), 1, picked.data_ptr(), 1, 3, steps.data_ptr(), 12, 0, True,
-        2, 5, 2, 6,
-    )  # fmt: skip
+        x.data_ptr(),
+        payloads.data_ptr(),
+        5,
+        out.data_ptr(),
+        1,
+        picked.data_ptr(),
+        1,
+        3,
+        steps.data_ptr(),
+        12,
+        0,
+        True,
+        2,
+        5,
+        2,
+        6,
+    )
     assert given == [(*expected, torch.get_num_threads()), expected]
 
 

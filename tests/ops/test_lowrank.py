@@ -16,9 +16,19 @@ from tests.ops.harness import Case, check_against_reference, gradient
 
 # m, L, rank, threads: alone and in groups of rows, several tiles across and down, more ranks than fit into registers.
 FORMS = (
-    (1, 1, 1, 1), (3, 5, 2, 1), (4, 16, 3, 1), (5, 17, 4, 1), (9, 31, 5, 1), (8, 256, 16, 1), (300, 7, 2, 1),
-    (11, 2049, 3, 1), (257, 130, 1, 2), (520, 65, 6, 2), (9, 4100, 4, 2), (1, 40000, 2, 2),
-)  # fmt: skip
+    (1, 1, 1, 1),
+    (3, 5, 2, 1),
+    (4, 16, 3, 1),
+    (5, 17, 4, 1),
+    (9, 31, 5, 1),
+    (8, 256, 16, 1),
+    (300, 7, 2, 1),
+    (11, 2049, 3, 1),
+    (257, 130, 1, 2),
+    (520, 65, 6, 2),
+    (9, 4100, 4, 2),
+    (1, 40000, 2, 2),
+)
 
 
 def factor(size, rank, seed, *, finite=True):
@@ -52,8 +62,9 @@ def test_products_of_a_sum(m, length, rank, threads, watched):
         written = {"grad": gradient(n, 1, finite=finite), "residual": gradient(n, 2)}
         status = {"status": torch.tensor([2], dtype=torch.int32)} if watched else {}
         for op, held, solved, size in (
-            (lowrank_left_feedback, "right", "left", m), (lowrank_right_feedback, "left", "right", length)
-        ):  # fmt: skip
+            (lowrank_left_feedback, "right", "left", m),
+            (lowrank_right_feedback, "left", "right", length),
+        ):
             outputs = written | {solved: ((rank * size,), torch.float32)} | status
             check_against_reference(Case(op, {held: given[held]}, outputs, {"rank": rank}), threads, 2)
 

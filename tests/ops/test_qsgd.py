@@ -9,8 +9,10 @@ from tests.cases import together
 from tests.ops.harness import Case, check_against_reference, gradient, random_bytes, sweep, torch_threads
 
 FORMS = [(bits, block, norm) for bits in range(2, 9) for block, norm in ((16, "linf"), (512, "l2"))] + [
-    (4, 512, "linf"), (8, 512, "linf"), (8, 4096, "linf"),
-]  # fmt: skip
+    (4, 512, "linf"),
+    (8, 512, "linf"),
+    (8, 4096, "linf"),
+]
 
 
 def forms(n):

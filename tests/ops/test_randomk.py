@@ -38,9 +38,16 @@ def test_add_decoded(n, run):
 @pytest.mark.parametrize("n", SIZES)
 def test_a_header_that_makes_no_sense_names_some_seed(n):
     values, nan, inf = torch.ones(5, draws(n, 0.5, 1)), float("nan"), float("inf")
-    header = torch.tensor([
-        [nan, 1, 2, 3, 4], [1.0, nan, inf, -inf, 300], [2.0, 5, 1, 3, 509], [inf, inf, 1, 2, 3], [-1e-45, 1, -1, 0, 9],
-    ])  # fmt: skip
-    case = Case(randomk_add_decoded, {"values": values, "header": header}, {"out": gradient(n, 2)},
-                {"run": 1, "scale": 1.0})  # fmt: skip
+    header = torch.tensor(
+        [
+            [nan, 1, 2, 3, 4],
+            [1.0, nan, inf, -inf, 300],
+            [2.0, 5, 1, 3, 509],
+            [inf, inf, 1, 2, 3],
+            [-1e-45, 1, -1, 0, 9],
+        ]
+    )
+    case = Case(
+        randomk_add_decoded, {"values": values, "header": header}, {"out": gradient(n, 2)}, {"run": 1, "scale": 1.0}
+    )
     check_against_reference(case, 1, 1)

@@ -16,7 +16,7 @@ from tests.ops.harness import (
     random_bytes,
     run,
     sweep,
-)  # fmt: skip
+)
 
 SEGMENT = 65536
 
@@ -145,9 +145,15 @@ def payload(x, k):
 @pytest.mark.parametrize("ranks", [0, 1, 3])
 def test_add_decoded(n, ranks):
     parts = [payload(gradient(n, rank), max(1, n // 50)) for rank in range(ranks)]
-    fields = [torch.stack(field) for field in zip(*parts, strict=True)] if ranks else [
-        torch.zeros(0, 1), torch.zeros(0, 1, dtype=torch.int16), torch.zeros(0, -(-n // SEGMENT), dtype=torch.int32)
-    ]  # fmt: skip
+    fields = (
+        [torch.stack(field) for field in zip(*parts, strict=True)]
+        if ranks
+        else [
+            torch.zeros(0, 1),
+            torch.zeros(0, 1, dtype=torch.int16),
+            torch.zeros(0, -(-n // SEGMENT), dtype=torch.int32),
+        ]
+    )
     inputs = dict(zip(("values", "indices", "counts"), fields, strict=True))
     case = Case(sparse_add_decoded, inputs, {"out": gradient(n, 9)}, {"scale": 1 / 3}, pitch=4)
     if ranks:
@@ -173,9 +179,11 @@ def test_hostile_bytes_write_nothing_outside(target):
             indices = torch.randint(-32768, 32768, (2, k), generator=generator).to(torch.int16)
             counts = torch.randint(-100, 2**31 - 1, (2, segments), generator=generator).to(torch.int32)
             case = Case(
-                sparse_add_decoded, {"values": values, "indices": indices, "counts": counts},
-                {"out": torch.zeros(n)}, {"scale": 1.0},
-            )  # fmt: skip
+                sparse_add_decoded,
+                {"values": values, "indices": indices, "counts": counts},
+                {"out": torch.zeros(n)},
+                {"scale": 1.0},
+            )
             guarded = Guarded((n,), torch.float32)
             guarded.fill(torch.zeros(n))
             before = guarded.outside()
@@ -206,9 +214,18 @@ def parts(n, hostile):
 @pytest.mark.parametrize("hostile", [False, True])
 def test_parts_add_decoded(n, hostile):
     values, indices, counts, levels = (list(each) for each in zip(*parts(n, hostile), strict=True))
-    case = Case(parts_add_decoded, {}, {"out": gradient(n, 9)}, {
-        "values": values, "indices": indices, "counts": counts, "levels": levels, "scale": 1 / 3,
-    })  # fmt: skip
+    case = Case(
+        parts_add_decoded,
+        {},
+        {"out": gradient(n, 9)},
+        {
+            "values": values,
+            "indices": indices,
+            "counts": counts,
+            "levels": levels,
+            "scale": 1 / 3,
+        },
+    )
     if hostile:
         # A place that is named twice in a part is added to in another order by torch.
         expected = run(case, case.op.reference)["out"]
@@ -220,18 +237,23 @@ def test_parts_add_decoded(n, hostile):
 
 
 @together
-@pytest.mark.parametrize("broken", [
-    {"levels": [torch.zeros(1)]},
-    {"values": [torch.zeros(1, dtype=torch.uint8)]},
-    {"values": [torch.zeros(3)]},
-    {"counts": [torch.zeros(2, dtype=torch.int32)]},
-    {"indices": []},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"levels": [torch.zeros(1)]},
+        {"values": [torch.zeros(1, dtype=torch.uint8)]},
+        {"values": [torch.zeros(3)]},
+        {"counts": [torch.zeros(2, dtype=torch.int32)]},
+        {"indices": []},
+    ],
+)
 def test_parts_that_do_not_fit_are_refused(broken):
     good = {
-        "values": [torch.ones(2)], "indices": [torch.tensor([0, 1], dtype=torch.int16)],
-        "counts": [torch.tensor([2], dtype=torch.int32)], "levels": [torch.empty(0)],
-    }  # fmt: skip
+        "values": [torch.ones(2)],
+        "indices": [torch.tensor([0, 1], dtype=torch.int16)],
+        "counts": [torch.tensor([2], dtype=torch.int32)],
+        "levels": [torch.empty(0)],
+    }
     parts_add_decoded(**good, out=torch.zeros(4), scale=1.0)
     with pytest.raises(ConfigError, match=r"^parts_add_decoded.* must be "):
         parts_add_decoded(**good | broken, out=torch.zeros(4), scale=1.0)

@@ -47,8 +47,14 @@ def _defaults(rank: int) -> tuple[Any, ...]:
     model = model_of()
     optimizer = gradwire.CompressedStep(torch.optim.AdamW(model.parameters()))
     others = [CompressedStep(each(model_of().parameters(), lr=0.1)) for each in (torch.optim.SGD, torch.optim.Adam)]
-    return (optimizer.exchange.compressor, optimizer.exchange.memory_for(optimizer.exchange.compressor).name,
-            optimizer.every, optimizer.decay, optimizer.moments, [other.decay for other in others])  # fmt: skip
+    return (
+        optimizer.exchange.compressor,
+        optimizer.exchange.memory_for(optimizer.exchange.compressor).name,
+        optimizer.every,
+        optimizer.decay,
+        optimizer.moments,
+        [other.decay for other in others],
+    )
 
 
 def test_what_is_not_said_is_one_percent_with_a_residual_in_every_step() -> None:
@@ -78,8 +84,11 @@ def test_with_the_decay_inside_it_is_qsparse_local_bit_for_bit() -> None:
 
 def _groups(model: nn.Module) -> list[dict[str, Any]]:
     named = list(model.named_parameters())
-    return [{"params": named[:2], "lr": 1e-2, "weight_decay": 0.3}, {"params": named[2:4], "weight_decay": 0.0},
-            {"params": named[4:], "lr": 3e-2, "weight_decay": 0.05}]  # fmt: skip
+    return [
+        {"params": named[:2], "lr": 1e-2, "weight_decay": 0.3},
+        {"params": named[2:4], "weight_decay": 0.0},
+        {"params": named[4:], "lr": 3e-2, "weight_decay": 0.05},
+    ]
 
 
 def _uncompressed(rank: int, decay: str) -> list[list[Tensor]]:
@@ -113,9 +122,15 @@ class _Recorded(CompressedStep):
 
 
 ROUNDS: tuple[dict[str, Any], ...] = (
-    {}, {"every": 3}, {"late": True}, {"every": 3, "late": True}, {"keep": True}, {"every": 3, "keep": True},
-    {"keep": True, "reset": 5}, {"keep": True, "reset": None},
-)  # fmt: skip
+    {},
+    {"every": 3},
+    {"late": True},
+    {"every": 3, "late": True},
+    {"keep": True},
+    {"every": 3, "keep": True},
+    {"keep": True, "reset": 5},
+    {"keep": True, "reset": None},
+)
 
 
 def _identities(rank: int) -> list[tuple[list[float], str]]:
@@ -141,8 +156,9 @@ def _identity(rank: int, options: dict[str, Any]) -> tuple[list[float], str]:
             dist.all_reduce(total)
             applied = start - optimizer.agreed.data.double()
             apart.append(float((total / dist.get_world_size() - applied).norm() / applied.norm()))
-            assert all(torch.equal(param, view) for param, view in zip(model.parameters(), optimizer.agreed.views,
-                                                                       strict=True))  # fmt: skip
+            assert all(
+                torch.equal(param, view) for param, view in zip(model.parameters(), optimizer.agreed.views, strict=True)
+            )
     return apart, parameters(model)
 
 
@@ -350,8 +366,9 @@ def _moments(rank: int, options: dict[str, Any]) -> dict[str, Any]:
             list(model.parameters())[3].grad = None
         optimizer.step()
         states = [inner.state[param] for param in model.parameters() if param in inner.state]
-        told["steps"].append([digest([state[kind] for state in states if len(states) or 1])
-                              for kind in ("exp_avg_sq", "max_exp_avg_sq")])  # fmt: skip
+        told["steps"].append(
+            [digest([state[kind] for state in states if len(states) or 1]) for kind in ("exp_avg_sq", "max_exp_avg_sq")]
+        )
         told["bytes"].append(optimizer.metrics()["bytes_sent"])
     told["there"] = [param in inner.state for param in model.parameters()]
     unused = list(model.parameters())[3]
@@ -436,8 +453,10 @@ def _loaded_elsewhere(rank: int) -> list[str]:
     optimizer.exchange_ways()
     saved.append(copy.deepcopy(optimizer.state_dict()))
     saved.append({**saved[0], "exchange": {**saved[0]["exchange"], "world": 3}})
-    others = [CompressedStep(torch.optim.AdamW(model_of().named_parameters()), late=late, **SPARSE)
-              for late in (False, False, True)]  # fmt: skip
+    others = [
+        CompressedStep(torch.optim.AdamW(model_of().named_parameters()), late=late, **SPARSE)
+        for late in (False, False, True)
+    ]
     told = []
     for state, other in zip(saved, others, strict=True):
         try:
@@ -519,14 +538,24 @@ def _refused(rank: int) -> list[str]:
     meeting = gradwire.Meeting(dist.HashStore(), "0")
     adam, sgd = torch.optim.AdamW, torch.optim.SGD
     for cls, options in (
-        (adam, {"every": 0}), (adam, {"decay": "both"}), (adam, {"moments": 0}), (adam, {"moments": "mean"}),
-        (adam, {"late": 1}), (sgd, {"decay": "outer"}), (torch.optim.Adam, {"decay": "outer"}),
-        (sgd, {"moments": 3}), (adam, {"moments": 3, "meeting": meeting}), (adam, {"late": True, "meeting": meeting}),
-        (adam, {"decay": "outer", "meeting": meeting}), (adam, {"keep": 1}), (adam, {"keep": True, "reset": 0}),
+        (adam, {"every": 0}),
+        (adam, {"decay": "both"}),
+        (adam, {"moments": 0}),
+        (adam, {"moments": "mean"}),
+        (adam, {"late": 1}),
+        (sgd, {"decay": "outer"}),
+        (torch.optim.Adam, {"decay": "outer"}),
+        (sgd, {"moments": 3}),
+        (adam, {"moments": 3, "meeting": meeting}),
+        (adam, {"late": True, "meeting": meeting}),
+        (adam, {"decay": "outer", "meeting": meeting}),
+        (adam, {"keep": 1}),
+        (adam, {"keep": True, "reset": 0}),
         (adam, {"keep": True, "late": True}),
-        (adam, {"keep": True, "meeting": meeting}), (adam, {"keep": True, "compressor": "bf16"}),
+        (adam, {"keep": True, "meeting": meeting}),
+        (adam, {"keep": True, "compressor": "bf16"}),
         (adam, {"keep": True, "compressor": "dgc"}),
-    ):  # fmt: skip
+    ):
         try:
             CompressedStep(cls(model.parameters(), lr=0.1), **options)  # type: ignore[arg-type]
             told.append("")

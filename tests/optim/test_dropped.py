@@ -13,9 +13,10 @@ from tests.once import once
 from tests.optim.jobs import all_poisoned_in_one
 
 MIXED = {
-    "memory": "residual", "min_numel": 0,
+    "memory": "residual",
+    "min_numel": 0,
     "overrides": {"0.weight": AdaptiveThreshold(0.05), "2.weight": PowerSGD(rank=2)},
-}  # fmt: skip
+}
 """Three strategies: payloads that vary in size are gathered, low rank is averaged in rounds, the rest goes as asked."""
 
 WAYS: list[tuple[str, dict[str, Any]]] = [

@@ -50,8 +50,9 @@ def _whole(rank: int, window: int, steps: int) -> tuple[list[torch.Tensor], list
             for i, param in enumerate(expected[number]):
                 sums = []
                 for which, beta in enumerate(group["betas"]):
-                    terms = [beta**age * grads[number][i].double() ** (1 + which)
-                             for age, grads in enumerate(reversed(seen))]  # fmt: skip
+                    terms = [
+                        beta**age * grads[number][i].double() ** (1 + which) for age, grads in enumerate(reversed(seen))
+                    ]
                     sums.append((1 - beta) / (1 - beta**t) * torch.stack(terms).sum(0))
                 param.mul_(1 - group["lr"] * group["weight_decay"])
                 param.sub_(group["lr"] * sums[0] / (sums[1].sqrt() + group["eps"]))

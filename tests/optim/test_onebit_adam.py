@@ -132,8 +132,17 @@ def test_every_step_is_the_papers(decoupled: bool, alone: None) -> None:
     weight = nn.Parameter(torch.randn(16, 16, generator=generator))
     expected = weight.detach().double()
     m, v = torch.zeros_like(expected), torch.zeros_like(expected)
-    ours = OneBitAdam([weight], lr, (beta1, beta2), eps, decay, freeze_step=freeze, decoupled=decoupled,
-                      compressor="none", min_numel=0)  # fmt: skip
+    ours = OneBitAdam(
+        [weight],
+        lr,
+        (beta1, beta2),
+        eps,
+        decay,
+        freeze_step=freeze,
+        decoupled=decoupled,
+        compressor="none",
+        min_numel=0,
+    )
     for t in range(1, 9):
         weight.grad = torch.randn(16, 16, generator=generator)
         grad = weight.grad.double() + (0.0 if decoupled else decay * expected)

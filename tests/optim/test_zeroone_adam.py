@@ -25,9 +25,14 @@ from tests.optim.jobs import (
 )
 
 LOCAL = {
-    "compressor": "topk", "ratio": 0.1, "min_numel": 0, "var_freeze_step": 40, "var_update_scaler": 4,
-    "local_step_scaler": 20, "local_step_clipper": 4,
-}  # fmt: skip
+    "compressor": "topk",
+    "ratio": 0.1,
+    "min_numel": 0,
+    "var_freeze_step": 40,
+    "var_update_scaler": 4,
+    "local_step_scaler": 20,
+    "local_step_clipper": 4,
+}
 
 
 def test_it_learns_nearly_like_adam_and_agrees_whenever_it_says_so() -> None:

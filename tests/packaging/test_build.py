@@ -93,10 +93,21 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, timeout=LONGEST)
     python = folder / "venv" / "bin" / "python"
     subprocess.run(
-        [str(python), "-m", "pip", "install", "--disable-pip-version-check", "-c", str(ROOT / "constraints.txt"),
-         f"{the(request.param)}[bench]", "pytest"],
-        check=True, timeout=LONGEST, cwd=folder,
-    )  # fmt: skip
+        [
+            str(python),
+            "-m",
+            "pip",
+            "install",
+            "--disable-pip-version-check",
+            "-c",
+            str(ROOT / "constraints.txt"),
+            f"{the(request.param)}[bench]",
+            "pytest",
+        ],
+        check=True,
+        timeout=LONGEST,
+        cwd=folder,
+    )
     yield python
     shutil.rmtree(folder)
 
@@ -104,9 +115,13 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def run(python: Path, *arguments: str) -> str:
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
-        [str(python), *arguments], cwd=python.parents[2], capture_output=True, text=True, timeout=LONGEST,
+        [str(python), *arguments],
+        cwd=python.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
         env={**clean, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

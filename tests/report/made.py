@@ -13,11 +13,20 @@ def record(method="none", quality=0.9, seed=0, *, task="classification", workers
     changed = {key: more.pop(key) for key in ("link", "options", "epochs", "recipe", "tuned") if key in more}
     settings = RunSettings(task, "a_model", "some data", method, config, workers=workers, seed=seed, **changed)
     figures = {
-        "measure": "top-1", "higher_is_better": True, "examples_per_second": 100.0, "bytes_per_step": 1000.0,
-        "unpacked_bytes_per_step": 4000.0, "dense_bytes_per_step": 8000.0, "state_bytes": 500,
-        "peak_rss_bytes": 10**8, "start_rss_bytes": 6 * 10**7, "environment": HERE,
-        "started": "2026-01-02T03:04:05+00:00", "seconds": {"step": 0.01}, "history": history(quality),
-    }  # fmt: skip
+        "measure": "top-1",
+        "higher_is_better": True,
+        "examples_per_second": 100.0,
+        "bytes_per_step": 1000.0,
+        "unpacked_bytes_per_step": 4000.0,
+        "dense_bytes_per_step": 8000.0,
+        "state_bytes": 500,
+        "peak_rss_bytes": 10**8,
+        "start_rss_bytes": 6 * 10**7,
+        "environment": HERE,
+        "started": "2026-01-02T03:04:05+00:00",
+        "seconds": {"step": 0.01},
+        "history": history(quality),
+    }
     return Record(settings, quality=quality, **(figures | more))
 
 
@@ -35,18 +44,34 @@ def seeds(method, *qualities, **more):
 def replayed(method, link, seconds, **more):
     """A row of ``gradwire replay``; ddp and fp16 are torch's own."""
     row = {
-        "model": "resnet20", "parameters": 269467, "tensors": 51, "workers": 2, "link": link, "compute": 0.0,
-        "method": method, "params": None if method in ("ddp", "fp16") else {}, "options": {}, "seconds": seconds,
-        "seconds_low": 0.9 * seconds, "seconds_high": 1.1 * seconds, "steps": 5, "bytes_sent": 1e6,
+        "model": "resnet20",
+        "parameters": 269467,
+        "tensors": 51,
+        "workers": 2,
+        "link": link,
+        "compute": 0.0,
+        "method": method,
+        "params": None if method in ("ddp", "fp16") else {},
+        "options": {},
+        "seconds": seconds,
+        "seconds_low": 0.9 * seconds,
+        "seconds_high": 1.1 * seconds,
+        "steps": 5,
+        "bytes_sent": 1e6,
         "interface_bytes": None,
-    }  # fmt: skip
+    }
     return row | HERE | more
 
 
 def timed(method, op, size, samples, **more):
     """A row of ``gradwire bench codec --samples``."""
     row = {
-        "method": method, "params": {}, "size": size, "op": op, "seconds": sorted(samples)[len(samples) // 2],
-        "wire_bits_per_element": 8.0, "samples": samples,
-    }  # fmt: skip
+        "method": method,
+        "params": {},
+        "size": size,
+        "op": op,
+        "seconds": sorted(samples)[len(samples) // 2],
+        "wire_bits_per_element": 8.0,
+        "samples": samples,
+    }
     return row | HERE | more

@@ -156,11 +156,15 @@ def test_a_run_that_diverged_is_named_and_is_in_no_mean_or_plot():
 
 def test_latency_is_encode_plus_decode_and_the_fastest_comes_first():
     rows = [
-        timed("none", "encode", 8, [0.5, 0.25]), timed("none", "decode", 8, [0.25, 0.5, 9.0]),
-        timed("bf16", "encode", 8, [0.125]), timed("bf16", "decode", 8, [0.125]), timed("bf16", "decode8", 8, [7.0]),
-        timed("fp16", "encode", 8, [1.0]), timed("bf16", "encode", 16, [1.0]),
+        timed("none", "encode", 8, [0.5, 0.25]),
+        timed("none", "decode", 8, [0.25, 0.5, 9.0]),
+        timed("bf16", "encode", 8, [0.125]),
+        timed("bf16", "decode", 8, [0.125]),
+        timed("bf16", "decode8", 8, [7.0]),
+        timed("fp16", "encode", 8, [1.0]),
+        timed("bf16", "encode", 16, [1.0]),
         {"method": "topk", "params": {}, "op": "encode", "size": 8, "skipped": "too slow"},
-    ]  # fmt: skip
+    ]
     assert latencies(rows, 8) == {"bf16": [250.0], "none": [750.0, 750.0]}
     assert list(latencies(rows, 8)) == ["bf16", "none"]
 
@@ -172,8 +176,10 @@ def test_rows_of_other_threads_or_instructions_are_methods_of_their_own():
         for op in ("encode", "decode")
     ]
     assert latencies(rows, 8) == {
-        "topk, 2 threads, avx2": [4000.0], "topk, 1 thread, avx2": [8000.0], "topk, 1 thread, reference": [16000.0]
-    }  # fmt: skip
+        "topk, 2 threads, avx2": [4000.0],
+        "topk, 1 thread, avx2": [8000.0],
+        "topk, 1 thread, reference": [16000.0],
+    }
     assert [mark.name for mark in codec_marks(rows, 8)] == list(latencies(rows, 8))
     (section,) = report.sections(Results(codecs=rows), ["latency"])
     colours = {trace["line"]["color"] for trace in section.blocks[0].figure["data"] if trace["type"] == "violin"}
@@ -194,8 +200,9 @@ def test_no_label_covers_another_or_leaves_the_plot(dots):
     places = place(names, dots)
     boxes = [
         around(name, (WIDTH * x, HEIGHT * y), where)
-        for name, (x, y), where in zip(names, dots, places, strict=True) if where is not None
-    ]  # fmt: skip
+        for name, (x, y), where in zip(names, dots, places, strict=True)
+        if where is not None
+    ]
     assert not [1 for at, box in enumerate(boxes) for other in boxes[:at] if box.meets(other)]
     assert all(box.left >= 0 and box.right <= WIDTH for box in boxes)
     assert Box(0, 0, 2, 2).meets(Box(1, 1, 3, 3))

@@ -27,9 +27,11 @@ def modelled(method, overhead, bits, *links):
 
 def test_links_are_ordered_by_their_rates_and_methods_by_the_slowest():
     found = of(
-        *modelled("topk", 0.1, 1e6, "none", "1gbit", "100mbit"), *modelled("qsgd", 0.1, 5e6, "100mbit"),
-        *modelled("none", 0.0, 9e7, "100mbit"), *modelled("ddp", 0.0, 1e8, "100mbit", "1gbit"),
-    )  # fmt: skip
+        *modelled("topk", 0.1, 1e6, "none", "1gbit", "100mbit"),
+        *modelled("qsgd", 0.1, 5e6, "100mbit"),
+        *modelled("none", 0.0, 9e7, "100mbit"),
+        *modelled("ddp", 0.0, 1e8, "100mbit", "1gbit"),
+    )
     assert found.links == ("100mbit", "1gbit", "none")
     assert found.methods == ["ddp", "none", "topk", "qsgd"]
     assert found.speedup("topk", "100mbit") == pytest.approx(1.0 / 0.11)
@@ -74,8 +76,10 @@ def test_rows_that_failed_are_left_out_and_a_repeated_row_counts_once():
 def test_marks_are_in_milliseconds_and_times():
     found = of(replayed("ddp", "1gbit", 0.2), replayed("topk", "1gbit", 0.1), replayed("fp16", "1gbit", 0.4))
     assert [(mark.name, mark.series, mark.x) for mark in times(found)] == [
-        ("ddp", "1 Gbit/s", 200.0), ("topk", "1 Gbit/s", 100.0), ("torch's fp16", "1 Gbit/s", 400.0)
-    ]  # fmt: skip
+        ("ddp", "1 Gbit/s", 200.0),
+        ("topk", "1 Gbit/s", 100.0),
+        ("torch's fp16", "1 Gbit/s", 400.0),
+    ]
     assert {mark.name: mark.x for mark in speedups(found)} == {"ddp": 1.0, "topk": 2.0, "torch's fp16": 0.5}
     assert [mark.family for mark in times(found)] == ["no compression", "sparsification", "torch's hook"]
 
@@ -83,9 +87,13 @@ def test_marks_are_in_milliseconds_and_times():
 def test_rows_of_other_instructions_are_not_compared_and_take_no_place():
     rows = [
         replayed(method, "none", seconds, target=target)
-        for target, method, seconds in (("avx2", "ddp", 2.0), ("reference", "ddp", 2.5), ("avx2", "topk", 1.0),
-                                        ("reference", "topk", 5.0))
-    ]  # fmt: skip
+        for target, method, seconds in (
+            ("avx2", "ddp", 2.0),
+            ("reference", "ddp", 2.5),
+            ("avx2", "topk", 1.0),
+            ("reference", "topk", 5.0),
+        )
+    ]
     found = exchanges(Results(replays=rows))
     assert [each.title for each in found] == ["resnet20, 2 workers, avx2", "resnet20, 2 workers, reference"]
     assert [each.speedup("topk", "none") for each in found] == [2.0, 0.5]
@@ -97,8 +105,11 @@ def test_one_label_with_other_parameters_or_options_is_another_method():
     rows += [replayed("topk", "none", 3.0, options={"min_numel": 1}), replayed("topk", "100mbit", 4.0)]
     found = of(*rows)
     assert {key: row["seconds"] for key, row in found.rows.items()} == {
-        ("topk", "none"): 1.0, ("topk #2", "none"): 2.0, ("topk #3", "none"): 3.0, ("topk", "100mbit"): 4.0
-    }  # fmt: skip
+        ("topk", "none"): 1.0,
+        ("topk #2", "none"): 2.0,
+        ("topk #3", "none"): 3.0,
+        ("topk", "100mbit"): 4.0,
+    }
 
 
 def test_exchanges_that_were_replayed_again_are_counted():
@@ -130,8 +141,10 @@ def test_a_hook_of_torch_and_a_method_of_ours_with_one_name_are_two():
     ours, torchs = replayed("powersgd", "none", 1.0), replayed("powersgd", "none", 2.0, params=None)
     found = of(replayed("ddp", "none", 1.0), ours, torchs)
     assert {name: found.family(name) for name in found.methods} == {
-        "ddp": "no compression", "powersgd": "low rank", "torch's powersgd": "torch's hook"
-    }  # fmt: skip
+        "ddp": "no compression",
+        "powersgd": "low rank",
+        "torch's powersgd": "torch's hook",
+    }
 
 
 def test_bounds_are_other_marks_and_the_baseline_has_none():
@@ -139,17 +152,17 @@ def test_bounds_are_other_marks_and_the_baseline_has_none():
     plain = modelled("ddp", 0.01, 1e7, *links)
     compared = of(*plain, *modelled("topk", 0.06, 1e6, *links), *modelled("qsgd", 0.011, 1e6, *links))
     found = {mark.name: (mark.series, mark.x) for mark in link_marks(compared)}
-    assert found == {
-        "qsgd": ("pays at least up to here", 1e9), "topk": ("break-even", pytest.approx(1.8e8))
-    }  # fmt: skip
+    assert found == {"qsgd": ("pays at least up to here", 1e9), "topk": ("break-even", pytest.approx(1.8e8))}
 
 
 def test_the_codec_alone_breaks_even_where_the_bits_it_saves_take_as_long_as_it_does():
     rows = [
-        timed("qsgd", "encode", 1000, [2e-6]), timed("qsgd", "decode", 1000, [1e-6]),
+        timed("qsgd", "encode", 1000, [2e-6]),
+        timed("qsgd", "decode", 1000, [1e-6]),
         timed("topk", "encode", 1000, [1.0]),
-        timed("none", "encode", 1000, [1e-6], wire_bits_per_element=32.0), timed("none", "decode", 1000, [1e-6]),
-    ]  # fmt: skip
+        timed("none", "encode", 1000, [1e-6], wire_bits_per_element=32.0),
+        timed("none", "decode", 1000, [1e-6]),
+    ]
     (mark,) = codec_marks(rows, 1000)
     assert (mark.name, mark.x) == ("qsgd", pytest.approx(1000 * 24 / 3e-6))
 
@@ -159,5 +172,7 @@ def test_the_table_judges_where_quartiles_do_not_overlap():
     (table,) = blocks(Results(replays=rows))
     at = table.heads.index("1 Gbit/s, x")
     assert {row[0].text: (row[at].text, row[at].tone) for row in table.rows} == {
-        "ddp": ("1.00", ""), "topk": ("2.00", "better"), "qsgd": ("1.05", "")
-    }  # fmt: skip
+        "ddp": ("1.00", ""),
+        "topk": ("2.00", "better"),
+        "qsgd": ("1.05", ""),
+    }

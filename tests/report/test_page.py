@@ -75,9 +75,17 @@ def drawn(page, tmp_path_factory):
 def dumped(path, *flags):
     """The document as it is after its scripts ran."""
     command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--proxy-server=127.0.0.1:9", "--dump-dom", *flags,
-        f"--user-data-dir={path.parent / 'profile'}", "--virtual-time-budget=20000", path.as_uri(),
-    ]  # fmt: skip
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--proxy-server=127.0.0.1:9",
+        "--dump-dom",
+        *flags,
+        f"--user-data-dir={path.parent / 'profile'}",
+        "--virtual-time-budget=20000",
+        path.as_uri(),
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
 
 
@@ -202,8 +210,9 @@ def test_several_recipes_and_what_they_leave_without_a_baseline_are_said():
     assert f"compared with those of its own recipe, or else of the task's own: {group}." in said
     (table,) = report.sections(both, ["quality_table"])[0].blocks
     assert [note.partition(":")[0] for note in table.notes] == [
-        "Noise floor of none #2 and what has its recipe", "Noise floor of none and what has its recipe",
-    ]  # fmt: skip
+        "Noise floor of none #2 and what has its recipe",
+        "Noise floor of none and what has its recipe",
+    ]
     assert "2 workers: 3.51, of 3 seeds of none #2 and 3.51, of 3 seeds of none." in report.markdown(both)["quality"]
     assert f"so that they have nothing to compare with: topk ({group})." in warned(*fast, record("topk"))
 

@@ -90,9 +90,12 @@ def test_a_method_is_compared_with_its_own_recipe_or_else_with_the_tasks():
     assert panel.compared_with(entries["topk"]) is entries["none"]
     assert panel.compared_with(entries["dgc"]) is entries["none #2"]
     assert {name: panel.verdict(entry) for name, entry in entries.items()} == {
-        "none": "baseline", "none #2": "baseline", "topk": "within noise", "qsgd": "within noise",
+        "none": "baseline",
+        "none #2": "baseline",
+        "topk": "within noise",
+        "qsgd": "within noise",
         "dgc": "within noise",
-    }  # fmt: skip
+    }
 
 
 def test_a_method_that_was_tuned_stands_at_the_rate_that_was_best_on_the_first_seed():

@@ -68,8 +68,12 @@ def test_two_workers_train_and_stay_the_same(tmp_path) -> None:
     script.write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
-        capture_output=True, text=True, timeout=500, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=tmp_path,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -188,7 +188,7 @@ REFUSED = {
     "truncated payload": (small()[:-1], "truncated: its payload needs 4 bytes, 3 are left"),
     "header changed": (small().replace(b"0.5", b"0.4"), "header is corrupted"),
     "payload changed": (small()[:-1] + b"\1", "payload is corrupted"),
-}  # fmt: skip
+}
 
 
 @together
@@ -254,8 +254,12 @@ def test_the_payload_is_aligned_in_the_frame():
 
 
 def test_errors_are_short_whatever_was_sent():
-    texts = [with_(compressor={"name": "x" * 60000}), with_(compressor={"name": "none", "y" * 60000: 1}),
-             with_(shape=["z" * 60000]), forge(b'{"%s":1,"%s":1}' % (b"k" * 20000, b"k" * 20000))]  # fmt: skip
+    texts = [
+        with_(compressor={"name": "x" * 60000}),
+        with_(compressor={"name": "none", "y" * 60000: 1}),
+        with_(shape=["z" * 60000]),
+        forge(b'{"%s":1,"%s":1}' % (b"k" * 20000, b"k" * 20000)),
+    ]
     for data in texts:
         with pytest.raises(GradwireError) as caught:
             unframe(data)

@@ -55,15 +55,21 @@ def count(shape):
 GOLDEN = Path(__file__).parents[1] / "golden"
 VARIANTS = [variant for name in registry.names("compressors") for variant in golden.variants(GOLDEN, name)]
 CASES = [
-    (TwoBit(threshold=0.25), (37,)), (TopK(ratio=0.0001), (300_000,)), (PowerSGD(rank=2), (6, 3, 5)),
-    (Entropy(), (1500,)), *[(Entropy(TwoBit(threshold=2.0), coder), (3000,)) for coder in ("rans", "huffman")],
+    (TwoBit(threshold=0.25), (37,)),
+    (TopK(ratio=0.0001), (300_000,)),
+    (PowerSGD(rank=2), (6, 3, 5)),
+    (Entropy(), (1500,)),
+    *[(Entropy(TwoBit(threshold=2.0), coder), (3000,)) for coder in ("rans", "huffman")],
     *[(variant, shape) for variant in VARIANTS for shape in ((41,), (10, 100))],
-    (compose(TopK(0.1, indices="rice"), QSGD(bits=4)), (30, 31)), (compose(TopK(0.07), BF16()), (30, 31)),
-    (compose(RandomK(0.1, run=3), QSGD(bits=2)), (29, 31)), (RandomK(0.2, run=7), (9, 11)),
+    (compose(TopK(0.1, indices="rice"), QSGD(bits=4)), (30, 31)),
+    (compose(TopK(0.07), BF16()), (30, 31)),
+    (compose(RandomK(0.1, run=3), QSGD(bits=2)), (29, 31)),
+    (RandomK(0.2, run=7), (9, 11)),
     *[(TwoBit(t, "adaptive"), (3, 700)) for t in (0.1, 1.0, 1.5, 3.0, 9.0)],
     *[(Strom(t, "words"), (3, 700)) for t in (0.1, 3.0, 9.0)],
-    (TopK(0.3, "bfloat16", "rice"), (7, 11)), (TopK(0.01, "float16", "auto"), (300_000,)),
-]  # fmt: skip
+    (TopK(0.3, "bfloat16", "rice"), (7, 11)),
+    (TopK(0.01, "float16", "auto"), (300_000,)),
+]
 
 
 @together

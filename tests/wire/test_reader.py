@@ -43,10 +43,14 @@ def cut(data, places):
 
 
 def same(a, b):
-    return a[1] == b[1] and len(a[0]) == len(b[0]) and all(
-        x.compressor == y.compressor and x.shape == y.shape and torch.equal(x.payload, y.payload)
-        for x, y in zip(a[0], b[0], strict=True)
-    )  # fmt: skip
+    return (
+        a[1] == b[1]
+        and len(a[0]) == len(b[0])
+        and all(
+            x.compressor == y.compressor and x.shape == y.shape and torch.equal(x.payload, y.payload)
+            for x, y in zip(a[0], b[0], strict=True)
+        )
+    )
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=12), st.sampled_from([None, *BROKEN]))
@@ -66,9 +70,13 @@ def test_whole_and_byte_by_byte(end):
 
 
 EARLY = {
-    "magic": 4, "version": 28, "announced size": 28, "header checksum": 120, "payload checksum": 124,
+    "magic": 4,
+    "version": 28,
+    "announced size": 28,
+    "header checksum": 120,
+    "payload checksum": 124,
     **{end: len(BROKEN[end]) - 4 for end in ("unknown compressor", "payload length")},
-}  # fmt: skip
+}
 
 
 @together

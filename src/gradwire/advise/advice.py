@@ -34,7 +34,7 @@ __all__ = [
     "break_even",
     "plausible",
     "reachable",
-]  # fmt: skip
+]
 
 MARGIN = 0.05
 """The share of a step that a method must save: less is not worth another source of error."""
@@ -168,9 +168,13 @@ class Advice:
         """Ready for JSON."""
         best = None if self.best is None else self.best.label
         return {
-            "verdict": self.verdict, "compress": self.compress, "best": best, "dense": asdict(self.dense),
-            "unknown": [row.label for row in self.unknown], "candidates": [row.as_dict() for row in self.rows],
-        }  # fmt: skip
+            "verdict": self.verdict,
+            "compress": self.compress,
+            "best": best,
+            "dense": asdict(self.dense),
+            "unknown": [row.label for row in self.unknown],
+            "candidates": [row.as_dict() for row in self.rows],
+        }
 
 
 def _shown(bits: float) -> str:

@@ -242,10 +242,16 @@ def dry_exchange(
 
 
 def measure(
-    buckets: Sequence[BucketProfile], compressor: Compressor, workers: int, *, options: Mapping[str, Any] | None = None,
-    meet: Callable[[float], float] = float, clock: Callable[[], float] = time.perf_counter, repeats: int = REPEATS,
+    buckets: Sequence[BucketProfile],
+    compressor: Compressor,
+    workers: int,
+    *,
+    options: Mapping[str, Any] | None = None,
+    meet: Callable[[float], float] = float,
+    clock: Callable[[], float] = time.perf_counter,
+    repeats: int = REPEATS,
     budget: float = math.inf,
-) -> list[CodecTimes] | str:  # fmt: skip
+) -> list[CodecTimes] | str:
     """Time a method on one worker.
 
     Args:

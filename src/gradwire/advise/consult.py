@@ -139,12 +139,18 @@ def answer(asked: Question, told: Callable[[str], object] = lambda _: None) -> t
     codecs = codecs_of(asked, profile, cluster, candidates, told, begun)
     advice = advise(profile, cluster, candidates, codecs)
     facts = {
-        "title": _title(asked, profile), "notes": [*_scaled(advice, profile), *_notes(asked, candidates)],
-        "workers": asked.workers, "nodes": asked.nodes,
-        "link": str(asked.link), "rate": cluster.wire.rate, "latency": cluster.wire.latency,
-        "message": cluster.wire.message, "compute": profile.seconds, "parameters": profile.numel,
+        "title": _title(asked, profile),
+        "notes": [*_scaled(advice, profile), *_notes(asked, candidates)],
+        "workers": asked.workers,
+        "nodes": asked.nodes,
+        "link": str(asked.link),
+        "rate": cluster.wire.rate,
+        "latency": cluster.wire.latency,
+        "message": cluster.wire.message,
+        "compute": profile.seconds,
+        "parameters": profile.numel,
         "buckets": [{"elements": each.numel, "ready": each.ready} for each in profile.buckets],
-    }  # fmt: skip
+    }
     return advice, facts | environment() | {"threads": asked.threads}
 
 
@@ -164,9 +170,7 @@ def profile_of(asked: Question, told: Callable[[str], object], begun: float) -> 
     told(f"training {name} on {asked.threads} threads, {asked.batch} examples a step")
     budget, until = STEPS_SHARE * asked.within, begun + MODEL_SHARE * asked.within
     try:
-        return gauge_model(
-            name, asked.batch, small=asked.small, threads=asked.threads, budget=budget, until=until
-        )  # fmt: skip
+        return gauge_model(name, asked.batch, small=asked.small, threads=asked.threads, budget=budget, until=until)
     except OutOfTimeError:
         raise ConfigError(
             f"cannot tell: two steps of {name} on {asked.batch} examples take more than "
@@ -196,9 +200,13 @@ def cluster_of(asked: Question, told: Callable[[str], object], begun: float) -> 
 
 
 def codecs_of(
-    asked: Question, profile: Profile, cluster: Cluster, candidates: Sequence[Candidate],
-    told: Callable[[str], object], begun: float,
-) -> list[Codec | str]:  # fmt: skip
+    asked: Question,
+    profile: Profile,
+    cluster: Cluster,
+    candidates: Sequence[Candidate],
+    told: Callable[[str], object],
+    begun: float,
+) -> list[Codec | str]:
     """Measured at one or two numbers of workers, or made of the numbers that were given.
 
     Of a large model every candidate is timed with a sample first, those first that are likely to be advised. Then those

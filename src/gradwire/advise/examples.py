@@ -62,8 +62,12 @@ def _surfaces(_model: Any, batch: int, small: bool) -> Tensor:
 
 
 INPUTS: dict[str, Callable[[Any, int, bool], Tensor]] = {
-    "CIFAR-10": _images(32), "ImageNet": _images(224), "Penn Treebank": _words(WORDS), "text": _words(CONTEXT),
+    "CIFAR-10": _images(32),
+    "ImageNet": _images(224),
+    "Penn Treebank": _words(WORDS),
+    "text": _words(CONTEXT),
     "bytes of text": _words(CONTEXT, CHARACTERS),
-    "MovieLens-20M": _pairs, "DAGM2007": _surfaces,
-}  # fmt: skip
+    "MovieLens-20M": _pairs,
+    "DAGM2007": _surfaces,
+}
 """Makers of examples, by what the models' files say of their data."""

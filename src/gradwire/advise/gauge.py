@@ -83,9 +83,15 @@ class Alphas:
 
 
 def gauge_model(
-    name: str, batch: int, *, small: bool = False, threads: int = 1, steps: int = STEPS, budget: float = math.inf,
+    name: str,
+    batch: int,
+    *,
+    small: bool = False,
+    threads: int = 1,
+    steps: int = STEPS,
+    budget: float = math.inf,
     until: float | None = None,
-) -> Profile:  # fmt: skip
+) -> Profile:
     """One worker's training step of a model of ``gradwire models``, on this processor, on random examples.
 
     Args:
@@ -116,10 +122,16 @@ def gauge_replayed(name: str, workers: int, *, small: bool = False, compute: flo
 
 
 def gauge_codecs(
-    buckets: Sequence[BucketProfile], wanted: Sequence[Wanted], *, together: int = 1, threads: int = 1,
-    budget: float = 10.0, told: Callable[[str], object] = lambda _: None, until: float = math.inf,
+    buckets: Sequence[BucketProfile],
+    wanted: Sequence[Wanted],
+    *,
+    together: int = 1,
+    threads: int = 1,
+    budget: float = 10.0,
+    told: Callable[[str], object] = lambda _: None,
+    until: float = math.inf,
     typical: Callable[[Iterable[float]], float] = min,
-) -> list[Codec | str]:  # fmt: skip
+) -> list[Codec | str]:
     """The seconds of each codec, bucket by bucket, or why there are none. One worker alone measures in this process.
 
     Args:
@@ -139,7 +151,7 @@ def gauge_codecs(
     return [
         column[0] if isinstance(column[0], str) else Codec.of_workers(column, each.workers, typical)
         for each, column in zip(wanted, columns, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def gauge_wire(workers: int, lab: Netlab | None = None, until: float | None = None) -> Alphas:

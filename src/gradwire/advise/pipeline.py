@@ -175,10 +175,13 @@ def compressed_step(profile: Profile, jobs: Sequence[PipelineJob], wire: Wire, c
     slower = [replace(job, encode=longer * job.encode, decode=longer * job.decode) for job in jobs]
     rounds = [each for job in jobs for each in (*job.traffic.dense, *job.traffic.rounds)]
     return PipelineStep(
-        profile.seconds, sum(job.encode for job in slower),
+        profile.seconds,
+        sum(job.encode for job in slower),
         sum(wire.seconds(each) for each in rounds) + sum(2 * job.inside for job in jobs),
-        sum(job.decode for job in slower), _sequence(profile, slower, wire, cores), sum(each.sent for each in rounds),
-    )  # fmt: skip
+        sum(job.decode for job in slower),
+        _sequence(profile, slower, wire, cores),
+        sum(each.sent for each in rounds),
+    )
 
 
 def _sequence(profile: Profile, jobs: Sequence[PipelineJob], wire: Wire, cores: float) -> float:

@@ -199,10 +199,17 @@ def middle(steps: Sequence[Profile], *, busy: bool) -> Profile:
 
 
 def watched(
-    model: DistributedDataParallel, step: Callable[[], object], steps: int, warm_up: int = 2, *, busy: bool = True,
-    before: Callable[[], object] = lambda: None, clock: Callable[[], float] = time.perf_counter,
-    budget: float = math.inf, typical: Typical | None = None,
-) -> Profile:  # fmt: skip
+    model: DistributedDataParallel,
+    step: Callable[[], object],
+    steps: int,
+    warm_up: int = 2,
+    *,
+    busy: bool = True,
+    before: Callable[[], object] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+    budget: float = math.inf,
+    typical: Typical | None = None,
+) -> Profile:
     """Run ``step`` on a model that has no hook yet, and say what it did.
 
     Args:

@@ -20,9 +20,7 @@ from gradwire.errors import ConfigError, is_int, require
 __all__ = ["profile_script"]
 
 
-def profile_script(
-    script: Path, arguments: Sequence[str] = (), *, steps: int = 5, deadline: float = 120.0
-) -> Profile:  # fmt: skip
+def profile_script(script: Path, arguments: Sequence[str] = (), *, steps: int = 5, deadline: float = 120.0) -> Profile:
     """How long a step of a script takes without an exchange, and when its buckets are ready.
 
     Args:
@@ -51,9 +49,13 @@ def _run(script: Path, arguments: Sequence[str], file: Path, steps: int, deadlin
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
     probe = ["-m", "gradwire.advise._probe", str(file), str(steps), str(script), *arguments]
     process = subprocess.Popen(
-        [*torchrun, *probe], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        [*torchrun, *probe],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         _, said = process.communicate(timeout=deadline)
     except subprocess.TimeoutExpired:

@@ -70,9 +70,13 @@ class PredictedTraffic:
 
 
 def shared(
-    params: Sequence[Named], compressor: Compressor, workers: int, policy: Policy | None = None,
-    strategy: str | None = None, used: float | None = None,
-) -> DividedBucket:  # fmt: skip
+    params: Sequence[Named],
+    compressor: Compressor,
+    workers: int,
+    policy: Policy | None = None,
+    strategy: str | None = None,
+    used: float | None = None,
+) -> DividedBucket:
     """Divide a bucket as ``Exchange`` does.
 
     Args:
@@ -180,6 +184,9 @@ def _oktopk(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
 
 
 FORMULAS = {
-    "allreduce": _allreduce, "allgather": _allgather, "broadcast": _broadcast, "two_phase": _two_phase,
+    "allreduce": _allreduce,
+    "allgather": _allgather,
+    "broadcast": _broadcast,
+    "two_phase": _two_phase,
     "oktopk": _oktopk,
-}  # fmt: skip
+}

@@ -33,9 +33,15 @@ def device_bandwidth(nbytes: float, devices: int, seconds: float) -> float:
 
 
 def rows(
-    shapes: Sequence[Sequence[int]], kind: str = "device", compression: dict[str, Any] | None = None, *,
-    devices: int = 2, workers: int = 1, servers: int = 1, batches: int = 5,
-) -> Iterator[Row]:  # fmt: skip
+    shapes: Sequence[Sequence[int]],
+    kind: str = "device",
+    compression: dict[str, Any] | None = None,
+    *,
+    devices: int = 2,
+    workers: int = 1,
+    servers: int = 1,
+    batches: int = 5,
+) -> Iterator[Row]:
     """A row for each batch; one more, which warms up, is left out.
 
     Args:
@@ -68,9 +74,16 @@ def rows(
             if number:
                 seconds = max(each["seconds"] for each in told)
                 yield {
-                    "batch": number, "seconds": seconds, "bandwidth": device_bandwidth(nbytes, total, seconds),
+                    "batch": number,
+                    "seconds": seconds,
+                    "bandwidth": device_bandwidth(nbytes, total, seconds),
                     "error": max(each["error"] for each in told),
-                    "mean_error": max(each["mean_error"] for each in told), "kind": kind, "compression": compression,
-                    "keys": len(shapes), "bytes": nbytes, "devices": devices, "workers": workers,
+                    "mean_error": max(each["mean_error"] for each in told),
+                    "kind": kind,
+                    "compression": compression,
+                    "keys": len(shapes),
+                    "bytes": nbytes,
+                    "devices": devices,
+                    "workers": workers,
                     "servers": servers if distributed else 0,
-                } | environment()  # fmt: skip
+                } | environment()

@@ -54,7 +54,7 @@ def describe(compressor: Compressor) -> dict[str, Any]:
         "memory": default_memory(compressor),
         "state_bytes_per_element": round(state_bytes(compressor, _DECLARED_AT), 4),
         "aggregation": list(dict.fromkeys(default_strategy(compressor, workers) for workers in WORKERS)),
-    }  # fmt: skip
+    }
 
 
 def declares_traffic(compressor: Compressor) -> bool:

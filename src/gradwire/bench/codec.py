@@ -97,9 +97,14 @@ def _timed(step: Step, work: Workload, repeats: int | None) -> Row:
     samples = interleave(contestants, warm_up=0, prepare=None if step.decodes else work.restore, **limits)
     op, floor = summarise(samples["op"]), summarise(samples["triad"])
     return {
-        "seconds": op.median, "seconds_low": op.low, "seconds_high": op.high, "bytes_moved": nbytes,
-        "triad_seconds": floor.median, "triad_ratio": floor.median / op.median,
+        "seconds": op.median,
+        "seconds_low": op.low,
+        "seconds_high": op.high,
+        "bytes_moved": nbytes,
+        "triad_seconds": floor.median,
+        "triad_ratio": floor.median / op.median,
         "wire_bits_per_element": 8 * work.sent / work.n,
         "state_bytes_per_element": catalogue.state_bytes(work.compressor, work.shape, work.state),
-        "repeats": op.count, "samples": samples["op"],
-    }  # fmt: skip
+        "repeats": op.count,
+        "samples": samples["op"],
+    }

@@ -21,9 +21,14 @@ __all__ = ["busy_seconds", "commit", "cores", "crowded", "environment", "machine
 def environment() -> dict[str, object]:
     """The columns that every row of a benchmark carries, at the present number of threads."""
     return {
-        "threads": torch.get_num_threads(), "target": kernel_info()["target"] or "reference", "machine": machine(),
-        "python": platform.python_version(), "torch": torch.__version__, "gradwire": __version__, "commit": commit(),
-    }  # fmt: skip
+        "threads": torch.get_num_threads(),
+        "target": kernel_info()["target"] or "reference",
+        "machine": machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "gradwire": __version__,
+        "commit": commit(),
+    }
 
 
 @cache

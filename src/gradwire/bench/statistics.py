@@ -15,8 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 
 __all__ = [
-    "CONFIDENCE", "Spread", "Summary", "interleave", "noise_floor", "spread", "stopwatch", "summarise", "welch_limit",
-]  # fmt: skip
+    "CONFIDENCE",
+    "Spread",
+    "Summary",
+    "interleave",
+    "noise_floor",
+    "spread",
+    "stopwatch",
+    "summarise",
+    "welch_limit",
+]
 
 WARM_UP = 1
 

@@ -58,9 +58,13 @@ class Side(Protocol):
 
 
 def rows(
-    workloads: Sequence[StoreWorkload] = WORKLOADS, types: Sequence[str] = ("none", "2bit"), threshold: float = 0.5,
-    repeats: int | None = None, directory: Path | None = None, kind: str = "dist_sync",
-) -> Iterator[Row]:  # fmt: skip
+    workloads: Sequence[StoreWorkload] = WORKLOADS,
+    types: Sequence[str] = ("none", "2bit"),
+    threshold: float = 0.5,
+    repeats: int | None = None,
+    directory: Path | None = None,
+    kind: str = "dist_sync",
+) -> Iterator[Row]:
     """Check and time both; a row for each compression, workload and operation.
 
     Args:
@@ -118,11 +122,20 @@ def _row(sides: dict[str, Side], workload: StoreWorkload, compression: str, op: 
     samples = interleave(contestants, least=repeats, most=repeats)
     ours, theirs = summarise(samples["gradwire"]), summarise(samples["mxnet"])
     return {
-        "compression": compression, "keys": workload.keys, "size": workload.size, "op": op,
-        **_figures("", ours), **_figures("mxnet_", theirs), "speedup": theirs.median / ours.median,
-        "goal": goal(compression, op, workload.keys), "repeats": ours.count, "workers": WORKERS, "servers": SERVERS,
-        "samples": samples["gradwire"], "mxnet_samples": samples["mxnet"],
-    } | environment()  # fmt: skip
+        "compression": compression,
+        "keys": workload.keys,
+        "size": workload.size,
+        "op": op,
+        **_figures("", ours),
+        **_figures("mxnet_", theirs),
+        "speedup": theirs.median / ours.median,
+        "goal": goal(compression, op, workload.keys),
+        "repeats": ours.count,
+        "workers": WORKERS,
+        "servers": SERVERS,
+        "samples": samples["gradwire"],
+        "mxnet_samples": samples["mxnet"],
+    } | environment()
 
 
 def _figures(prefix: str, summary: Summary) -> Row:

@@ -41,9 +41,15 @@ def least_seconds(pushed: int, pulled: int, workers: int, servers: int, rate: fl
 
 
 def rows(
-    shapes: Sequence[Sequence[int]], link: str, compressions: Sequence[dict[str, Any] | None], *, workers: int = 2,
-    servers: int = 1, batches: int = 5, congestion: str | None = None,
-) -> Iterator[Row]:  # fmt: skip
+    shapes: Sequence[Sequence[int]],
+    link: str,
+    compressions: Sequence[dict[str, Any] | None],
+    *,
+    workers: int = 2,
+    servers: int = 1,
+    batches: int = 5,
+    congestion: str | None = None,
+) -> Iterator[Row]:
     """A row for each compression, with the median of its steps; one more, which warms up, is left out.
 
     Args:
@@ -74,13 +80,24 @@ def rows(
                     samples.append(max(each["seconds"] for each in group.ask("batch")))
                 after, taken = lab.traffic()[0], summarise(samples[1:])
             yield {
-                "link": link, "compression": (compression or {"type": "none"})["type"], "seconds": taken.median,
-                "seconds_low": taken.low, "seconds_high": taken.high, "least_seconds": least,
-                "over": taken.median / least - 1, "repeats": taken.count, "pushed": pushed, "pulled": pulled,
-                "received": (after.received - before.received) / batches, "sent": (after.sent - before.sent) / batches,
-                "workers": workers, "servers": servers, "keys": len(shapes), "congestion": lab.congestion,
+                "link": link,
+                "compression": (compression or {"type": "none"})["type"],
+                "seconds": taken.median,
+                "seconds_low": taken.low,
+                "seconds_high": taken.high,
+                "least_seconds": least,
+                "over": taken.median / least - 1,
+                "repeats": taken.count,
+                "pushed": pushed,
+                "pulled": pulled,
+                "received": (after.received - before.received) / batches,
+                "sent": (after.sent - before.sent) / batches,
+                "workers": workers,
+                "servers": servers,
+                "keys": len(shapes),
+                "congestion": lab.congestion,
                 "samples": samples[1:],
-            } | environment()  # fmt: skip
+            } | environment()
 
 
 def pushed_bytes(shapes: Sequence[Sequence[int]], compression: dict[str, Any] | None) -> int:

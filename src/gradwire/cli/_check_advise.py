@@ -25,29 +25,48 @@ MODELS, WORKERS, LINKS = ("resnet9", "vgg16_cifar"), (2, 4), ("100mbit", "1gbit"
 @click.option("--workers", multiple=True, type=Integer(2, 64), help="May be repeated. Default: 2 and 4.")
 @click.option("--link", "links", multiple=True, metavar="RATE", help=f"Default: {' and '.join(LINKS)}.")
 @click.option(
-    "--method", "methods", multiple=True, metavar="METHOD",
+    "--method",
+    "methods",
+    multiple=True,
+    metavar="METHOD",
     help="NAME or NAME:PARAMETER=VALUE,...; may be repeated; no compression comes in addition.",
-)  # fmt: skip
+)
 @click.option("--steps", default=7, show_default=True, type=Integer(3), help="Of each measured row, at most.")
 @click.option(
-    "--budget", default=8.0, show_default=True, type=Number(0, min_open=True), metavar="SECONDS",
+    "--budget",
+    default=8.0,
+    show_default=True,
+    type=Number(0, min_open=True),
+    metavar="SECONDS",
     help="Make fewer steps, but at least 3, where they would take longer.",
-)  # fmt: skip
+)
 @json_option
 @click.pass_context
 def advise_command(
-    ctx: click.Context, models: tuple[str, ...], small: bool, workers: tuple[int, ...], links: tuple[str, ...],
-    methods: tuple[str, ...], steps: int, budget: float, json_to: str | None,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    models: tuple[str, ...],
+    small: bool,
+    workers: tuple[int, ...],
+    links: tuple[str, ...],
+    methods: tuple[str, ...],
+    steps: int,
+    budget: float,
+    json_to: str | None,
+) -> None:
     """Compare predicted steps with steps over a netlab; needs root.
 
     Ends with exit code 1 unless 90 % of the combinations are within 20 % of the measured step. The default is 48 of
     them and takes about 10 minutes on two idle cores.
     """
     setting = Setting(
-        models or MODELS, workers or WORKERS, [Link.parse(link) for link in links or LINKS],
-        {text: parse_method(text) for text in methods or METHODS}, steps, budget, small,
-    )  # fmt: skip
+        models or MODELS,
+        workers or WORKERS,
+        [Link.parse(link) for link in links or LINKS],
+        {text: parse_method(text) for text in methods or METHODS},
+        steps,
+        budget,
+        small,
+    )
     rows: list[Compared] = []
     for row in compare(setting, _told):
         rows.append(row)

@@ -21,9 +21,7 @@ __all__ = ["soak_command"]
 @click.option("--seed", default=0, show_default=True, type=Integer(0), help="Of all that is drawn.")
 @json_option
 @click.pass_context
-def soak_command(
-    ctx: click.Context, minutes: float, steps: int, workers: int, seed: int, json_to: str | None
-) -> None:  # fmt: skip
+def soak_command(ctx: click.Context, minutes: float, steps: int, workers: int, seed: int, json_to: str | None) -> None:
     """Train with faults in the gradients, restarts from checkpoints and changes of the method.
 
     At the end the workers must hold the same bits, what was sent and what waits must add up to the gradients, and no

@@ -31,9 +31,14 @@ def findings() -> dict[str, dict[str, Fact]]:
     ['backends', 'environment', 'extras', 'gpu', 'kernels', 'threads', 'versions']
     """
     return {
-        "versions": _versions(), "kernels": _kernels(), "threads": _threads(), "backends": _backends(), "gpu": _gpu(),
-        "extras": _extras(), "environment": environment(),
-    }  # fmt: skip
+        "versions": _versions(),
+        "kernels": _kernels(),
+        "threads": _threads(),
+        "backends": _backends(),
+        "gpu": _gpu(),
+        "extras": _extras(),
+        "environment": environment(),
+    }
 
 
 def _fact(value: Any, reason: str) -> Fact:
@@ -154,8 +159,9 @@ VARIABLES: dict[str, Callable[[str], object]] = {
     "GRADWIRE_INSECURE": lambda text: require(text in ("", "0", "1"), "GRADWIRE_INSECURE", "0 or 1", text),
     "GRADWIRE_START_TIMEOUT": partial(_seconds, "GRADWIRE_START_TIMEOUT"),
     "GRADWIRE_SERVER_TIMEOUT": partial(_seconds, "GRADWIRE_SERVER_TIMEOUT"),
-    "GRADWIRE_HOST": str, "GRADWIRE_SERVER_OPTIONS": str,
-}  # fmt: skip
+    "GRADWIRE_HOST": str,
+    "GRADWIRE_SERVER_OPTIONS": str,
+}
 """Every variable that gradwire reads, and what raises ConfigError where its value cannot work."""
 
 

@@ -28,29 +28,44 @@ Column = tuple[str, int, Any]
 @click.option("--gc-type", default="none", show_default=True, metavar="TYPE", help="none, 2bit, 1bit or a method.")
 @click.option("--gc-threshold", type=float, default=0.5, show_default=True, help="Of 2bit and 1bit.")
 @click.option(
-    "--network", default="resnet18", show_default=True,
+    "--network",
+    default="resnet18",
+    show_default=True,
     help=f"Whose parameters are the keys: one of gradwire models, {', '.join(NETWORKS)}; or shapes as "
     "100x10000,25000000.",
-)  # fmt: skip
+)
 @click.option("--devices", type=Integer(1), default=2, show_default=True, help="Senders of each worker.")
 @click.option("--workers", type=Integer(1), default=1, show_default=True, help="Processes, of a dist store.")
 @click.option("--servers", type=Integer(1), default=1, show_default=True, help="Of a dist store.")
 @click.option("--num-batches", type=Integer(1), default=5, show_default=True, help="After one that warms up.")
 @click.option("--peer", type=click.Choice(["mxnet"]), help="Side by side with the dist_sync of this one, on loopback.")
 @click.option(
-    "--peer-dir", type=click.Path(path_type=Path, file_okay=False),
+    "--peer-dir",
+    type=click.Path(path_type=Path, file_okay=False),
     help="The virtual environment of the peer, made if need be. Default: .peers/NAME.",
-)  # fmt: skip
+)
 @click.option("--link", metavar="RATE", help="Over cables of this rate, as 100mbit or 1gbit: see gradwire netlab.")
 @click.option("--repeats", type=Integer(1), help="Rounds of each row beside a peer. Default: 7.")
 @click.option("--samples", is_flag=True, help="Keep the time of every round in the rows of --json.")
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, kind: str, gc_type: str, gc_threshold: float, network: str, devices: int, workers: int,
-    servers: int, num_batches: int, peer: str | None, peer_dir: Path | None, link: str | None, repeats: int | None,
-    samples: bool, json_to: str | None,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    kind: str,
+    gc_type: str,
+    gc_threshold: float,
+    network: str,
+    devices: int,
+    workers: int,
+    servers: int,
+    num_batches: int,
+    peer: str | None,
+    peer_dir: Path | None,
+    link: str | None,
+    repeats: int | None,
+    samples: bool,
+    json_to: str | None,
+) -> None:
     """Push and pull a network's keys through a store: time, bandwidth of a device, and error of every batch.
 
     A dist store gets its servers and workers on this machine. With --peer, 2 workers and 1 server of ours and of the
@@ -64,8 +79,10 @@ def command(
     if peer is not None:
         own = {"kind", "devices", "workers", "servers", "num_batches"} & given
         if own:
-            raise click.UsageError("--peer measures dist_sync with 2 workers of one device and 1 server: leave "
-                                   f"{', '.join(sorted(_option(ctx, name) for name in own))} out")  # fmt: skip
+            raise click.UsageError(
+                "--peer measures dist_sync with 2 workers of one device and 1 server: leave "
+                f"{', '.join(sorted(_option(ctx, name) for name in own))} out"
+            )
         _follow(_beside(given, gc_type, gc_threshold, network, peer_dir, repeats), PEER, json_to, samples)
         return
     compression: dict[str, Any] | None = None if gc_type == "none" else {"type": gc_type}
@@ -78,9 +95,14 @@ def command(
     from gradwire.bench import bandwidth
 
     measured = bandwidth.rows(
-        network_shapes(network), kind, compression, devices=devices, workers=workers, servers=servers,
+        network_shapes(network),
+        kind,
+        compression,
+        devices=devices,
+        workers=workers,
+        servers=servers,
         batches=num_batches,
-    )  # fmt: skip
+    )
     _follow(measured, BATCHES, json_to, samples)
 
 
@@ -104,8 +126,10 @@ def _linked(
 
     wrong = {"kind", "devices"} & given
     if wrong:
-        raise click.UsageError("--link measures dist_sync with workers of one device: leave "
-                               f"{', '.join(sorted(_option(ctx, name) for name in wrong))} out")  # fmt: skip
+        raise click.UsageError(
+            "--link measures dist_sync with workers of one device: leave "
+            f"{', '.join(sorted(_option(ctx, name) for name in wrong))} out"
+        )
     shapes = network_shapes(network) if "network" in given else LINKED
     compressions = [compression] if "gc_type" in given else [None, {"type": "2bit", "threshold": 0.5}]
     workers = ctx.params["workers"] if "workers" in given else 2

@@ -61,9 +61,12 @@ def _refused(path: Path) -> str:
 
 
 json_option = click.option(
-    "--json", "json_to", metavar="FILE", callback=writable,
+    "--json",
+    "json_to",
+    metavar="FILE",
+    callback=writable,
     help="Write the result as JSON to FILE; '-' writes it to standard output, and nothing else.",
-)  # fmt: skip
+)
 
 
 def emit(data: Any, json_to: str | None, tables: Callable[[], list[RenderableType]]) -> None:

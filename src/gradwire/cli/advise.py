@@ -30,16 +30,20 @@ _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
 @click.option("--small", is_flag=True, help="The small variant of the model.")
 @click.option("--batch", default=8, show_default=True, type=Integer(1), help="Examples of a worker's step.")
 @click.option(
-    "--script", type=click.Path(path_type=Path), metavar="FILE",
+    "--script",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
     help="A training script for torchrun, in place of --model: one worker runs it for a few steps. Its own arguments "
     "come last, behind --.",
-)  # fmt: skip
+)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--deadline", default=120.0, show_default=True, metavar="SECONDS", help="For the script.")
 @click.option(
-    "--compute", type=Number(0), metavar="SECONDS",
+    "--compute",
+    type=Number(0),
+    metavar="SECONDS",
     help="Of a step without exchange, on an accelerator: instead of measuring. Gradients come evenly.",
-)  # fmt: skip
+)
 @click.option("--link", default="1gbit", show_default=True, metavar="RATE", help=_LINK_HELP)
 @click.option("--latency", default="100us", show_default=True, metavar="TIME", help="Of a message over that link.")
 @click.option("--measure-link", is_flag=True, help="Measure latency, and what the processor moves: see docs/advise.md.")
@@ -47,26 +51,41 @@ _LINK_HELP = "Between workers, as 1gbit; with --nodes between nodes."
 @click.option("--nodes", type=Integer(2), help="The workers are dealt out to so many machines.")
 @click.option("--intra-link", default="100gbit", show_default=True, metavar="RATE", help="Inside a node.")
 @click.option(
-    "--together", default=1, show_default=True, type=Integer(1),
+    "--together",
+    default=1,
+    show_default=True,
+    type=Integer(1),
     help="Workers that share one machine like this one, and its cores; codecs are measured that way.",
-)  # fmt: skip
+)
 @click.option(
-    "--method", "methods", multiple=True, metavar="METHOD",
+    "--method",
+    "methods",
+    multiple=True,
+    metavar="METHOD",
     help="NAME with its recommended settings, or NAME:PARAMETER=VALUE,...; may be repeated. Default: every one.",
-)  # fmt: skip
+)
 @click.option("--strategy", metavar="NAME", help="Of all methods. Default: each one's own.")
 @click.option(
-    "--codec", metavar="NS,NS",
+    "--codec",
+    metavar="NS,NS",
     help="Nanoseconds an element of encoding, and of decoding one payload, of every method: instead of measuring.",
-)  # fmt: skip
+)
 @click.option(
-    "--budget", default=6.0, show_default=True, type=Number(0, min_open=True), metavar="SECONDS",
+    "--budget",
+    default=6.0,
+    show_default=True,
+    type=Number(0, min_open=True),
+    metavar="SECONDS",
     help="For measuring a codec: fewer repeats where they would take longer.",
-)  # fmt: skip
+)
 @click.option(
-    "--within", default=40.0, show_default=True, type=Number(0, min_open=True), metavar="SECONDS",
+    "--within",
+    default=40.0,
+    show_default=True,
+    type=Number(0, min_open=True),
+    metavar="SECONDS",
     help="For all measurements together, a script left out: what is not measured by then, nobody can tell.",
-)  # fmt: skip
+)
 @json_option
 def command(json_to: str | None, **given: Any) -> None:
     """Predict a step with every method, and say which one to use, or not to compress.
@@ -91,12 +110,29 @@ def question(given: dict[str, Any]) -> Question:
     if given["script"] is None and given["arguments"]:
         raise ConfigError(f"arguments are for --script, got {' '.join(given['arguments'])!r} without it")
     chosen = {text: consult.named(text, parse_method) for text in given["methods"]} or consult.everything()
-    names = ("model", "small", "batch", "script", "arguments", "deadline", "compute", "measure_link", "workers",
-             "nodes", "together", "strategy", "budget", "within")  # fmt: skip
+    names = (
+        "model",
+        "small",
+        "batch",
+        "script",
+        "arguments",
+        "deadline",
+        "compute",
+        "measure_link",
+        "workers",
+        "nodes",
+        "together",
+        "strategy",
+        "budget",
+        "within",
+    )
     return Question(
-        **{name: given[name] for name in names}, link=Link.parse(given["link"], given["latency"]), inside=intra,
-        codec=codec, methods=chosen,
-    )  # fmt: skip
+        **{name: given[name] for name in names},
+        link=Link.parse(given["link"], given["latency"]),
+        inside=intra,
+        codec=codec,
+        methods=chosen,
+    )
 
 
 def _codec(text: str) -> tuple[float, float]:

@@ -47,26 +47,37 @@ command.add_command(_kvstore.command)
     "--method", "methods", multiple=True, metavar="METHOD", help="NAME or NAME:PARAMETER=VALUE,...; may be repeated."
 )
 @click.option(
-    "--size", "sizes", multiple=True, metavar="N",
+    "--size",
+    "sizes",
+    multiple=True,
+    metavar="N",
     help="Elements, as 16777216 or 2^24; may be repeated. Default: 2^12 to 2^26 in factors of 4.",
-)  # fmt: skip
+)
 @click.option("--repeats", type=Integer(1), help="Rounds of each row. Default: what a second allows.")
 @click.option(
-    "--budget", type=Number(0, min_open=True), default=codec.BUDGET, show_default=True, metavar="SECONDS",
+    "--budget",
+    type=Number(0, min_open=True),
+    default=codec.BUDGET,
+    show_default=True,
+    metavar="SECONDS",
     help="Skip a row that would take longer, by what the size before it took.",
-)  # fmt: skip
+)
 @click.option("--threads", type=Integer(1), help="Default: as many as torch uses, all cores.")
 @click.option(
-    "--plot", "plot_to", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
+    "--plot",
+    "plot_to",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    metavar="FILE",
     help="Write violins of the latency of compressing and decompressing to FILE, an HTML page.",
-)  # fmt: skip
+)
 @click.option("--goals", is_flag=True, help="Say at the end which operations miss the goals for their speed.")
 @click.option("--samples", is_flag=True, help="Keep the time of every call in the rows of --json.")
 @click.option("--peer", metavar="NAME", help=f"Compare with another implementation: {', '.join(peers.names())}.")
 @click.option(
-    "--peer-dir", type=click.Path(path_type=Path, file_okay=False),
+    "--peer-dir",
+    type=click.Path(path_type=Path, file_okay=False),
     help="The virtual environment of the peer, made if need be. Default: .peers/NAME.",
-)  # fmt: skip
+)
 @json_option
 def codec_command(
     every: bool,

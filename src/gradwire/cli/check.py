@@ -35,20 +35,29 @@ command.add_command(soak_command)
 
 @command.command("convergence")
 @click.option(
-    "--method", "methods", multiple=True, metavar="METHOD",
+    "--method",
+    "methods",
+    multiple=True,
+    metavar="METHOD",
     help="NAME with its recommended settings, or NAME:PARAMETER=VALUE,...; may be repeated. Default: every one.",
-)  # fmt: skip
+)
 @click.option("--workers", multiple=True, type=Integer(2, 64), help="May be repeated. Default: 2 and 4.")
 @click.option("--seeds", default=3, show_default=True, type=Integer(1), help="Runs of each method.")
 @click.option(
-    "--residual-dtype", "residual_dtypes", multiple=True, type=click.Choice(list(DTYPES)),
+    "--residual-dtype",
+    "residual_dtypes",
+    multiple=True,
+    type=click.Choice(list(DTYPES)),
     help="Of residuals; may be repeated, to compare. Methods that keep none train once. Default: float32.",
-)  # fmt: skip
+)
 @click.option("--epochs", default=10, show_default=True, type=Integer(1), help="Passes over the data.")
 @click.option(
-    "--markdown", "markdown_to", type=click.Path(path_type=Path, dir_okay=False, writable=True), metavar="FILE",
+    "--markdown",
+    "markdown_to",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    metavar="FILE",
     help="Write the table to FILE; in a page that has the markers of the table, between them.",
-)  # fmt: skip
+)
 @json_option
 @click.pass_context
 def convergence_command(

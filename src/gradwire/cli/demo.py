@@ -31,15 +31,21 @@ _NOTE = (
 
 @click.command("demo")
 @click.option(
-    "--compressor", "names", multiple=True, metavar="METHOD",
+    "--compressor",
+    "names",
+    multiple=True,
+    metavar="METHOD",
     help="Compare this one too: a name, or NAME:PARAMETER=VALUE,...; may be repeated.",
-)  # fmt: skip
+)
 @click.option("--workers", default=2, show_default=True, type=Integer(2, 64), help="Worker processes.")
 @click.option("--epochs", type=Integer(1), help="Passes over the data. Default: as the task's recipe says.")
 @click.option(
-    "--task", default="classification", show_default=True, type=click.Choice(registry.names("experiments.tasks")),
+    "--task",
+    default="classification",
+    show_default=True,
+    type=click.Choice(registry.names("experiments.tasks")),
     help="What is trained, with the data that is embedded.",
-)  # fmt: skip
+)
 @json_option
 def command(names: tuple[str, ...], workers: int, epochs: int | None, task: str, json_to: str | None) -> None:
     """Train a small ResNet on scanned digits, or another task, with several local workers, dense and compressed.

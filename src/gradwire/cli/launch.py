@@ -28,18 +28,27 @@ __all__ = ["command"]
 @click.option("--keys", type=click.Path(path_type=Path, file_okay=False), help="A folder of gradwire keygen.")
 @click.option("--server-option", multiple=True, metavar="OPTION", help="For gradwire server, as --staleness=4.")
 @click.option(
-    "--host-file", type=click.Path(path_type=Path, dir_okay=False),
+    "--host-file",
+    type=click.Path(path_type=Path, dir_okay=False),
     help="Start over ssh on these machines; each line: [USER@]HOST[:PORT] [slots=N] [address=IP].",
-)  # fmt: skip
+)
 @click.option("--ssh", default="ssh", show_default=True, metavar="COMMAND", help="With options, as 'ssh -i key'.")
 @click.option("--python", default=sys.executable, help="On those machines, with gradwire. Default: the one here.")
 @click.option("--folder", help="On those machines, where the script runs. Default: the one here.")
 @click.option("--env", "names", multiple=True, metavar="NAME", help="A variable that they are to have, too.")
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
-    workers: int, servers: int, keys: Path | None, server_option: tuple[str, ...], host_file: Path | None, ssh: str,
-    python: str, folder: str | None, names: tuple[str, ...], script: tuple[str, ...],
-) -> None:  # fmt: skip
+    workers: int,
+    servers: int,
+    keys: Path | None,
+    server_option: tuple[str, ...],
+    host_file: Path | None,
+    ssh: str,
+    python: str,
+    folder: str | None,
+    names: tuple[str, ...],
+    script: tuple[str, ...],
+) -> None:
     """Start servers and workers, as ``gradwire launch -n 4 -s 2 -- python train.py``.
 
     Every worker finds its rank and the servers in its environment. Ends with the exit code of the first process that

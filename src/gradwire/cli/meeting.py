@@ -31,8 +31,14 @@ def command(bind: str) -> None:
     ends = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     kind = dist.TCPStore  # type: ignore[attr-defined]
-    store = kind(host.strip("[]"), port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60),
-                 master_listen_fd=listening.detach())  # fmt: skip
+    store = kind(
+        host.strip("[]"),
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=listening.detach(),
+    )
     click.echo(f"meeting place at {host}:{port}")
     number = signal.sigwait(ends)
     del store

@@ -32,8 +32,11 @@ def _row(name: str) -> Row:
 
 def _size(found: models.Facts) -> Row:
     return {
-        "name": found.name, "parameters": found.parameters, "tensors": found.tensors, "largest": found.largest,
-    }  # fmt: skip
+        "name": found.name,
+        "parameters": found.parameters,
+        "tensors": found.tensors,
+        "largest": found.largest,
+    }
 
 
 def _table(rows: list[Row]) -> RenderableType:

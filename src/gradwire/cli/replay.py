@@ -25,9 +25,12 @@ Row = dict[str, Any]
 @click.option("--small", is_flag=True, help="The small variant of the model.")
 @click.option("--workers", default=4, show_default=True, type=Integer(2, 64), help="Worker processes.")
 @click.option(
-    "--link", "links", multiple=True, metavar="RATE",
+    "--link",
+    "links",
+    multiple=True,
+    metavar="RATE",
     help="As 100mbit, or none: the loopback. Needs root; may be repeated. Default: none.",
-)  # fmt: skip
+)
 @click.option("--delay", default="0ms", show_default=True, metavar="TIME", help="Of the links; needs netem.")
 @click.option(
     "--method", "methods", multiple=True, metavar="METHOD", help="NAME or NAME:PARAMETER=VALUE,...; may be repeated."
@@ -39,18 +42,29 @@ Row = dict[str, Any]
 )
 @click.option("--steps", default=10, show_default=True, type=Integer(3), help="That count, after two others.")
 @click.option(
-    "--budget", default=60.0, show_default=True, type=Number(0, min_open=True), metavar="SECONDS",
+    "--budget",
+    default=60.0,
+    show_default=True,
+    type=Number(0, min_open=True),
+    metavar="SECONDS",
     help="Make fewer steps, but at least 3, where they would take longer.",
-)  # fmt: skip
+)
 @click.option(
-    "--compute", default=0.0, show_default=True, type=Number(0), metavar="SECONDS",
+    "--compute",
+    default=0.0,
+    show_default=True,
+    type=Number(0),
+    metavar="SECONDS",
     help="Of a pretended backward pass, beside which gradients travel.",
-)  # fmt: skip
+)
 @click.option("--samples", is_flag=True, help="Keep the time of every step in the rows of --json.")
 @click.option(
-    "--json", "json_to", type=click.Path(dir_okay=False, allow_dash=True), metavar="FILE",
+    "--json",
+    "json_to",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    metavar="FILE",
     help="Append a JSON line for each row to FILE; '-' writes them to standard output, and nothing else.",
-)  # fmt: skip
+)
 @click.pass_context
 def command(
     ctx: click.Context,

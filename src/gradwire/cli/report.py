@@ -42,17 +42,29 @@ def _makeable(ctx: click.Context, param: click.Parameter, value: Path | None) ->
 @click.command("report")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
-    "-o", "--output", type=_file, metavar="FILE", callback=writable,
+    "-o",
+    "--output",
+    type=_file,
+    metavar="FILE",
+    callback=writable,
     help="Write the page to FILE; it needs no network.",
-)  # fmt: skip
+)
 @click.option(
-    "--static", "static_to", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", callback=_makeable,
+    "--static",
+    "static_to",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    callback=_makeable,
     help="Write every plot to DIR as PNG and SVG; needs Chrome or Chromium.",
-)  # fmt: skip
+)
 @click.option(
-    "--markdown", "markdown_to", type=_file, metavar="FILE", callback=writable,
+    "--markdown",
+    "markdown_to",
+    type=_file,
+    metavar="FILE",
+    callback=writable,
     help="Write the tables of quality and of links to FILE; in a page that has their markers, between these.",
-)  # fmt: skip
+)
 @click.option("--title", default="gradwire: what was measured", show_default=True, help="Of the page.")
 @json_option
 def command(
@@ -82,9 +94,10 @@ def command(
 def _data(results: Results, found: Sequence[Section]) -> dict[str, Any]:
     tables = {section.name: [block.as_dict() for block in _tables_of(section)] for section in found}
     return {
-        "facts": dict(report.facts(results)), "warnings": report.warnings(results),
+        "facts": dict(report.facts(results)),
+        "warnings": report.warnings(results),
         "tables": {name: blocks for name, blocks in tables.items() if blocks},
-    }  # fmt: skip
+    }
 
 
 def _tables_of(section: Section) -> list[Table]:

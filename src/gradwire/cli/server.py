@@ -25,24 +25,39 @@ __all__ = ["command"]
 @click.option("--insecure", is_flag=True, help="Listen where others can reach it, without keys.")
 @click.option("--on-dead-worker", type=click.Choice(["error", "continue"]), default="error", show_default=True)
 @click.option(
-    "--dead-after", type=Number(0, min_open=True), default=8.0, show_default=True, metavar="SECONDS",
+    "--dead-after",
+    type=Number(0, min_open=True),
+    default=8.0,
+    show_default=True,
+    metavar="SECONDS",
     help="Silence after which a worker counts as dead.",
-)  # fmt: skip
+)
 @click.option("--staleness", type=Integer(0), help="In async: how many steps ahead of the slowest. Default: any.")
 @click.option(
-    "--snapshot", type=click.Path(path_type=Path, dir_okay=False),
+    "--snapshot",
+    type=click.Path(path_type=Path, dir_okay=False),
     help="Go on from this file if it is there, and write it every so many steps.",
-)  # fmt: skip
+)
 @click.option("--snapshot-every", type=Integer(1), default=100, show_default=True, metavar="STEPS")
 @click.option("--metrics-port", type=Integer(0, 65535), help="Serve Prometheus metrics on loopback; 0: free one.")
 @click.option("--until-finished", is_flag=True, help="End when all workers have ended in peace, or are gone for long.")
 @click.option("--scheduler", metavar="ENDPOINT", help="Tell this scheduler where workers find this server.")
 @click.option("--threads", type=Integer(1), default=1, show_default=True, help="That add gradients up.")
 def command(
-    workers: int, bind: str, keys: Path | None, insecure: bool, on_dead_worker: str, dead_after: float,
-    staleness: int | None, snapshot: Path | None, snapshot_every: int, metrics_port: int | None,
-    until_finished: bool, scheduler: str | None, threads: int,
-) -> None:  # fmt: skip
+    workers: int,
+    bind: str,
+    keys: Path | None,
+    insecure: bool,
+    on_dead_worker: str,
+    dead_after: float,
+    staleness: int | None,
+    snapshot: Path | None,
+    snapshot_every: int,
+    metrics_port: int | None,
+    until_finished: bool,
+    scheduler: str | None,
+    threads: int,
+) -> None:
     """Keep values for the workers of a dist store until ended by SIGTERM or Ctrl-C.
 
     Prints the address on its first line.

@@ -42,25 +42,42 @@ def parse_duration(text: str) -> float:
 @click.command("sweep")
 @click.argument("suite", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option(
-    "--results", type=click.Path(path_type=Path, dir_okay=False), default="results.jsonl",
-    show_default=True, help="A line for each run that has ended; what is there is not run again.",
-)  # fmt: skip
+    "--results",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="results.jsonl",
+    show_default=True,
+    help="A line for each run that has ended; what is there is not run again.",
+)
 @click.option("--budget", metavar="TIME", help="As 30m or 2h: no run goes on for longer.")
 @click.option("--retry", is_flag=True, help="Make runs that failed again.")
 @click.option(
-    "--jobs", default=1, show_default=True, type=Integer(1), metavar="N",
+    "--jobs",
+    default=1,
+    show_default=True,
+    type=Integer(1),
+    metavar="N",
     help="Groups at the same time: for quality alone; their times mean nothing, and the records say so.",
-)  # fmt: skip
+)
 @click.option(
-    "--timeout", default=600.0, show_default=True, type=PATIENCE, metavar="SECONDS",
+    "--timeout",
+    default=600.0,
+    show_default=True,
+    type=PATIENCE,
+    metavar="SECONDS",
     help="That workers wait for each other.",
-)  # fmt: skip
+)
 @click.option("--dry-run", is_flag=True, help="Say what is left and how long it will take, and run nothing.")
 @click.pass_context
 def command(
-    ctx: click.Context, suite: Path, results: Path, budget: str | None, retry: bool, jobs: int, timeout: float,
+    ctx: click.Context,
+    suite: Path,
+    results: Path,
+    budget: str | None,
+    retry: bool,
+    jobs: int,
+    timeout: float,
     dry_run: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Make the runs of SUITE, methods x tasks x workers x links x seeds, and write a record of each.
 
     It may be killed at any moment and started again: nothing that has ended is run twice. A run that fails is

@@ -72,18 +72,41 @@ _LOCAL = 2
     "--results", type=click.Path(path_type=Path, dir_okay=False), help="Append the run's record to this file."
 )
 @click.option(
-    "--timeout", default=600.0, show_default=True, type=PATIENCE, metavar="SECONDS",
+    "--timeout",
+    default=600.0,
+    show_default=True,
+    type=PATIENCE,
+    metavar="SECONDS",
     help="That workers wait for each other, also while worker 0 measures the quality.",
-)  # fmt: skip
+)
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="[--PARAMETER VALUE]...")
 @click.pass_context
 def command(
-    ctx: click.Context, task: str, workers: int | None, compressor: str, named: tuple[str, ...],
-    options: tuple[str, ...], optimizer: str | None, recommend: bool, model: str | None, data: Path | None,
-    start: Path | None, epochs: int | None, recipe: tuple[str, ...], seed: int, backend: str, device: str | None,
-    link: str, delay: str, checkpoint: Path | None, checkpoint_every: int | None, resume: bool, results: Path | None,
-    timeout: float, rest: tuple[str, ...],
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    task: str,
+    workers: int | None,
+    compressor: str,
+    named: tuple[str, ...],
+    options: tuple[str, ...],
+    optimizer: str | None,
+    recommend: bool,
+    model: str | None,
+    data: Path | None,
+    start: Path | None,
+    epochs: int | None,
+    recipe: tuple[str, ...],
+    seed: int,
+    backend: str,
+    device: str | None,
+    link: str,
+    delay: str,
+    checkpoint: Path | None,
+    checkpoint_every: int | None,
+    resume: bool,
+    results: Path | None,
+    timeout: float,
+    rest: tuple[str, ...],
+) -> None:
     """Train TASK with compressed gradients, as `gradwire train classification --compressor topk --ratio 0.01`.
 
     Every parameter of the compressor is an option. Started by torchrun or srun, each process is one worker of that job.
@@ -97,10 +120,17 @@ def command(
     require(wanted == Link() or (place is None and backend == "gloo"), "link", "none with nccl or in a job", link)
     require(checkpoint is not None or not (resume or checkpoint_every), "checkpoint", "a folder to resume from", None)
     settings = settings_of(
-        made, method, workers=place.world if place else workers or _LOCAL, epochs=epochs, seed=seed, link=str(wanted),
-        recipe=dict(map(assignment, recipe)), start=begun(made, start), backend=backend,
+        made,
+        method,
+        workers=place.world if place else workers or _LOCAL,
+        epochs=epochs,
+        seed=seed,
+        link=str(wanted),
+        recipe=dict(map(assignment, recipe)),
+        start=begun(made, start),
+        backend=backend,
         device=device_of(backend, device),
-    )  # fmt: skip
+    )
     job = Job(settings, data, checkpoint, checkpoint_every, resume, start)
     if place is None or place.rank == 0:
         prepare(job, results)

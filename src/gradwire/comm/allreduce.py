@@ -81,9 +81,15 @@ class SummedSession(Session):
         for piece, payload in zip(self.part.pieces, self.payloads, strict=True):
             compressor = piece.unit.compressor
             piece.memory.encode(
-                compressor, piece.of(flat), piece.kept, payload, piece.state, key.of(piece.id), self.status,
+                compressor,
+                piece.of(flat),
+                piece.kept,
+                payload,
+                piece.state,
+                key.of(piece.id),
+                self.status,
                 scale=1.0 / self.channel.world if compressor.average else 1.0,
-            )  # fmt: skip
+            )
         poison(self.sums, self.status)
 
     def _decode(self, flat: Tensor) -> None:

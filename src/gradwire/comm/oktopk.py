@@ -131,9 +131,7 @@ class OkTopkSession(Session):
         ranges = self._ranges(self.channel.rank)
         received = [unpack(message, ranges) for message in exchange(self.channel, sends)]
         status = torch.stack([told for told, _ in received]).ne(0).any(0).to(torch.int32)
-        return status, [
-            _added([lists[i] for _, lists in received], lo, hi) for i, (lo, hi) in enumerate(ranges)
-        ]  # fmt: skip
+        return status, [_added([lists[i] for _, lists in received], lo, hi) for i, (lo, hi) in enumerate(ranges)]
 
     def _thresholds(self, sums: Sequence[PlacedValues]) -> Tensor:
         """The kept thresholds, or new ones: the k-th largest magnitude of owners' sums, the same on every rank."""

@@ -79,11 +79,14 @@ class Adapted(Compressor):
                 "leave out one of the two"
             )
         declared = {
-            "name": f"{cls.__module__}:{cls.__qualname__}", "reference": cls.__doc__ or cls.__qualname__,
-            "unbiased": method.unbiased, "random": method.random, "summable": method.summable,
+            "name": f"{cls.__module__}:{cls.__qualname__}",
+            "reference": cls.__doc__ or cls.__qualname__,
+            "unbiased": method.unbiased,
+            "random": method.random,
+            "summable": method.summable,
             "average": method.average and not self._overrides("aggregate"),
             "memory": "none" if self._overrides("memory_compensate", "memory_update") else None,
-        }  # fmt: skip
+        }
         for key, value in declared.items():
             object.__setattr__(self, key, value)
         # The attributes may count steps later on; ranks compare them as they were at the start.

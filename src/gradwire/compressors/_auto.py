@@ -20,9 +20,17 @@ from gradwire.errors import WireError, is_float32, require
 from gradwire.types import Field, Payload, State
 
 __all__ = [
-    "AUTO", "WISHES", "check_carried", "choose", "fields_of", "least_of", "require_target", "require_threshold",
-    "state_of", "steps_of",
-]  # fmt: skip
+    "AUTO",
+    "WISHES",
+    "check_carried",
+    "choose",
+    "fields_of",
+    "least_of",
+    "require_target",
+    "require_threshold",
+    "state_of",
+    "steps_of",
+]
 
 Threshold = float | Literal["auto"]
 

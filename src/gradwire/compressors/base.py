@@ -237,9 +237,15 @@ class Compressor(Configuration, ABC):
             ops.nonfinite(residual.view(-1), status)
 
     def encode_momentum(
-        self, grad: Tensor, momentum: Tensor, beta: float, payload: Payload, state: State, key: Key,
+        self,
+        grad: Tensor,
+        momentum: Tensor,
+        beta: float,
+        payload: Payload,
+        state: State,
+        key: Key,
         status: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Mix a gradient into a running mean and encode that: momentum = beta * momentum + (1 - beta) * grad.
 
         Args:
@@ -321,13 +327,21 @@ class Compressor(Configuration, ABC):
     def properties(self) -> dict[str, Any]:
         """Everything declared, for ``gradwire methods`` and the docs table."""
         return {
-            "name": self.name, "family": self.family,
+            "name": self.name,
+            "family": self.family,
             "params": {k: v for k, v in self.to_config().items() if k != "name"},
-            "summable": self.summable, "unbiased": self.unbiased, "contraction": self.contraction,
-            "random": self.random, "elementwise": self.elementwise, "fixed_size": self.fixed_size,
-            "feedback": self.feedback, "rounds": self.rounds_needed, "alignment": self.alignment,
-            "bits_per_element": round(8 * self.traffic((1024, 1024)) / 2**20, 4), "reference": self.reference,
-        }  # fmt: skip
+            "summable": self.summable,
+            "unbiased": self.unbiased,
+            "contraction": self.contraction,
+            "random": self.random,
+            "elementwise": self.elementwise,
+            "fixed_size": self.fixed_size,
+            "feedback": self.feedback,
+            "rounds": self.rounds_needed,
+            "alignment": self.alignment,
+            "bits_per_element": round(8 * self.traffic((1024, 1024)) / 2**20, 4),
+            "reference": self.reference,
+        }
 
 
 class MultiRound(Compressor):

@@ -136,9 +136,10 @@ class SimpleCompressor(ABC):
     def config(self) -> dict[str, Any]:
         """The numbers, strings and flags among the instance's attributes."""
         return {
-            key: value for key, value in ((key, as_python(given)) for key, given in vars(self).items())
+            key: value
+            for key, value in ((key, as_python(given)) for key, given in vars(self).items())
             if not key.startswith("_") and isinstance(value, bool | int | float | str | None)
-        }  # fmt: skip
+        }
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.config().items())})"

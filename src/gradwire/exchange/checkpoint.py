@@ -22,8 +22,20 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError, Told, nearest, require
 
-__all__ = ["VERSION", "OnResize", "check", "check_form", "check_names", "checked_rank", "counted", "folded",
-           "merge_states", "of_rank", "resized", "state_of"]  # fmt: skip
+__all__ = [
+    "VERSION",
+    "OnResize",
+    "check",
+    "check_form",
+    "check_names",
+    "checked_rank",
+    "counted",
+    "folded",
+    "merge_states",
+    "of_rank",
+    "resized",
+    "state_of",
+]
 
 VERSION = 1
 
@@ -182,8 +194,9 @@ def resized(state: Mapping[str, Any], rank: int, squared: Collection[str]) -> di
     """
     before = state["world"]
     ranks = [checked_rank(state, old) for old in range(before)]
-    names = sorted({(buffer, name) for each in ranks for buffer, tensors in each.get("worker", {}).items()
-                    for name in tensors})  # fmt: skip
+    names = sorted(
+        {(buffer, name) for each in ranks for buffer, tensors in each.get("worker", {}).items() for name in tensors}
+    )
     worker: dict[str, dict[str, Tensor]] = {}
     for buffer, name in names:
         found = [each["worker"][buffer][name] for each in ranks if name in each.get("worker", {}).get(buffer, {})]

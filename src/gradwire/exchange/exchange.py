@@ -73,10 +73,18 @@ class Exchange:
     """
 
     def __init__(
-        self, compressor: Compressor, *, memory: Memory | str | None = None, strategy: Strategy | str | None = None,
-        group: dist.ProcessGroup | None = None, policy: Policy | None = None, seed: int = 0,
-        device: torch.device | str = "cpu", force: bool = False, residual_dtype: str = "float32",
-    ) -> None:  # fmt: skip
+        self,
+        compressor: Compressor,
+        *,
+        memory: Memory | str | None = None,
+        strategy: Strategy | str | None = None,
+        group: dist.ProcessGroup | None = None,
+        policy: Policy | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        force: bool = False,
+        residual_dtype: str = "float32",
+    ) -> None:
         check_environment()
         require(is_int(seed, 0), "seed", "an integer >= 0", seed)
         seed = int(seed)
@@ -160,12 +168,19 @@ class Exchange:
         """Configuration and parameters as JSON, and whatever else is ``told``: what all ranks must agree on."""
         for name, shape in params:
             self.policy.choose(name, shape, self.compressor)  # Tries a researcher's own method, which may fail here.
-        return json.dumps({
-            **told,
-            "compressor": self.compressor.to_config(), "memory": self.memory_for(self.compressor).to_config(),
-            "strategy": self.strategy_for(self.compressor).to_config(), "policy": self.policy.to_config(),
-            "seed": self.seed, "params": [[name, list(shape)] for name, shape in params],
-        }, sort_keys=True, default=plain)  # fmt: skip
+        return json.dumps(
+            {
+                **told,
+                "compressor": self.compressor.to_config(),
+                "memory": self.memory_for(self.compressor).to_config(),
+                "strategy": self.strategy_for(self.compressor).to_config(),
+                "policy": self.policy.to_config(),
+                "seed": self.seed,
+                "params": [[name, list(shape)] for name, shape in params],
+            },
+            sort_keys=True,
+            default=plain,
+        )
 
     def begin_step(self) -> None:
         """Count a step; call it once before the first bucket."""
@@ -200,11 +215,16 @@ class Exchange:
         known = (main, self.memory, self.strategy, self.epoch)
         if self._description[0] != known:
             settings = {
-                "compressor": main.to_config(), "memory": self.memory_for(main).to_config(),
-                "strategy": self.strategy_for(main).to_config(), "generation": self.epoch,
-                "policy": {"min_numel": self.policy.min_numel, "exclude": list(self.policy.exclude),
-                           "start_after": self.policy.start_after},
-            }  # fmt: skip
+                "compressor": main.to_config(),
+                "memory": self.memory_for(main).to_config(),
+                "strategy": self.strategy_for(main).to_config(),
+                "generation": self.epoch,
+                "policy": {
+                    "min_numel": self.policy.min_numel,
+                    "exclude": list(self.policy.exclude),
+                    "start_after": self.policy.start_after,
+                },
+            }
             self._description = known, json.dumps(settings, sort_keys=True, default=repr)
         iteration = f'"iteration": {self.step + self.dropped}, ' if self.dropped is not None else ""
         further = f"{json.dumps(self.compared)[1:-1]}, " if self.compared else ""
@@ -308,9 +328,13 @@ class Exchange:
 
     @torch.no_grad()
     def load_state_dict(
-        self, state: Mapping[str, Any], *, on_resize: checkpoint.OnResize = "error",
-        sizes: Mapping[str, int] | None = None, fit: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        state: Mapping[str, Any],
+        *,
+        on_resize: checkpoint.OnResize = "error",
+        sizes: Mapping[str, int] | None = None,
+        fit: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+    ) -> None:
         """Continue from what ``state_dict`` gave, and forget everything else. All ranks must call it.
 
         Args:

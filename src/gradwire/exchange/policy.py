@@ -116,10 +116,12 @@ class Policy(Configuration):
     def to_config(self) -> dict[str, Any]:
         """Plain values for the comparison between ranks; a schedule is represented by its first values."""
         return {
-            "min_numel": self.min_numel, "exclude": list(self.exclude), "start_after": self.start_after,
+            "min_numel": self.min_numel,
+            "exclude": list(self.exclude),
+            "start_after": self.start_after,
             "overrides": {pattern: c.to_config() for pattern, c in self.overrides.items()},
             "schedule": {name: [value(step) for step in SAMPLED] for name, value in self.schedule.items()},
-        }  # fmt: skip
+        }
 
 
 def as_before(before: Any, value: float) -> Any:

@@ -140,20 +140,35 @@ class Residuals:
 
     def changing(self, names: Collection[str]) -> dict[str, Tensor]:
         """Everything that an exchange of these parameters may change, under names of its own."""
-        found = {f"worker/{buffer}/{name}": tensors[name] for buffer, tensors in self.worker.items()
-                 for name in names if buffer not in self._transient and name in tensors}  # fmt: skip
+        found = {
+            f"worker/{buffer}/{name}": tensors[name]
+            for buffer, tensors in self.worker.items()
+            for name in names
+            if buffer not in self._transient and name in tensors
+        }
         # The state of one shard of a parameter has the shard's number after the name.
-        found |= {f"states/{name}/{key}": tensor for name, state in self.states.items()
-                  for key, tensor in state.items() if name.partition("#")[0] in names}  # fmt: skip
-        found |= {f"sessions/{name}/{key}": tensor for name, state in self.sessions.items()
-                  for key, tensor in state.items() if name in names}  # fmt: skip
+        found |= {
+            f"states/{name}/{key}": tensor
+            for name, state in self.states.items()
+            for key, tensor in state.items()
+            if name.partition("#")[0] in names
+        }
+        found |= {
+            f"sessions/{name}/{key}": tensor
+            for name, state in self.sessions.items()
+            for key, tensor in state.items()
+            if name in names
+        }
         shards = {f"owned/{name}/{buffer}/{lo}": view for name, buffer, lo, view in self._views() if name in names}
         return found | shards
 
     def tensors_of(self, name: str) -> list[Tensor]:
         """What is kept for each element of a parameter, its part of the shards that are owned here included."""
-        own = [tensors[name] for buffer, tensors in self.worker.items()
-               if buffer not in self._transient and name in tensors]  # fmt: skip
+        own = [
+            tensors[name]
+            for buffer, tensors in self.worker.items()
+            if buffer not in self._transient and name in tensors
+        ]
         return own + [view for _, _, view in self.owned.get(name, [])]
 
     def _views(self) -> Iterator[tuple[str, str, int, Tensor]]:

@@ -95,8 +95,9 @@ class Settings(Configuration):
         }
         return Policy(self.min_numel, self.exclude, overrides, self.start_after, self.schedule)
 
-    def exchange(self, compressor: Any, params: Mapping[str, Any], group: dist.ProcessGroup | None,
-                 device: Any) -> Exchange:  # fmt: skip
+    def exchange(
+        self, compressor: Any, params: Mapping[str, Any], group: dist.ProcessGroup | None, device: Any
+    ) -> Exchange:
         """Build the exchange.
 
         Raises:
@@ -109,9 +110,16 @@ class Settings(Configuration):
             memory, strategy = memory or compressor.memory, strategy or compressor.strategy
             compressor = compressor.compressor
         return Exchange(
-            build_compressor(compressor, params), memory=memory, strategy=strategy, group=group,
-            policy=self.policy(), seed=self.seed, device=device, force=force, residual_dtype=self.residual_dtype,
-        )  # fmt: skip
+            build_compressor(compressor, params),
+            memory=memory,
+            strategy=strategy,
+            group=group,
+            policy=self.policy(),
+            seed=self.seed,
+            device=device,
+            force=force,
+            residual_dtype=self.residual_dtype,
+        )
 
 
 def valid_timeout(value: object) -> bool:

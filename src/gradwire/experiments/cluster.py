@@ -36,9 +36,12 @@ class Place:
     def tell(self) -> None:
         """Put it where ``torch.distributed`` looks for it."""
         os.environ.update(
-            RANK=str(self.rank), WORLD_SIZE=str(self.world), LOCAL_RANK=str(self.local), MASTER_ADDR=self.address,
+            RANK=str(self.rank),
+            WORLD_SIZE=str(self.world),
+            LOCAL_RANK=str(self.local),
+            MASTER_ADDR=self.address,
             MASTER_PORT=str(self.port),
-        )  # fmt: skip
+        )
 
 
 def placed(environment: Mapping[str, str]) -> Place | None:

@@ -162,13 +162,20 @@ def _row(method: Method, world: int, seeds: int, epochs: int, baseline: float | 
     setup, count = setup_of(method.label), max(len(runs), 1)
     accuracies = tuple(run.quality for run in runs)
     return ConvergenceRow(
-        method.label, _settings(method), world, epochs, accuracies,
+        method.label,
+        _settings(method),
+        world,
+        epochs,
+        accuracies,
         baseline=sum(accuracies) / count if baseline is None else baseline,
-        bytes_per_step=sum(run.bytes_per_step for run in runs) / count, ratio=sum(run.ratio for run in runs) / count,
+        bytes_per_step=sum(run.bytes_per_step for run in runs) / count,
+        ratio=sum(run.ratio for run in runs) / count,
         state_bytes=max((run.state_bytes for ranks in results for run in ranks), default=0),
         identical=all(len({run.digest for run in ranks}) == 1 for ranks in zip(*results, strict=True)),
-        reason=setup.reason, misses=setup.misses, error=error,
-    )  # fmt: skip
+        reason=setup.reason,
+        misses=setup.misses,
+        error=error,
+    )
 
 
 def _settings(method: Method) -> dict[str, Any]:

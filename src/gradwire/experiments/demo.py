@@ -91,7 +91,10 @@ def run_all(methods: Sequence[Method], epochs: int, task: str) -> list[Run]:
 def row(method: Method, runs: Sequence[Run]) -> dict[str, Any]:
     """One method's figures: worker 0's, and whether all workers agree."""
     return {
-        "method": method.label, "compressor": method.compressor.to_config(), "options": dict(method.options),
-        "loss_scale": method.loss_scale, **dataclasses.asdict(runs[0]),
+        "method": method.label,
+        "compressor": method.compressor.to_config(),
+        "options": dict(method.options),
+        "loss_scale": method.loss_scale,
+        **dataclasses.asdict(runs[0]),
         "parameters_identical": len({run.digest for run in runs}) == 1,
-    }  # fmt: skip
+    }

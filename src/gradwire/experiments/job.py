@@ -123,9 +123,14 @@ class Job:
 
 
 def settings_of(
-    task: Task, method: Method, *, workers: int, epochs: int | None = None, recipe: Mapping[str, Any] | None = None,
+    task: Task,
+    method: Method,
+    *,
+    workers: int,
+    epochs: int | None = None,
+    recipe: Mapping[str, Any] | None = None,
     **others: Any,
-) -> RunSettings:  # fmt: skip
+) -> RunSettings:
     """The settings of training a task with a method.
 
     Args:
@@ -151,13 +156,21 @@ def settings_of(
     if method.optimizer is not None:
         check_exchanging(method.optimizer, made)
     return RunSettings(
-        task.name, task.model_name, task.data.name, method.label,
-        method.compressor.to_config() if method.hook is None else None, dict(method.options),
-        method.loss_scale, changes, workers, epochs=epochs or made.epochs,
+        task.name,
+        task.model_name,
+        task.data.name,
+        method.label,
+        method.compressor.to_config() if method.hook is None else None,
+        dict(method.options),
+        method.loss_scale,
+        changes,
+        workers,
+        epochs=epochs or made.epochs,
         data_digest=None if task.small else digest_of(task.data),
         optimizer=None if method.optimizer is None else dict(method.optimizer),
-        hook=None if method.hook is None else dict(method.hook), **others,
-    )  # fmt: skip
+        hook=None if method.hook is None else dict(method.hook),
+        **others,
+    )
 
 
 def begun(task: Task, start: Path | None) -> str | None:
@@ -272,16 +285,27 @@ def perform(job: Job, shown: bool = False) -> Record | None:
         ConfigError, GroupError: as ``train``.
     """
     settings, began, started = job.settings, time.perf_counter(), _now()
-    require(settings.workers == dist.get_world_size(), "workers", f"{dist.get_world_size()}, as the group has",
-            settings.workers)  # fmt: skip
+    require(
+        settings.workers == dist.get_world_size(),
+        "workers",
+        f"{dist.get_world_size()}, as the group has",
+        settings.workers,
+    )
     task, first = job.task(), dist.get_rank() == 0
     device = settings.device if settings.device == "cpu" else f"cuda:{torch.cuda.current_device()}"
     with Bar(task, settings.method, settings.epochs, shown=shown and first) as bar:
         run = train(
-            task, job.method(), settings.epochs, seed=settings.seed, watch=bar.step, device=device,
-            lab=settings.link != "none", tell=bar.point, snapshots=job.snapshots(),
+            task,
+            job.method(),
+            settings.epochs,
+            seed=settings.seed,
+            watch=bar.step,
+            device=device,
+            lab=settings.link != "none",
+            tell=bar.point,
+            snapshots=job.snapshots(),
             start=job.parameters(),
-        )  # fmt: skip
+        )
     runs: list[Any] = [None] * settings.workers
     dist.all_gather_object(runs, run)
     return _record(settings, task, runs, started, time.perf_counter() - began) if first else None
@@ -292,17 +316,34 @@ def _record(settings: RunSettings, task: Task, runs: Sequence[Run], started: str
     largest = max(runs, key=lambda run: run.peak_rss_bytes)
     interface = [run.interface_bytes_per_step for run in runs if run.interface_bytes_per_step is not None]
     return Record(
-        settings, task.measure, task.higher_is_better, status="ok" if identical else "failed",
-        error="" if identical else "the workers' parameters differ", quality=mine.quality, measures=mine.measures,
-        baselines=task.baselines(), history=mine.history, steps=mine.steps,
-        examples_per_second=mine.examples_per_second, seconds=mine.seconds, bytes_per_step=mine.bytes_per_step,
-        unpacked_bytes_per_step=mine.unpacked_bytes_per_step, dense_bytes_per_step=mine.dense_bytes_per_step,
+        settings,
+        task.measure,
+        task.higher_is_better,
+        status="ok" if identical else "failed",
+        error="" if identical else "the workers' parameters differ",
+        quality=mine.quality,
+        measures=mine.measures,
+        baselines=task.baselines(),
+        history=mine.history,
+        steps=mine.steps,
+        examples_per_second=mine.examples_per_second,
+        seconds=mine.seconds,
+        bytes_per_step=mine.bytes_per_step,
+        unpacked_bytes_per_step=mine.unpacked_bytes_per_step,
+        dense_bytes_per_step=mine.dense_bytes_per_step,
         interface_bytes_per_step=sum(interface) / len(interface) if interface else None,
-        state_bytes=max(run.state_bytes for run in runs), peak_rss_bytes=largest.peak_rss_bytes,
+        state_bytes=max(run.state_bytes for run in runs),
+        peak_rss_bytes=largest.peak_rss_bytes,
         start_rss_bytes=largest.start_rss_bytes,
-        nonfinite_steps=mine.nonfinite_steps, identical=identical, digest=mine.digest, environment=environment(),
-        started=started, resumed=mine.resumed, wall_seconds=wall, data_digest=digest_of(task.data),
-    )  # fmt: skip
+        nonfinite_steps=mine.nonfinite_steps,
+        identical=identical,
+        digest=mine.digest,
+        environment=environment(),
+        started=started,
+        resumed=mine.resumed,
+        wall_seconds=wall,
+        data_digest=digest_of(task.data),
+    )
 
 
 def failed(job: Job, error: Exception) -> Record:
@@ -310,9 +351,15 @@ def failed(job: Job, error: Exception) -> Record:
     task = job.task()
     said = str(error) if isinstance(error, GradwireError) else f"{type(error).__name__}: {error}"
     return Record(
-        job.settings, task.measure, task.higher_is_better, status="failed", error=" ".join(said.split()),
-        environment=environment(), started=_now(), data_digest=digest_of(task.data),
-    )  # fmt: skip
+        job.settings,
+        task.measure,
+        task.higher_is_better,
+        status="failed",
+        error=" ".join(said.split()),
+        environment=environment(),
+        started=_now(),
+        data_digest=digest_of(task.data),
+    )
 
 
 def _now() -> str:

@@ -55,9 +55,14 @@ class _Late(BaseException):
 
 
 def launch(
-    workers: int, function: Callable[..., Any], *args: Any, timeout: float = 60.0, lab: Netlab | None = None,
-    backend: str = "gloo", until: float | None = None,
-) -> list[Any]:  # fmt: skip
+    workers: int,
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float = 60.0,
+    lab: Netlab | None = None,
+    backend: str = "gloo",
+    until: float | None = None,
+) -> list[Any]:
     """Call ``function(*args)`` in each of ``workers`` processes that form a group; one torch thread each.
 
     Args:
@@ -84,10 +89,17 @@ def launch(
     names = None if lab is None else lab.names
     with ended_by(until), quiet(), signals_restored(), interrupted_alone(), tempfile.TemporaryDirectory() as folder:
         config = LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=workers, run_id=uuid.uuid4().hex, max_restarts=0,
-            rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", shutdown_timeout=5,
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=workers,
+            run_id=uuid.uuid4().hex,
+            max_restarts=0,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            shutdown_timeout=5,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
-        )  # fmt: skip
+        )
         try:
             results = elastic_launch(config, worker)(timeout, names, backend, function, args)
         except ChildFailedError as error:
@@ -138,8 +150,9 @@ def interrupted_alone() -> Iterator[None]:
     come too late for a worker that is importing torch. So this thread blocks it, and another one waits for it.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in (
-        signal.SIG_IGN, None,
-    ):  # fmt: skip
+        signal.SIG_IGN,
+        None,
+    ):
         yield
         return
     done = threading.Event()

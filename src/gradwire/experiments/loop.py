@@ -56,9 +56,16 @@ class Loop:
     """
 
     def __init__(
-        self, task: Task, method: Method, epochs: int, seed: int = 0, device: str = "cpu", *, lab: bool = False,
+        self,
+        task: Task,
+        method: Method,
+        epochs: int,
+        seed: int = 0,
+        device: str = "cpu",
+        *,
+        lab: bool = False,
         start: Mapping[str, Tensor] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         warm_up(task, torch.device(device))
         forget_peak()
         self._memory: list[tuple[int, int | None]] = []
@@ -183,9 +190,13 @@ class Loop:
         if dist.get_rank() == 0:
             found[0] = self.task.measures(on_cpu(self.module, self.device))
             found[1] = Point(
-                self.epoch + 1, self.step, self.clock.elapsed, sum(self.losses) / len(self.losses),
-                found[0][self.task.measure], self.counted()["bytes_sent"],
-            )  # fmt: skip
+                self.epoch + 1,
+                self.step,
+                self.clock.elapsed,
+                sum(self.losses) / len(self.losses),
+                found[0][self.task.measure],
+                self.counted()["bytes_sent"],
+            )
         dist.broadcast_object_list(found, src=0)
         self.measures, point = found
         self.history.append(point)
@@ -200,10 +211,13 @@ class Loop:
         """What is saved once: the same on all workers, or worker 0's."""
         return {
             "params": {name: param.detach() for name, param in self.module.named_parameters()},
-            "optimizer": self.synchronisation.common(), "schedule": self.schedule.state_dict(), "step": self.step,
-            "history": [dataclasses.asdict(point) for point in self.history], "measures": self.measures,
+            "optimizer": self.synchronisation.common(),
+            "schedule": self.schedule.state_dict(),
+            "step": self.step,
+            "history": [dataclasses.asdict(point) for point in self.history],
+            "measures": self.measures,
             "resumed": self.resumed,
-        }  # fmt: skip
+        }
 
     def own(self) -> dict[str, Any]:
         """What is this worker's."""
@@ -211,10 +225,15 @@ class Loop:
         params = dict(self.module.named_parameters())
         buffers = {name: value for name, value in self.module.state_dict().items() if name not in params}
         return {
-            "buffers": buffers, "exchange": self.synchronisation.own(), "generators": generators(self.device),
-            "losses": self.losses, "clock": self.clock.state_dict(), "counted": self.counted(),
-            "interface": self.interface, "memory": self.memory(),
-        }  # fmt: skip
+            "buffers": buffers,
+            "exchange": self.synchronisation.own(),
+            "generators": generators(self.device),
+            "losses": self.losses,
+            "clock": self.clock.state_dict(),
+            "counted": self.counted(),
+            "interface": self.interface,
+            "memory": self.memory(),
+        }
 
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         """Go on from what ``common`` and ``own`` gave. All workers must call it, before their first step."""

@@ -23,14 +23,27 @@ from gradwire.optim.zeroone_adam import ZeroOneAdam
 __all__ = ["OPTIMIZERS", "build_optimizer", "check_exchanging"]
 
 OPTIMIZERS: dict[str, type[Exchanged]] = {
-    "compressed_step": CompressedStep, "diloco": DiLoCo, "micro_adam": MicroAdam, "onebit_adam": OneBitAdam,
-    "qsparse_local": QsparseLocal, "zeroone_adam": ZeroOneAdam,
-}  # fmt: skip
+    "compressed_step": CompressedStep,
+    "diloco": DiLoCo,
+    "micro_adam": MicroAdam,
+    "onebit_adam": OneBitAdam,
+    "qsparse_local": QsparseLocal,
+    "zeroone_adam": ZeroOneAdam,
+}
 
 _OTHERS = (
-    "inner", "params", "lr", "betas", "eps", "weight_decay", "decoupled", "compressor", "process_group", "meeting",
+    "inner",
+    "params",
+    "lr",
+    "betas",
+    "eps",
+    "weight_decay",
+    "decoupled",
+    "compressor",
+    "process_group",
+    "meeting",
     "options",
-)  # fmt: skip
+)
 """Arguments that the task's recipe, the method or the run gives."""
 
 
@@ -60,17 +73,21 @@ def check_exchanging(told: Mapping[str, Any], recipe: Recipe) -> None:
     for missing in (each for each, needed in known.items() if needed and each not in told):
         require(False, f"{name}.{missing}", "given", Told("nothing"))
     if not issubclass(OPTIMIZERS[name], LocalSteps):
-        require(recipe.optimizer in ("adam", "adamw"), "recipe.optimizer", f"adam or adamw with {name}",
-                recipe.optimizer)  # fmt: skip
+        require(
+            recipe.optimizer in ("adam", "adamw"), "recipe.optimizer", f"adam or adamw with {name}", recipe.optimizer
+        )
         coupled = recipe.optimizer == "adam" and recipe.weight_decay > 0
         takes = "decoupled" in inspect.signature(OPTIMIZERS[name]).parameters
         require(takes or not coupled, "recipe.optimizer", f"adamw with {name}, whose decay is decoupled", "adam")
 
 
 def build_optimizer(
-    told: Mapping[str, Any], recipe: Recipe, params: Sequence[tuple[str, nn.Parameter]], compressor: Compressor,
+    told: Mapping[str, Any],
+    recipe: Recipe,
+    params: Sequence[tuple[str, nn.Parameter]],
+    compressor: Compressor,
     options: Mapping[str, Any],
-) -> Exchanged:  # fmt: skip
+) -> Exchanged:
     """An optimizer that exchanges, with the learning rate, betas and decay of a recipe. All workers must call it.
 
     Args:

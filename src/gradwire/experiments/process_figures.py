@@ -19,8 +19,15 @@ from gradwire.netlab.names import INTERFACE
 from gradwire.netlab.system import own_counters
 
 __all__ = [
-    "OnDevice", "digest", "forget_peak", "interface_bytes", "on_cpu", "peak_bytes", "resident_bytes", "tensor_bytes",
-]  # fmt: skip
+    "OnDevice",
+    "digest",
+    "forget_peak",
+    "interface_bytes",
+    "on_cpu",
+    "peak_bytes",
+    "resident_bytes",
+    "tensor_bytes",
+]
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

@@ -25,10 +25,14 @@ class Bars:
     def __init__(self, steps: int, *, shown: bool) -> None:
         self.steps = steps
         self.progress = Progress(
-            TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}"), TimeElapsedColumn(),
-            console=Console(stderr=True), disable=not shown,
-        )  # fmt: skip
+            TextColumn("{task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            disable=not shown,
+        )
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -61,10 +65,15 @@ class Bar:
         self.task, self.epochs, self.shown = task, epochs, shown
         self.before = Point(0, 0, 0.0, 0.0, 0.0, 0.0)
         self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}"), TextColumn("{task.fields[rate]}"), TimeElapsedColumn(),
-            console=Console(stderr=True, markup=False, highlight=False), disable=not shown,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True, markup=False, highlight=False),
+            disable=not shown,
+        )
         self.bar = self.progress.add_task(label, total=task.steps(epochs), loss="...", rate="")
 
     def __enter__(self) -> Self:
@@ -108,9 +117,15 @@ class Stages:
         console = console or Console(stderr=True, markup=False)
         # Seldom: it must not take time from what is timed meanwhile.
         self.progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), TextColumn(f"of {seconds:g} s"),
-            console=console, disable=not console.is_terminal, refresh_per_second=2, transient=True,
-        )  # fmt: skip
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            TimeElapsedColumn(),
+            TextColumn(f"of {seconds:g} s"),
+            console=console,
+            disable=not console.is_terminal,
+            refresh_per_second=2,
+            transient=True,
+        )
         self.task = self.progress.add_task("")
 
     def __enter__(self) -> Self:

@@ -132,14 +132,22 @@ def _adamw(recipe: Recipe, params: Params) -> Optimizer:
 
 def _rmsprop(recipe: Recipe, params: Params) -> Optimizer:
     return RMSprop(
-        params, recipe.lr, alpha=0.9, eps=1e-10, weight_decay=recipe.weight_decay, momentum=recipe.momentum,
+        params,
+        recipe.lr,
+        alpha=0.9,
+        eps=1e-10,
+        weight_decay=recipe.weight_decay,
+        momentum=recipe.momentum,
         centered=True,
-    )  # fmt: skip
+    )
 
 
 OPTIMIZERS: dict[str, Callable[[Recipe, Params], Optimizer]] = {
-    "sgd": _sgd, "adam": _adam, "adamw": _adamw, "rmsprop": _rmsprop,
-}  # fmt: skip
+    "sgd": _sgd,
+    "adam": _adam,
+    "adamw": _adamw,
+    "rmsprop": _rmsprop,
+}
 """SGD is Nesterov's, RMSprop the centered one, as in the benchmarks' originals."""
 
 
@@ -164,12 +172,20 @@ _COUNT: _Check = (lambda value: value is None or is_int(value, 1), "an integer >
 _FINITE: _Check = (_in(0, _MOST), "a finite number >= 0")
 
 _ALLOWED: dict[str, _Check] = {
-    "batch": _AT_LEAST_1, "lr": _FINITE, "momentum": (_in(0, 1, below=True), "a number in [0, 1)"),
-    "weight_decay": _FINITE, "warmup": _AT_LEAST_1, "drops": (_each(_in(0, 1)), "a sequence of numbers in [0, 1]"),
-    "fall": _FINITE, "linear": (lambda value: value in (False, True), "true or false"),
+    "batch": _AT_LEAST_1,
+    "lr": _FINITE,
+    "momentum": (_in(0, 1, below=True), "a number in [0, 1)"),
+    "weight_decay": _FINITE,
+    "warmup": _AT_LEAST_1,
+    "drops": (_each(_in(0, 1)), "a sequence of numbers in [0, 1]"),
+    "fall": _FINITE,
+    "linear": (lambda value: value in (False, True), "true or false"),
     "clip": (lambda value: value is None or (_in(0, math.inf)(value) and value > 0), "a number above 0, or None"),
     "optimizer": (lambda value: isinstance(value, str) and value in OPTIMIZERS, f"one of {', '.join(OPTIMIZERS)}"),
-    "betas": (_each(_in(0, 1, below=True), 2), "two numbers in [0, 1)"), "epochs": _AT_LEAST_1, "steps": _COUNT,
+    "betas": (_each(_in(0, 1, below=True), 2), "two numbers in [0, 1)"),
+    "epochs": _AT_LEAST_1,
+    "steps": _COUNT,
     "cosine": (lambda value: value is None or _in(0, 1)(value), "a number in [0, 1], or None"),
-    "autocast": (lambda value: isinstance(value, bool), "true or false"), "micro": _COUNT,
-}  # fmt: skip
+    "autocast": (lambda value: isinstance(value, bool), "true or false"),
+    "micro": _COUNT,
+}

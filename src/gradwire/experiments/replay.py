@@ -136,11 +136,17 @@ def replay(plan: ReplayPlan, contestants: Sequence[Contestant]) -> Iterator[Row]
 def _row(plan: ReplayPlan, contestant: Contestant, lab: Netlab | None) -> Row:
     size = models.facts(plan.model, small=plan.small)
     row: Row = {
-        "model": size.name, "parameters": size.parameters, "tensors": size.tensors, "workers": plan.workers,
-        "link": str(plan.link), "tcp": None if lab is None else lab.congestion, "compute": plan.compute,
-        "method": contestant.label, "params": contestant.compressor and contestant.compressor.properties()["params"],
+        "model": size.name,
+        "parameters": size.parameters,
+        "tensors": size.tensors,
+        "workers": plan.workers,
+        "link": str(plan.link),
+        "tcp": None if lab is None else lab.congestion,
+        "compute": plan.compute,
+        "method": contestant.label,
+        "params": contestant.compressor and contestant.compressor.properties()["params"],
         "options": dict(contestant.options),
-    }  # fmt: skip
+    }
     try:
         row |= _figures(launch(plan.workers, exchange, plan, contestant, timeout=plan.patience, lab=lab))
     except GradwireError as error:
@@ -155,10 +161,16 @@ def _figures(results: Sequence[Result]) -> Row:
     step, mine = summarise(samples), results[0]
     interface = [result.interface_bytes for result in results if result.interface_bytes is not None]
     return {
-        "seconds": step.median, "seconds_low": step.low, "seconds_high": step.high, "steps": len(samples),
-        "bytes_sent": mine.bytes_sent, "ratio": mine.ratio, "phases": mine.phases,
-        "interface_bytes": sum(interface) / len(interface) if interface else None, "samples": samples,
-    }  # fmt: skip
+        "seconds": step.median,
+        "seconds_low": step.low,
+        "seconds_high": step.high,
+        "steps": len(samples),
+        "bytes_sent": mine.bytes_sent,
+        "ratio": mine.ratio,
+        "phases": mine.phases,
+        "interface_bytes": sum(interface) / len(interface) if interface else None,
+        "samples": samples,
+    }
 
 
 class Replayed(nn.Module):
@@ -217,10 +229,13 @@ def exchange(plan: ReplayPlan, contestant: Contestant) -> Result:
             state.close()
     spent = {name: (after[name] - before[name]) / count for name in after}
     return Result(
-        seconds, bytes_sent=spent.pop("bytes_sent", None), ratio=None if state is None else state.metrics()["ratio"],
-        phases=spent or None, interface_bytes=None if sent is None else ((sent_after or 0) - sent) / count,
+        seconds,
+        bytes_sent=spent.pop("bytes_sent", None),
+        ratio=None if state is None else state.metrics()["ratio"],
+        phases=spent or None,
+        interface_bytes=None if sent is None else ((sent_after or 0) - sent) / count,
         digest=_digest(replayed),
-    )  # fmt: skip
+    )
 
 
 def _alone(contestant: Contestant) -> bool:

@@ -65,9 +65,10 @@ def _alexnet() -> Iterator[Shape]:
 
 
 NETWORKS: dict[str, Callable[[], Iterator[Shape]]] = {
-    "alexnet": _alexnet, "vgg16": _vgg16,
+    "alexnet": _alexnet,
+    "vgg16": _vgg16,
     **{f"resnet{depth}": partial(_resnet, depth) for depth in (*BASIC, *BOTTLENECKS)},
-}  # fmt: skip
+}
 
 
 def network_shapes(text: str) -> list[Shape]:

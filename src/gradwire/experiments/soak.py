@@ -49,10 +49,18 @@ FAULTS = {"nan": 0.01, "inf": 0.01, "huge": 0.02, "zero": 0.03}
 """Chance of each in a step of a worker."""
 
 METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("topk", {"ratio": 0.05}), ("efsignsgd", {}), ("qsgd", {"bits": 4}), ("three_lc", {}), ("powersgd", {"rank": 2}),
-    ("twobit", {"threshold": "auto"}), ("fp16", {"strategy": "allgather"}), ("onebit", {"scale": "mean"}),
-    ("topk", {"ratio": 0.1, "strategy": "two_phase"}), ("efsignsgd", {"strategy": "two_phase"}), ("blockwise8", {}),
-)  # fmt: skip
+    ("topk", {"ratio": 0.05}),
+    ("efsignsgd", {}),
+    ("qsgd", {"bits": 4}),
+    ("three_lc", {}),
+    ("powersgd", {"rank": 2}),
+    ("twobit", {"threshold": "auto"}),
+    ("fp16", {"strategy": "allgather"}),
+    ("onebit", {"scale": "mean"}),
+    ("topk", {"ratio": 0.1, "strategy": "two_phase"}),
+    ("efsignsgd", {"strategy": "two_phase"}),
+    ("blockwise8", {}),
+)
 """The methods that take turns, all with a residual: those whose books balance to the rounding of float32. They do not
 where float16 itself is summed (``fp16`` over ``allreduce``), nor where an unbiased method compresses a mean again
 (``qsgd`` over ``two_phase``): that noise is kept by nobody."""
@@ -114,8 +122,11 @@ class SoakReport:
                 f"{self.error:.1e} of the gradients was lost or came twice with {self.worst}, rounding is below "
                 f"{ROUNDING:.0e}"
             )
-        grown = [f"{worker} by {after - before:,} bytes" for worker, (before, after) in enumerate(self.rss)
-                 if after - before > GROWTH[0] + GROWTH[1] * before]  # fmt: skip
+        grown = [
+            f"{worker} by {after - before:,} bytes"
+            for worker, (before, after) in enumerate(self.rss)
+            if after - before > GROWTH[0] + GROWTH[1] * before
+        ]
         return found + ([f"the memory of workers grew: {', '.join(grown)}"] if grown else [])
 
 
@@ -132,10 +143,17 @@ def soak(plan: SoakPlan, timeout: float = 120.0) -> SoakReport:
     first = told[0]
     faults: Counter[str] = sum((Counter(each["faults"]) for each in told), Counter())
     return SoakReport(
-        first["steps"], first["skipped"], {kind: faults[kind] for kind in FAULTS}, first["restarts"], first["changes"],
-        first["error"], first["worst"], len({each["digest"] for each in told}) == 1,
-        tuple(each["rss"] for each in told), first["loss"],
-    )  # fmt: skip
+        first["steps"],
+        first["skipped"],
+        {kind: faults[kind] for kind in FAULTS},
+        first["restarts"],
+        first["changes"],
+        first["error"],
+        first["worst"],
+        len({each["digest"] for each in told}) == 1,
+        tuple(each["rss"] for each in told),
+        first["loss"],
+    )
 
 
 def work(plan: SoakPlan) -> dict[str, Any]:
@@ -174,11 +192,17 @@ class Soaked:
             if done < 0.2:
                 rss = resident()
         return {
-            "steps": self.steps, "skipped": self.skipped, "faults": dict(self.faults), "restarts": self.restarts,
-            "changes": self.changes, "error": self.error, "worst": self.worst,
-            "rss": (rss, resident()), "loss": sum(losses) / len(losses),
+            "steps": self.steps,
+            "skipped": self.skipped,
+            "faults": dict(self.faults),
+            "restarts": self.restarts,
+            "changes": self.changes,
+            "error": self.error,
+            "worst": self.worst,
+            "rss": (rss, resident()),
+            "loss": sum(losses) / len(losses),
             "digest": digest(self.model),
-        }  # fmt: skip
+        }
 
     def _share_done(self) -> float:
         """How much of the plan is done; the first worker's clock decides for all."""
@@ -289,8 +313,15 @@ class Soaked:
 
     def _save(self) -> bytes:
         file = io.BytesIO()
-        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-                    "gradwire": self.state.state_dict(), "method": self.method}, file)  # fmt: skip
+        torch.save(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "gradwire": self.state.state_dict(),
+                "method": self.method,
+            },
+            file,
+        )
         return file.getvalue()
 
     def _restart(self, saved: bytes) -> None:

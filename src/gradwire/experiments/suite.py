@@ -84,24 +84,40 @@ _VALUES: _Check = (lambda value: isinstance(value, dict) and is_plain(value), f"
 _RATES = _lists(lambda value: _is(int, float)(value) and 0 < value < math.inf, "finite numbers above 0")
 
 _SUITE: dict[str, _Check] = {
-    "tasks": _TEXTS, "methods": _TEXTS, "links": _TEXTS, "baseline": _TEXT, "device": _TEXT,
+    "tasks": _TEXTS,
+    "methods": _TEXTS,
+    "links": _TEXTS,
+    "baseline": _TEXT,
+    "device": _TEXT,
     "workers": _lists(lambda value: is_int(value, 1, _MOST_WORKERS), f"integers in [1, {_MOST_WORKERS}]"),
     "seeds": (
         lambda value: is_int(value, 1) or _lists(lambda seed: is_int(seed, 0, MOST_SEED), "seeds")[0](value),
         "how many, or a list of integers in [0, 2^63)",
     ),
-    "rates": _RATES, "recommended": (_is(bool), "true or false"), "task": _TABLE, "method": _TABLE,
+    "rates": _RATES,
+    "recommended": (_is(bool), "true or false"),
+    "task": _TABLE,
+    "method": _TABLE,
     "backend": (lambda value: value in BACKENDS, " or ".join(BACKENDS)),
-}  # fmt: skip
+}
 _TASK: dict[str, _Check] = {
-    "epochs": (lambda value: is_int(value, 1), "an integer >= 1"), "model": _TEXT, "data": _TEXT, "start": _TEXT,
-    "methods": _TEXTS, "recipe": _VALUES, "rates": _RATES,
+    "epochs": (lambda value: is_int(value, 1), "an integer >= 1"),
+    "model": _TEXT,
+    "data": _TEXT,
+    "start": _TEXT,
+    "methods": _TEXTS,
+    "recipe": _VALUES,
+    "rates": _RATES,
     "options": _VALUES,
-}  # fmt: skip
+}
 _METHOD: dict[str, _Check] = {
-    "method": _TEXT, "options": _VALUES, "recipe": _VALUES, "optimizer": _TEXT, "rates": _RATES,
+    "method": _TEXT,
+    "options": _VALUES,
+    "recipe": _VALUES,
+    "optimizer": _TEXT,
+    "rates": _RATES,
     "loss_scale": (lambda value: _is(int, float)(value) and 0 < value < math.inf, "finite and above 0"),
-}  # fmt: skip
+}
 
 
 def load(path: Path, made: Iterable[Record] = ()) -> list[Job]:
@@ -160,9 +176,17 @@ def _of_task(
     def job(method: Method, workers: int, link: str, seed: int, *, tuned: bool) -> Job:
         changed = dataclasses.replace(method, recipe={**own.get("recipe", {}), **method.recipe})
         settings = settings_of(
-            task, changed, workers=workers, link=str(Link.read(link)), seed=seed, epochs=own.get("epochs"),
-            start=digest, backend=backend, device=device_of(backend, suite.get("device")), tuned=tuned,
-        )  # fmt: skip
+            task,
+            changed,
+            workers=workers,
+            link=str(Link.read(link)),
+            seed=seed,
+            epochs=own.get("epochs"),
+            start=digest,
+            backend=backend,
+            device=device_of(backend, suite.get("device")),
+            tuned=tuned,
+        )
         _possible(link, workers, backend)
         return Job(settings, data, start=start)
 
@@ -194,8 +218,11 @@ def _best(candidates: Sequence[Method], found: Sequence[Record | None]) -> Metho
     ended = [record for record in found if record is not None]
     if len(ended) < len(candidates):
         return None
-    good = {place: record.quality for place, record in enumerate(ended)
-            if record.status == "ok" and record.quality is not None and math.isfinite(record.quality)}  # fmt: skip
+    good = {
+        place: record.quality
+        for place, record in enumerate(ended)
+        if record.status == "ok" and record.quality is not None and math.isfinite(record.quality)
+    }
     choose = max if ended[0].higher_is_better else min
     return candidates[choose(good, key=lambda place: good[place])] if good else None
 
@@ -229,10 +256,13 @@ def _method(label: str, task: str, suite: Table) -> Method:
     method = method_of(own.get("method", label), task, own=not suite.get("recommended", True))
     common = suite.get("task", {}).get(task, {}).get("options", {}) if method.hook is None else {}
     return dataclasses.replace(
-        method, label=label, options={**method.options, **common, **own.get("options", {})},
-        recipe={**method.recipe, **own.get("recipe", {})}, loss_scale=float(own.get("loss_scale", method.loss_scale)),
+        method,
+        label=label,
+        options={**method.options, **common, **own.get("options", {})},
+        recipe={**method.recipe, **own.get("recipe", {})},
+        loss_scale=float(own.get("loss_scale", method.loss_scale)),
         optimizer=named_of(own["optimizer"]) if "optimizer" in own else method.optimizer,
-    )  # fmt: skip
+    )
 
 
 def _check(table: Any, known: Mapping[str, _Check], under: str) -> None:

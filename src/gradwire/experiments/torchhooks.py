@@ -121,7 +121,7 @@ class TorchHook:
             **{name: getattr(state, name) for name in _SAVED},
             **{name: dict(getattr(state, name)) for name in _KEPT},
             "rng": [kind, [int(key) for key in keys], *rest],
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from what ``state_dict`` gave."""

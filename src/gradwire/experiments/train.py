@@ -51,10 +51,18 @@ class Run:
 
 
 def train(
-    task: Task, method: Method, epochs: int, *, seed: int = 0, watch: Watcher | None = None, device: str = "cpu",
-    lab: bool = False, tell: Callable[[Point], None] | None = None, snapshots: RunSnapshots | None = None,
+    task: Task,
+    method: Method,
+    epochs: int,
+    *,
+    seed: int = 0,
+    watch: Watcher | None = None,
+    device: str = "cpu",
+    lab: bool = False,
+    tell: Callable[[Point], None] | None = None,
+    snapshots: RunSnapshots | None = None,
     start: Mapping[str, Tensor] | None = None,
-) -> Run:  # fmt: skip
+) -> Run:
     """One run; every worker of the default process group must call it with the same arguments.
 
     Args:
@@ -97,13 +105,22 @@ def _run(loop: Loop) -> Run:
         unpacked = unpacked_bytes(kept.exchange, loop.params(), sent)
     peak, start = loop.memory()
     return Run(
-        quality=last.quality, measures=loop.measures, loss=last.loss, bytes_per_step=sent,
+        quality=last.quality,
+        measures=loop.measures,
+        loss=last.loss,
+        bytes_per_step=sent,
         ratio=counted["dense_bytes"] / counted["bytes_sent"] if counted["bytes_sent"] else 1.0,
-        state_bytes=tensor_bytes(kept.kept()), nonfinite_steps=counted["nonfinite_steps"],
-        seconds=seconds, digest=digest(loop.module), history=tuple(loop.history), steps=loop.step,
+        state_bytes=tensor_bytes(kept.kept()),
+        nonfinite_steps=counted["nonfinite_steps"],
+        seconds=seconds,
+        digest=digest(loop.module),
+        history=tuple(loop.history),
+        steps=loop.step,
         examples_per_second=loop.task.recipe.batch / seconds["step"],
         dense_bytes_per_step=counted["dense_bytes"] / loop.step,
         unpacked_bytes_per_step=unpacked,
         interface_bytes_per_step=None if loop.interface is None else loop.interface / loop.step,
-        peak_rss_bytes=peak, start_rss_bytes=start, resumed=loop.resumed,
-    )  # fmt: skip
+        peak_rss_bytes=peak,
+        start_rss_bytes=start,
+        resumed=loop.resumed,
+    )

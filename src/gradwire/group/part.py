@@ -119,9 +119,14 @@ class Part:
         self.remember()
         for piece, payload in zip(self.pieces, message.payloads, strict=True):
             piece.memory.encode(
-                piece.unit.compressor, piece.of(flat), piece.kept, payload, piece.state, key.of(piece.id),
+                piece.unit.compressor,
+                piece.of(flat),
+                piece.kept,
+                payload,
+                piece.state,
+                key.of(piece.id),
                 message.status,
-            )  # fmt: skip
+            )
 
     def remember(self) -> None:
         """Keep the states as they are, for ``rollback``."""

@@ -54,10 +54,16 @@ class ArrayState(BucketState):
     """
 
     def __init__(
-        self, specs: Mapping[str, Spec], compressor: Any, options: Mapping[str, Any],
-        group: dist.ProcessGroup | None = None, scaler: Any = None, adaptive: str | None = None,
-        *, corrected: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        specs: Mapping[str, Spec],
+        compressor: Any,
+        options: Mapping[str, Any],
+        group: dist.ProcessGroup | None = None,
+        scaler: Any = None,
+        adaptive: str | None = None,
+        *,
+        corrected: bool = False,
+    ) -> None:
         super().__init__()
         rest = dict(options)
         bucket_mb = rest.pop("bucket_mb", 25.0)
@@ -67,9 +73,17 @@ class ArrayState(BucketState):
             require(bool(specs), "parameters", "at least one", Told("none"))
             return {name: without_data(name, spec) for name, spec in specs.items()}
 
-        self.exchange, params = prepare_named(select, CPU, compressor, rest, group, Caller("gradwire"),
-                                              bucket_mb=bucket_mb, variance_correction=corrected,
-                                              **Units.told(scaler, None))  # fmt: skip
+        self.exchange, params = prepare_named(
+            select,
+            CPU,
+            compressor,
+            rest,
+            group,
+            Caller("gradwire"),
+            bucket_mb=bucket_mb,
+            variance_correction=corrected,
+            **Units.told(scaler, None),
+        )
         if corrected:
             self.measure_noise()
         self.buckets = [Bucket(members, CPU) for members in split(list(params.items())[::-1], bucket_mb)]

@@ -51,8 +51,11 @@ class CopyNotice:
         if self.copied and model.training and torch.is_grad_enabled():
             forget_copied(model)
             if dist.get_rank() == 0:
-                log.warning("this DDP model is a copy of one with %s: DDP averages its gradients uncompressed; "
-                            "give it to gradwire.compress_ddp to compress them", self.method)  # fmt: skip
+                log.warning(
+                    "this DDP model is a copy of one with %s: DDP averages its gradients uncompressed; "
+                    "give it to gradwire.compress_ddp to compress them",
+                    self.method,
+                )
 
 
 def note_copies(model: nn.Module, method: str) -> None:

@@ -99,8 +99,10 @@ def recut(
 
     parts = [ranks_of(state, old) for old in range(state["shards"])]
     before = state["world"]
-    ranks = {str(rank): joined([folded(checked_rank({"ranks": part}, rank), before) for part in parts], fit)
-             for rank in range(before)}  # fmt: skip
+    ranks = {
+        str(rank): joined([folded(checked_rank({"ranks": part}, rank), before) for part in parts], fit)
+        for rank in range(before)
+    }
     return {**rest, "ranks": ranks}
 
 
@@ -112,6 +114,8 @@ def ranks_of(state: Mapping[str, Any], shard: int) -> Mapping[str, Entry]:
 
 def joined(entries: Sequence[Entry], fit: Callable[[str, Sequence[Tensor]], Tensor]) -> Entry:
     """The buffers of one rank, each out of what it is in the entries."""
-    worker = {buffer: {name: fit(name, [entry["worker"][buffer][name] for entry in entries]) for name in tensors}
-              for buffer, tensors in entries[0].get("worker", {}).items()}  # fmt: skip
+    worker = {
+        buffer: {name: fit(name, [entry["worker"][buffer][name] for entry in entries]) for name in tensors}
+        for buffer, tensors in entries[0].get("worker", {}).items()
+    }
     return counted({"worker": worker})

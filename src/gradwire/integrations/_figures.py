@@ -50,8 +50,10 @@ class MetricsWriter(ABC):
             return False
         now = self.state.metrics()
         if now["steps"] == self._before["steps"]:
-            log.warning("no gradient was exchanged in the last %d steps: is this the state of the model that trains?",
-                        self.every)  # fmt: skip
+            log.warning(
+                "no gradient was exchanged in the last %d steps: is this the state of the model that trains?",
+                self.every,
+            )
         self.write(figures(self._before, now, self.every), now["steps"])
         self._before = now
         return True
@@ -77,6 +79,8 @@ def figures(before: Mapping[str, Any], now: Mapping[str, Any], steps: int) -> di
     row = {f"{name}_per_step": (now[name] - before[name]) / steps for name in COUNTED}
     sent = now["bytes_sent"] - before["bytes_sent"]
     row["ratio"] = (now["dense_bytes"] - before["dense_bytes"]) / sent if sent else 1.0
-    row |= {f"seconds_per_step/{phase}": (total - before["seconds"][phase]) / steps
-            for phase, total in now["seconds"].items()}  # fmt: skip
+    row |= {
+        f"seconds_per_step/{phase}": (total - before["seconds"][phase]) / steps
+        for phase, total in now["seconds"].items()
+    }
     return row | {name: float(now[name]) for name in ("residual_norm", "nonfinite_steps")}

@@ -50,8 +50,10 @@ def check_mesh(params: Iterable[tuple[str, Any]], mesh: DeviceMesh) -> None:
         theirs, placements = param.device_mesh, param.placements
         if theirs.ndim == 2 and placements[0].is_replicate() and not placements[1].is_replicate():
             outer, inner = theirs.mesh_dim_names or ("replicate", "shard")
-            remedy = (f"one dimension; for hybrid sharding shard over mesh[{inner!r}], fully_shard(..., "
-                      f"mesh=mesh[{inner!r}]), and give replicate=mesh[{outer!r}]")  # fmt: skip
+            remedy = (
+                f"one dimension; for hybrid sharding shard over mesh[{inner!r}], fully_shard(..., "
+                f"mesh=mesh[{inner!r}]), and give replicate=mesh[{outer!r}]"
+            )
             require(False, "mesh of the model", remedy, f"{theirs.ndim} dimensions")
         whole = "one dimension, without tensor parallelism, whose parameters are cut twice"
         require(theirs.ndim == 1, f"mesh of {name}", whole, f"{theirs.ndim} dimensions")
@@ -114,9 +116,11 @@ def replicas_left_out(mesh: DeviceMesh, replicate: DeviceMesh | None) -> str | N
     apart = names and all(not MODEL.isdisjoint(words(name)) for name in names)
     if apart and root.size() == world:
         return None
-    return (f"{size} of {world} ranks reduce this model's gradients; it is sharded over ranks {ranks_of(mesh)}. "
-            "If others train the same parameters they drift apart: give replicate=, a mesh over the ranks that hold "
-            "the same rows; replicate=False says that it is meant")  # fmt: skip
+    return (
+        f"{size} of {world} ranks reduce this model's gradients; it is sharded over ranks {ranks_of(mesh)}. "
+        "If others train the same parameters they drift apart: give replicate=, a mesh over the ranks that hold "
+        "the same rows; replicate=False says that it is meant"
+    )
 
 
 def root_of(mesh: DeviceMesh) -> DeviceMesh:

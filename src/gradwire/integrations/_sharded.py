@@ -44,8 +44,12 @@ class ShardedState(ExchangeState):
 
     def begin(self, index: int) -> None:
         """A module's turn; one that had its turn in this step begins the next."""
-        require(not self.closed, "state of the model", "open when gradients are reduced: compress the model anew after "
-                "state.close()", "a closed one")  # fmt: skip
+        require(
+            not self.closed,
+            "state of the model",
+            "open when gradients are reduced: compress the model anew after state.close()",
+            "a closed one",
+        )
         if index in self._seen or not self._seen:
             self._seen.clear()
             self.exchange.begin_step()
@@ -95,9 +99,12 @@ class ReduceScatter:
     """
 
     def __init__(
-        self, state: ShardedState, trained: Callable[[], Sequence[Sharded]], index: int,
+        self,
+        state: ShardedState,
+        trained: Callable[[], Sequence[Sharded]],
+        index: int,
         later: Callable[[torch.dtype], float] = lambda _: 1.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.state, self.trained, self.index, self.later = state, trained, index, later
         self.shards: Sequence[Sharded] = ()
         self.session: ScatterSession | None = None
@@ -138,8 +145,10 @@ class ReduceScatter:
         exchange, moment = self.state.exchange, self.state.exchange.second_moment
         if moment is None or not moment.due(exchange.step):
             return None
-        parts = [[(piece.lo, piece.lo + piece.numel) for piece in part.pieces if piece.unit.compressor.name != "none"]
-                 for part in session.parts]  # fmt: skip
+        parts = [
+            [(piece.lo, piece.lo + piece.numel) for piece in part.pieces if piece.unit.compressor.name != "none"]
+            for part in session.parts
+        ]
         each = len(parts[0])
         owned = slice(exchange.channel.rank * each, (exchange.channel.rank + 1) * each)
         spans = list(chain.from_iterable(parts))
@@ -163,8 +172,10 @@ class ReduceScatter:
         exchange, lo = self.state.exchange, 0
         site, shards = site_of(exchange), []
         chosen = [self._chosen(each, main) for each in self.shards]
-        kept = [site.kept.keep(Unit(((each.name, each.padded),), (each.padded,), 0, code, memory))
-                for each, (code, memory) in zip(self.shards, chosen, strict=True)]  # fmt: skip
+        kept = [
+            site.kept.keep(Unit(((each.name, each.padded),), (each.padded,), 0, code, memory))
+            for each, (code, memory) in zip(self.shards, chosen, strict=True)
+        ]
         for owner in range(exchange.channel.world):
             pieces = []
             for each, (code, memory), flats in zip(self.shards, chosen, kept, strict=True):

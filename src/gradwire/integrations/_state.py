@@ -100,8 +100,12 @@ class Units:
     def now(self) -> Reading:
         """The scale and the rates; a scale on a GPU is waited for."""
         groups = self.optimizer.param_groups if self.optimizer is not None else []
-        rates = {self.names[id(param)]: float(group["lr"])
-                 for group in groups for param in group["params"] if id(param) in self.names}  # fmt: skip
+        rates = {
+            self.names[id(param)]: float(group["lr"])
+            for group in groups
+            for param in group["params"]
+            if id(param) in self.names
+        }
         return (self.scaler.get_scale() if self.scaler is not None else None), rates
 
     def follow(self, exchange: Exchange, scale: float | None, rates: Mapping[str, float]) -> None:
@@ -248,8 +252,16 @@ class ExchangeState:
         """The state as this rank's exchange takes it."""
         return state
 
-    def change(self, compressor: Any, *, memory: Memory | str | None = None, strategy: Strategy | str | None = None,
-               drop: bool = False, force: bool | None = None, **params: Any) -> None:  # fmt: skip
+    def change(
+        self,
+        compressor: Any,
+        *,
+        memory: Memory | str | None = None,
+        strategy: Strategy | str | None = None,
+        drop: bool = False,
+        force: bool | None = None,
+        **params: Any,
+    ) -> None:
         """Go on with another compressor or other settings from the next step on. All ranks must call it.
 
         What waits in residuals is sent by the new method.
@@ -280,10 +292,16 @@ class ExchangeState:
 
 
 def change(
-    exchange: Exchange, compressor: Any, params: Mapping[str, Any], memory: Memory | str | None,
-    strategy: Strategy | str | None, drop: bool, force: bool | None, names: Sequence[str],
+    exchange: Exchange,
+    compressor: Any,
+    params: Mapping[str, Any],
+    memory: Memory | str | None,
+    strategy: Strategy | str | None,
+    drop: bool,
+    force: bool | None,
+    names: Sequence[str],
     check: Callable[[Exchange], None],
-) -> None:  # fmt: skip
+) -> None:
     """Give an exchange another compressor. All ranks must call it, between steps."""
     made: list[Exchange] = []
     exchange.end_step()

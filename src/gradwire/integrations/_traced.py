@@ -87,8 +87,10 @@ class Arrivals(BucketState):
     def exchange_all(self, grads: Sequence[Tensor], numbers: Sequence[int]) -> None:
         """Replace the gradients of the parameters of these numbers by their means."""
         found = dict(zip(numbers, grads, strict=True))
-        of_bucket = {id(bucket): [found[number] for number in members]
-                     for bucket, members in zip(self.buckets, self.members, strict=True)}  # fmt: skip
+        of_bucket = {
+            id(bucket): [found[number] for number in members]
+            for bucket, members in zip(self.buckets, self.members, strict=True)
+        }
 
         def scatter(bucket: Bucket) -> None:
             for view, grad in zip(bucket.views, of_bucket[id(bucket)], strict=True):

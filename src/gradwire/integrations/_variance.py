@@ -58,8 +58,12 @@ class VarianceCorrection:
         if optimizer is None:
             return
         others = type(optimizer).__module__.startswith("torch.optim") and not is_adaptive(optimizer)
-        require(not others, "variance_correction", "an optimizer that divides by a mean of squares, as Adam does",
-                type(optimizer).__name__)  # fmt: skip
+        require(
+            not others,
+            "variance_correction",
+            "an optimizer that divides by a mean of squares, as Adam does",
+            type(optimizer).__name__,
+        )
 
     def close(self) -> None:
         """Leave the optimizer alone; not to be called within its step."""
@@ -76,9 +80,13 @@ class VarianceCorrection:
         if factor == 1.0 or exchange is None:
             return
         if factor >= _SAID and not self._said and exchange.channel.rank == 0:
-            log.info("what arrives is %.3g times as long as the exact mean of the gradients, by the noise of the code: "
-                     "%s steps with %.3g times its learning rates, and this factor follows the noise", factor,
-                     type(optimizer).__name__, factor)  # fmt: skip
+            log.info(
+                "what arrives is %.3g times as long as the exact mean of the gradients, by the noise of the code: "
+                "%s steps with %.3g times its learning rates, and this factor follows the noise",
+                factor,
+                type(optimizer).__name__,
+                factor,
+            )
             self._said = True
         self._rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:

@@ -94,8 +94,11 @@ class Loaded:
 
     def __init__(self, models: Sequence[nn.Module], folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self._models = {number: weakref.ref(model) for number, model in enumerate(models)
-                        if not any(is_of(model, each) for each in _compressed)}  # fmt: skip
+        self._models = {
+            number: weakref.ref(model)
+            for number, model in enumerate(models)
+            if not any(is_of(model, each) for each in _compressed)
+        }
 
     def number_of(self, model: DistributedDataParallel) -> int | None:
         """The number of a model; None if nothing was loaded into it."""
@@ -149,6 +152,8 @@ def places(model: DistributedDataParallel, models: Sequence[nn.Module]) -> list[
     # Accelerate lists what it was given; a model that was prepared a second time is listed as it came out.
     found = [number for number, each in enumerate(models) if is_of(each, model)][:1]
     if not found:
-        log.warning("residuals of a model are neither saved nor loaded, because Accelerate does not save the model: it "
-                    "was prepared by another Accelerator, or free_memory() has let go of it")  # fmt: skip
+        log.warning(
+            "residuals of a model are neither saved nor loaded, because Accelerate does not save the model: it "
+            "was prepared by another Accelerator, or free_memory() has let go of it"
+        )
     return found

@@ -32,8 +32,17 @@ __all__ = ["AdaptiveWatch", "check_optimizer", "is_adaptive", "is_adaptive_class
 log = logging.getLogger("gradwire")
 
 _NAMES = (
-    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SparseAdam",
-)  # fmt: skip
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "SparseAdam",
+)
 _CLASSES = tuple(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name))
 """The optimizers by these names that this version of torch has."""
 
@@ -100,9 +109,13 @@ class AdaptiveWatch:
     """
 
     def __init__(
-        self, exchange: Exchange, params: Mapping[int, Named], optimizer: Optimizer | str | None = None,
-        *, corrected: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        exchange: Exchange,
+        params: Mapping[int, Named],
+        optimizer: Optimizer | str | None = None,
+        *,
+        corrected: bool = False,
+    ) -> None:
         self._exchange, self._params, self._said, self._corrected = exchange, params, False, corrected
         self._adaptive: dict[str, list[Named]] = {}
         """What each adaptive optimizer trains, by name, because an optimizer may hold the state that holds this."""

@@ -37,8 +37,12 @@ from gradwire.worker import Worker
 __all__ = ["GradwireState", "compress_ddp", "gradwire_hook"]
 
 
-CALLER = Caller("gradwire.compress_ddp", "ddp", "give it another method with state.change(...), or close it first with "
-                "state.close() and wrap the module into a new DDP model")  # fmt: skip
+CALLER = Caller(
+    "gradwire.compress_ddp",
+    "ddp",
+    "give it another method with state.change(...), or close it first with "
+    "state.close() and wrap the module into a new DDP model",
+)
 
 
 class GradwireState(ExchangeState):
@@ -61,10 +65,17 @@ class GradwireState(ExchangeState):
     """
 
     def __init__(
-        self, model: nn.Module, compressor: Any = "bf16", process_group: dist.ProcessGroup | None = None,
-        *, scaler: Any = None, lr_correction: Optimizer | None = None, optimizer: Optimizer | None = None,
-        variance_correction: Optimizer | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        compressor: Any = "bf16",
+        process_group: dist.ProcessGroup | None = None,
+        *,
+        scaler: Any = None,
+        lr_correction: Optimizer | None = None,
+        optimizer: Optimizer | None = None,
+        variance_correction: Optimizer | None = None,
+        **options: Any,
+    ) -> None:
         model = uncompiled(model)
         forget_copied(model)
         module, group = model, process_group
@@ -81,9 +92,18 @@ class GradwireState(ExchangeState):
 
         # Each of them adds a message, or moves the ends of buckets.
         told = {name: getattr(model, name, None) for name in ("find_unused_parameters", "bucket_bytes_cap")}
-        self.exchange, params = prepare(module, compressor, options, group, CALLER, check=check, carrier=model,
-                                        ddp=told, variance_correction=variance_correction is not None,
-                                        **Units.told(scaler, lr_correction))  # fmt: skip
+        self.exchange, params = prepare(
+            module,
+            compressor,
+            options,
+            group,
+            CALLER,
+            check=check,
+            carrier=model,
+            ddp=told,
+            variance_correction=variance_correction is not None,
+            **Units.told(scaler, lr_correction),
+        )
         self.correct(variance_correction)
         self.units = Units(scaler, lr_correction, {id(param): name for name, param in params.items()})
         self.units.read_ahead(model, self.exchange.device)
@@ -93,8 +113,12 @@ class GradwireState(ExchangeState):
         self._frozen_params = [(name, param) for name, param in module.named_parameters() if name in self.frozen]
         self._model = weakref.ref(model)  # DDP's reducer holds this state, and a cycle through C++ is never freed.
         self._names = {id(param): (name, tuple(in_memory(param).shape)) for name, param in params.items()}
-        self.adaptive = AdaptiveWatch(self.exchange, self._names, optimizer or variance_correction or lr_correction,
-                                     corrected=variance_correction is not None)  # fmt: skip
+        self.adaptive = AdaptiveWatch(
+            self.exchange,
+            self._names,
+            optimizer or variance_correction or lr_correction,
+            corrected=variance_correction is not None,
+        )
         self._worker = Worker()
         self._scratch = Scratch()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -165,8 +189,12 @@ class GradwireState(ExchangeState):
             not late, "parameters", "those that were trainable when DDP was made; after unfreezing make it anew", late
         )
         divides = getattr(self._model(), "_divide_by_initial_world_size", True)
-        require(divides is not False, "divide_by_initial_world_size", "True: torch does not tell a hook who has joined",
-                divides)  # fmt: skip
+        require(
+            divides is not False,
+            "divide_by_initial_world_size",
+            "True: torch does not tell a hook who has joined",
+            divides,
+        )
 
     def _name(self, param: Tensor) -> Named:
         named = self._names.get(id(param))
@@ -221,18 +249,28 @@ def check_ddp(model: DistributedDataParallel, group: dist.ProcessGroup | None) -
     Raises:
         ConfigError
     """
-    require(model.mixed_precision is None, "mixed_precision of DistributedDataParallel",
-            "None, because it is a hook of its own; use torch.autocast", model.mixed_precision)  # fmt: skip
+    require(
+        model.mixed_precision is None,
+        "mixed_precision of DistributedDataParallel",
+        "None, because it is a hook of its own; use torch.autocast",
+        model.mixed_precision,
+    )
     if model._comm_hooks:
         hook, state = model._comm_hooks[0]
         ours = isinstance(state, GradwireState)
         remedy = "go on with its state: state.change(...) takes another method" if ours else "wrap the module anew"
-        raise ConfigError(f"model must be a DDP model without a communication hook, got one that has "
-                          f"{getattr(hook, '__name__', hook)!r} already, and torch takes one; {remedy}")  # fmt: skip
+        raise ConfigError(
+            f"model must be a DDP model without a communication hook, got one that has "
+            f"{getattr(hook, '__name__', hook)!r} already, and torch takes one; {remedy}"
+        )
     ranks = dist.get_process_group_ranks(model.process_group)
     given = ranks if group is None else dist.get_process_group_ranks(group)
-    require(set(given) == set(ranks), "process_group", f"of the DDP model's own ranks {ranks}, or left out",
-            Told(f"one of ranks {given}"))  # fmt: skip
+    require(
+        set(given) == set(ranks),
+        "process_group",
+        f"of the DDP model's own ranks {ranks}, or left out",
+        Told(f"one of ranks {given}"),
+    )
 
 
 def not_wrapped(model: object) -> ConfigError:

@@ -50,9 +50,17 @@ SHARD = "shard (the ranks of replicate= must hold the same rows)"
 class FSDPState(ShardedState):
     """The exchange of a sharded model. Made by ``compress_fsdp``."""
 
-    def __init__(self, model: nn.Module, compressor: Any, replicate: DeviceMesh | Literal[False] | None, scaler: Any,
-                 lr_correction: Any, optimizer: Any, variance_correction: Any,
-                 options: Mapping[str, Any]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: nn.Module,
+        compressor: Any,
+        replicate: DeviceMesh | Literal[False] | None,
+        scaler: Any,
+        lr_correction: Any,
+        optimizer: Any,
+        variance_correction: Any,
+        options: Mapping[str, Any],
+    ) -> None:
         super().__init__()
         model = uncompiled(model)
         groups, sharded = managed(model), sharded_in(model)
@@ -75,15 +83,27 @@ class FSDPState(ShardedState):
             if replicate is not False and (doubt := replicas_left_out(mesh, replicas)) is not None:
                 doubts.append(doubt)
 
-        told: dict[str, Any] = {"sharded": mesh.size(), "variance_correction": variance_correction is not None,
-                                **Units.told(scaler, lr_correction)}  # fmt: skip
+        told: dict[str, Any] = {
+            "sharded": mesh.size(),
+            "variance_correction": variance_correction is not None,
+            **Units.told(scaler, lr_correction),
+        }
         if replicas is not None and mesh.ndim == 1:
             told[SHARD] = mesh.get_local_rank()
         where = replicas if replicas is not None and line_of(replicas) else mesh
 
         def make() -> Exchange:
-            return prepare(model, compressor, options, where.get_group(0), CALLER, check=check, carrier=model,
-                           device=device, **told).exchange  # fmt: skip
+            return prepare(
+                model,
+                compressor,
+                options,
+                where.get_group(0),
+                CALLER,
+                check=check,
+                carrier=model,
+                device=device,
+                **told,
+            ).exchange
 
         self.exchange = make() if replicas is None or mesh.ndim > 1 else agreed_by_shards(make, mesh, device)
         if replicas is None:
@@ -96,8 +116,12 @@ class FSDPState(ShardedState):
         self.units.read_ahead(model, device)
         shapes = {id(param): (name, tuple(param.shape)) for name, param in sharded.items()}
         self.correct(variance_correction)
-        self.adaptive = AdaptiveWatch(self.exchange, shapes, optimizer or variance_correction or lr_correction,
-                                      corrected=variance_correction is not None)  # fmt: skip
+        self.adaptive = AdaptiveWatch(
+            self.exchange,
+            shapes,
+            optimizer or variance_correction or lr_correction,
+            corrected=variance_correction is not None,
+        )
         self.exchange.skips_steps = self.units.scaler is not None
         for index, (module, group) in enumerate(groups):
             self._attach(module, group, names, index)
@@ -127,8 +151,9 @@ class FSDPState(ShardedState):
 
     def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], index: int) -> None:
         world = group.mesh_info.mesh.size()
-        cuts = [Sharded(names[id(each.sharded_param)], tuple(each.sharded_param.shape), world)
-                for each in group.fsdp_params]  # fmt: skip
+        cuts = [
+            Sharded(names[id(each.sharded_param)], tuple(each.sharded_param.shape), world) for each in group.fsdp_params
+        ]
         self.cuts |= {cut.name: cut for cut in cuts}
         self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
 
@@ -281,9 +306,12 @@ def managed(model: object) -> list[tuple[FSDPModule, Any]]:
 
 
 def check_model(
-    groups: Sequence[tuple[FSDPModule, Any]], sharded: Mapping[str, Any], mesh: DeviceMesh, replicate: Any,
+    groups: Sequence[tuple[FSDPModule, Any]],
+    sharded: Mapping[str, Any],
+    mesh: DeviceMesh,
+    replicate: Any,
     options: Mapping[str, Any],
-) -> None:  # fmt: skip
+) -> None:
     """Refuse what would not be compressed, or not as it lies.
 
     Raises:
@@ -296,13 +324,21 @@ def check_model(
     require(own, "process_group", "left out: the ranks are those of the model's mesh, or of replicate=", "one")
     for name, param in sharded.items():
         missing = replicate is not None and param.is_meta
-        require(not missing, f"device of {name}", "one with memory before replicas are made equal: call to_empty and "
-                "initialise it first", "meta")  # fmt: skip
+        require(
+            not missing,
+            f"device of {name}",
+            "one with memory before replicas are made equal: call to_empty and initialise it first",
+            "meta",
+        )
     reduced = {id(each.sharded_param) for _, group in groups for each in group.fsdp_params}
     apart = [name for name, param in sharded.items() if id(param) not in reduced]
     same = not apart and len(reduced) == len(sharded)
-    require(same, "model", "the module that was given to fully_shard, with all whose parameters it reduces",
-            f"one whose {', '.join(apart[:3])} it does not" if apart else "a part of it")  # fmt: skip
+    require(
+        same,
+        "model",
+        "the module that was given to fully_shard, with all whose parameters it reduces",
+        f"one whose {', '.join(apart[:3])} it does not" if apart else "a part of it",
+    )
     for _, group in groups:
         check_hooks(group._reduce_scatter_comm, group._all_reduce_hook)
 
@@ -327,10 +363,16 @@ def check_hooks(comm: object, hook: object) -> None:
 
 
 def compress_fsdp(
-    model: nn.Module, compressor: Any = "bf16", *, replicate: DeviceMesh | Literal[False] | None = None,
-    scaler: Any = None, lr_correction: Any = None, optimizer: Any = None, variance_correction: Any = None,
+    model: nn.Module,
+    compressor: Any = "bf16",
+    *,
+    replicate: DeviceMesh | Literal[False] | None = None,
+    scaler: Any = None,
+    lr_correction: Any = None,
+    optimizer: Any = None,
+    variance_correction: Any = None,
     **options: Any,
-) -> FSDPState:  # fmt: skip
+) -> FSDPState:
     """Reduce the gradients of a ``fully_shard`` model compressed, from the next backward on.
 
     All ranks must call it, with the same arguments, after ``fully_shard`` and before the optimizer is made or after.

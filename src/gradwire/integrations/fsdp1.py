@@ -36,9 +36,14 @@ class FSDP1State(ShardedState):
     """The exchange of a model under FSDP1. Made by ``compress_fsdp1``."""
 
     def __init__(
-        self, model: nn.Module, compressor: Any, scaler: Any, optimizer: Any, variance_correction: Any,
+        self,
+        model: nn.Module,
+        compressor: Any,
+        scaler: Any,
+        optimizer: Any,
+        variance_correction: Any,
         options: Mapping[str, Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         model = uncompiled(model)
         flats = flat_parameters(model)
@@ -59,9 +64,18 @@ class FSDP1State(ShardedState):
             check_dtypes(flats)
             return flats
 
-        self.exchange, _ = prepare_named(select, device, compressor, options, group, CALLER, carrier=model, fsdp=1,
-                                         variance_correction=variance_correction is not None,
-                                         **Units.told(scaler, None))  # fmt: skip
+        self.exchange, _ = prepare_named(
+            select,
+            device,
+            compressor,
+            options,
+            group,
+            CALLER,
+            carrier=model,
+            fsdp=1,
+            variance_correction=variance_correction is not None,
+            **Units.told(scaler, None),
+        )
         self.check_scatter()
         self.correct(variance_correction)
         warn_of_others(self.exchange.channel.rank, group)
@@ -70,14 +84,20 @@ class FSDP1State(ShardedState):
         # With use_orig_params the optimizer has the parameters that the flat ones are made of.
         largest = max(named.values(), key=lambda each: each[1])
         originals = {id(param): largest for param in model.parameters()}
-        self.adaptive = AdaptiveWatch(self.exchange, {**originals, **named}, optimizer or variance_correction,
-                                      corrected=variance_correction is not None)  # fmt: skip
+        self.adaptive = AdaptiveWatch(
+            self.exchange,
+            {**originals, **named},
+            optimizer or variance_correction,
+            corrected=variance_correction is not None,
+        )
         self.units.read_ahead(model, self.exchange.device)
         self.exchange.skips_steps = self.units.scaler is not None
         world = self.exchange.channel.world
         self.cuts = {name: Sharded(name, (numel_of(flat),), world) for name, flat in flats.items()}
-        self.parts = {name: ReduceScatter(self, partial(list, [cut]), index)
-                      for index, (name, cut) in enumerate(self.cuts.items())}  # fmt: skip
+        self.parts = {
+            name: ReduceScatter(self, partial(list, [cut]), index)
+            for index, (name, cut) in enumerate(self.cuts.items())
+        }
         self.sizes = {name: cut.padded for name, cut in self.cuts.items()}
 
     def check(self, exchange: Exchange) -> None:
@@ -166,8 +186,12 @@ def warn_of_others(rank: int, group: dist.ProcessGroup) -> None:
     """Say once, on rank 0, that other ranks of the job may train the same parameters."""
     ranks, world = dist.get_process_group_ranks(group), dist.get_world_size()
     if rank == 0 and len(ranks) < world:
-        log.warning("the model is sharded over ranks %s of %d: nobody averages with others that train the same "
-                    "parameters; for that use FSDP2 and compress_fsdp(model, replicate=)", ranks, world)  # fmt: skip
+        log.warning(
+            "the model is sharded over ranks %s of %d: nobody averages with others that train the same "
+            "parameters; for that use FSDP2 and compress_fsdp(model, replicate=)",
+            ranks,
+            world,
+        )
 
 
 def numel_of(flat: nn.Parameter) -> int:
@@ -175,8 +199,15 @@ def numel_of(flat: nn.Parameter) -> int:
     return cast(Any, flat)._unpadded_unsharded_size.numel()  # type: ignore[no-any-return]
 
 
-def compress_fsdp1(model: nn.Module, compressor: Any = "bf16", *, scaler: Any = None,
-                   optimizer: Any = None, variance_correction: Any = None, **options: Any) -> FSDP1State:  # fmt: skip
+def compress_fsdp1(
+    model: nn.Module,
+    compressor: Any = "bf16",
+    *,
+    scaler: Any = None,
+    optimizer: Any = None,
+    variance_correction: Any = None,
+    **options: Any,
+) -> FSDP1State:
     """Reduce the gradients of a ``FullyShardedDataParallel`` model compressed. New models should use ``compress_fsdp``.
 
     All ranks must call it, before the first forward. Patterns are over names of wrapped modules, ``"root"`` for the

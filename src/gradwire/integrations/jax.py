@@ -158,9 +158,12 @@ def broadcast(params: Any, process_group: dist.ProcessGroup | None = None) -> An
 def warned_if_repeated(number: int, last: int) -> int:
     """The number of this update; if it is that of the last one, the last one was thrown away."""
     if number == last:
-        log.warning("what was exchanged in update %d was thrown away, and the optimizer was asked for it again: "
-                    "gradients are lost. Put gradwire before optax.MultiSteps, not inside: optax.chain(wire, "
-                    "optax.MultiSteps(...).gradient_transformation())", number)  # fmt: skip
+        log.warning(
+            "what was exchanged in update %d was thrown away, and the optimizer was asked for it again: "
+            "gradients are lost. Put gradwire before optax.MultiSteps, not inside: optax.chain(wire, "
+            "optax.MultiSteps(...).gradient_transformation())",
+            number,
+        )
     return number
 
 
@@ -181,8 +184,9 @@ def check_tree(made_for: dict[str, Spec], given: dict[str, Spec]) -> None:
     """
     for name in [*made_for, *given]:
         if made_for.get(name) != given.get(name):
-            raise ConfigError(f"gradient of {name} must be {made_for.get(name)}, as when compress was called, "
-                              f"got {given.get(name)}")  # fmt: skip
+            raise ConfigError(
+                f"gradient of {name} must be {made_for.get(name)}, as when compress was called, got {given.get(name)}"
+            )
 
 
 def as_numpy(tensor: Tensor) -> np.ndarray:

@@ -76,8 +76,12 @@ class GradwireCallback(Callback):
         if stage == "fit":
             check_strategy(trainer)
             ours = [each for each in trainer.callbacks if isinstance(each, GradwireCallback)]
-            require(len(ours) == 1, "callbacks", "with one GradwireCallback, whose overrides= gives parameters methods "
-                    "of their own", f"{len(ours)} of them")  # fmt: skip
+            require(
+                len(ours) == 1,
+                "callbacks",
+                "with one GradwireCallback, whose overrides= gives parameters methods of their own",
+                f"{len(ours)} of them",
+            )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The model is wrapped: attach the hook, and go on with the checkpoint, or with what the last fit left."""

@@ -32,10 +32,17 @@ class OptimizerState(BucketState):
     """The exchange in front of an optimizer's step. Made by ``compress_optimizer``."""
 
     def __init__(
-        self, optimizer: Optimizer, model: nn.Module, compressor: Any, bucket_mb: float, options: dict[str, Any],
-        group: dist.ProcessGroup | None, scaler: Any = None, lr_correction: bool = False,
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        compressor: Any,
+        bucket_mb: float,
+        options: dict[str, Any],
+        group: dist.ProcessGroup | None,
+        scaler: Any = None,
+        lr_correction: bool = False,
         variance_correction: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         ours: set[int] = set()
 
@@ -47,9 +54,19 @@ class OptimizerState(BucketState):
             ours.update(id(param) for param in parameters_of(optimizer))
 
         model = uncompiled(model)
-        self.exchange, params = prepare(model, compressor, options, group, CALLER, ours, check, carrier=optimizer,
-                                        bucket_mb=bucket_mb, variance_correction=variance_correction,
-                                        **Units.told(scaler, lr_correction))  # fmt: skip
+        self.exchange, params = prepare(
+            model,
+            compressor,
+            options,
+            group,
+            CALLER,
+            ours,
+            check,
+            carrier=optimizer,
+            bucket_mb=bucket_mb,
+            variance_correction=variance_correction,
+            **Units.told(scaler, lr_correction),
+        )
         if variance_correction:
             self.check_correction()  # Before anything hangs on the optimizer or on its parameters.
         device = self.exchange.device
@@ -103,8 +120,13 @@ class OptimizerState(BucketState):
         """
         if self._closed:
             taken_over = any(owners_of(param) for param in self._known.values())
-            require(taken_over, "state of the optimizer", "open when it steps, or ranks would train apart: call "
-                    "compress_optimizer again, or go on with a new optimizer", Told("one that was closed"))  # fmt: skip
+            require(
+                taken_over,
+                "state of the optimizer",
+                "open when it steps, or ranks would train apart: call "
+                "compress_optimizer again, or go on with a new optimizer",
+                Told("one that was closed"),
+            )
             return
         # Not told to the others: whoever's scaler skips this step would not be there to hear of it.
         scaler, known = scaler_at_work(), self.units.scaler
@@ -117,15 +139,23 @@ class OptimizerState(BucketState):
             self._refuse(error)
         if not self._done:
             # A rank whose scaler skips the step would never come here, and the others wait for it.
-            require(self.units.scaler is None, "exchange_gradients", "called before scaler.unscale_ and scaler.step",
-                    Told("no call"))  # fmt: skip
+            require(
+                self.units.scaler is None,
+                "exchange_gradients",
+                "called before scaler.unscale_ and scaler.step",
+                Told("no call"),
+            )
             self.exchange_gradients()
         self._done = False
 
     def _check(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        require(closure is None, "closure", "None: it would compute gradients after the exchange",
-                getattr(closure, "__qualname__", closure))  # fmt: skip
+        require(
+            closure is None,
+            "closure",
+            "None: it would compute gradients after the exchange",
+            getattr(closure, "__qualname__", closure),
+        )
         allowed = "over the parameters that were trainable at set-up"
         new = [p for p in parameters_of(optimizer) if p.requires_grad and id(p) not in self._known]
         require(not new, "optimizer", allowed, Told(f"{len(new)} more"))
@@ -228,10 +258,17 @@ def scatter(bucket: Bucket) -> None:
 
 
 def compress_optimizer(
-    optimizer: Optimizer, model: nn.Module, compressor: Any = "bf16", *, bucket_mb: float = 25.0,
-    process_group: dist.ProcessGroup | None = None, scaler: Any = None, lr_correction: bool = False,
-    variance_correction: bool = False, **options: Any,
-) -> OptimizerState:  # fmt: skip
+    optimizer: Optimizer,
+    model: nn.Module,
+    compressor: Any = "bf16",
+    *,
+    bucket_mb: float = 25.0,
+    process_group: dist.ProcessGroup | None = None,
+    scaler: Any = None,
+    lr_correction: bool = False,
+    variance_correction: bool = False,
+    **options: Any,
+) -> OptimizerState:
     """Average gradients, compressed, whenever ``optimizer.step()`` is called: data parallelism without DDP.
 
     All ranks must call it, with the same arguments. Rank 0's parameters are sent to the others.
@@ -269,8 +306,9 @@ def compress_optimizer(
         1
         >>> dist.destroy_process_group()
     """
-    state = OptimizerState(optimizer, model, compressor, bucket_mb, options, process_group, scaler, lr_correction,
-                           variance_correction)  # fmt: skip
+    state = OptimizerState(
+        optimizer, model, compressor, bucket_mb, options, process_group, scaler, lr_correction, variance_correction
+    )
     optimizer.register_step_pre_hook(state.before_step)
     state.correct(optimizer if variance_correction else None)  # Behind the exchange, whose step it measures.
     return state

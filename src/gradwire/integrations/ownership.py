@@ -97,8 +97,10 @@ def conflict(caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, carrier
     start = f"{caller.name} must be given parameters whose gradients nobody else averages, got "
     for name, param in params.items():
         if caller.under != "fsdp" and is_sharded(param):
-            return (f"{start}{name!r} of a sharded model: use gradwire.compress_fsdp for fully_shard, "
-                    "gradwire.compress_fsdp1 for FullyShardedDataParallel")  # fmt: skip
+            return (
+                f"{start}{name!r} of a sharded model: use gradwire.compress_fsdp for fully_shard, "
+                "gradwire.compress_fsdp1 for FullyShardedDataParallel"
+            )
         for owner in owners_of(param):
             hooks = caller.under == owner.caller.under == "ddp"
             other = hooks and owner.carrier is not None and owner.carrier() is not carrier
@@ -109,8 +111,10 @@ def conflict(caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, carrier
     for reduced, group in wrapped():
         for name, param in params.items():
             if id(param) in reduced and overlap(group, ranks):
-                return (f"{start}{name!r}, which DistributedDataParallel averages: use gradwire.compress_ddp on the "
-                        f"DDP model, or {caller.name} on the module without DDP")  # fmt: skip
+                return (
+                    f"{start}{name!r}, which DistributedDataParallel averages: use gradwire.compress_ddp on the "
+                    f"DDP model, or {caller.name} on the module without DDP"
+                )
     return None
 
 

@@ -55,8 +55,7 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
                 f"sparse of {name or 'the module'} must be False: sparse gradients cannot be exchanged, got sparse=True"
             )
     params = {name: param for name, param in module.named_parameters() if param.requires_grad}
-    require(bool(params), "model", "a module with trainable parameters",
-            Told(f"{type(module).__name__} without any"))  # fmt: skip
+    require(bool(params), "model", "a module with trainable parameters", Told(f"{type(module).__name__} without any"))
     check_dtypes(params)
     return params
 
@@ -80,10 +79,17 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    model: nn.Module, compressor: Any, options: Mapping[str, Any], group: dist.ProcessGroup | None,
-    caller: Caller, only: Container[int] | None = None, check: Callable[[], None] = lambda: None,
-    device: torch.device | None = None, carrier: object | None = None, **told: Any,
-) -> Prepared:  # fmt: skip
+    model: nn.Module,
+    compressor: Any,
+    options: Mapping[str, Any],
+    group: dist.ProcessGroup | None,
+    caller: Caller,
+    only: Container[int] | None = None,
+    check: Callable[[], None] = lambda: None,
+    device: torch.device | None = None,
+    carrier: object | None = None,
+    **told: Any,
+) -> Prepared:
     """The exchange that all ranks agree on, on a process group of its own. All ranks must call it.
 
     Args:
@@ -137,9 +143,15 @@ def frozen_in(module: nn.Module) -> dict[str, int]:
 
 
 def prepare_named(
-    select: Callable[[], dict[str, nn.Parameter]], device: torch.device, compressor: Any, options: Mapping[str, Any],
-    group: dist.ProcessGroup | None, caller: Caller, carrier: object | None = None, **told: Any,
-) -> Prepared:  # fmt: skip
+    select: Callable[[], dict[str, nn.Parameter]],
+    device: torch.device,
+    compressor: Any,
+    options: Mapping[str, Any],
+    group: dist.ProcessGroup | None,
+    caller: Caller,
+    carrier: object | None = None,
+    **told: Any,
+) -> Prepared:
     """Do what ``prepare`` does for the parameters that ``select`` names; if it raises, all ranks hear of it."""
     if not dist.is_initialized():
         select()
@@ -173,9 +185,12 @@ def prepare_named(
 
 
 def prepare_alone(
-    select: Callable[[], dict[str, nn.Parameter]], device: torch.device, compressor: Any, options: Mapping[str, Any],
+    select: Callable[[], dict[str, nn.Parameter]],
+    device: torch.device,
+    compressor: Any,
+    options: Mapping[str, Any],
     caller: Caller,
-) -> Prepared:  # fmt: skip
+) -> Prepared:
     """Do what ``prepare_named`` does for an exchange that goes over no process group: a group of one.
 
     Raises:
@@ -294,15 +309,31 @@ def announce(exchange: Exchange, shapes: list[Named]) -> None:
         compressed += numel if chosen is not None and chosen.name != "none" else 0
         if exchange.policy.would_grow(name, shape, main):
             dense[name] = numel
-    log.info("%r over %s: %d of %d elements compressed, the rest travels dense", main,
-             exchange.strategy_for(main).name, compressed, total)  # fmt: skip
+    log.info(
+        "%r over %s: %d of %d elements compressed, the rest travels dense",
+        main,
+        exchange.strategy_for(main).name,
+        compressed,
+        total,
+    )
     if compressed == 0 and main.name != "none":
-        log.warning("%r compresses nothing: every parameter is excluded, smaller than min_numel=%d, or would grow",
-                    main, exchange.policy.min_numel)  # fmt: skip
+        log.warning(
+            "%r compresses nothing: every parameter is excluded, smaller than min_numel=%d, or would grow",
+            main,
+            exchange.policy.min_numel,
+        )
     if sum(dense.values()) > MUCH * total and main.name != "none":
         by_size = sorted(dense, key=lambda each: -dense[each])
         more = f" and {len(by_size) - 3} more" if len(by_size) > 3 else ""
         remedy = ", or reshape them into matrices" if main.family == "low rank" else ""
-        log.warning("%r cannot shrink %s%s: %d of %d elements travel dense; give them another method, such as "
-                    "overrides={%r: 'qsgd'}%s", main, ", ".join(by_size[:3]),
-                    more, sum(dense.values()), total, by_size[0], remedy)  # fmt: skip
+        log.warning(
+            "%r cannot shrink %s%s: %d of %d elements travel dense; give them another method, such as "
+            "overrides={%r: 'qsgd'}%s",
+            main,
+            ", ".join(by_size[:3]),
+            more,
+            sum(dense.values()),
+            total,
+            by_size[0],
+            remedy,
+        )

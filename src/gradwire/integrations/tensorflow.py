@@ -91,9 +91,15 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     """
 
     def __init__(
-        self, optimizer: Any, compressor: Any = "bf16", *, process_group: dist.ProcessGroup | None = None,
-        name: str | None = None, variance_correction: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        optimizer: Any,
+        compressor: Any = "bf16",
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        name: str | None = None,
+        variance_correction: bool = False,
+        **options: Any,
+    ) -> None:
         backend = keras.backend.backend()
         allowed = "tensorflow; under torch use gradwire.compress_ddp, under jax gradwire.jax.compress"
         require(backend == "tensorflow", "Keras's backend", allowed, backend)
@@ -137,9 +143,15 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         specs = named(variables)
         # Built while a step is traced, it must still happen now.
         with tf.init_scope():
-            self.state = ArrayState(specs, self.compressor, self.options, self.process_group, self._loss_scale,
-                                    adaptive(self.inner_optimizer),
-                                    corrected=self.variance_correction)  # fmt: skip
+            self.state = ArrayState(
+                specs,
+                self.compressor,
+                self.options,
+                self.process_group,
+                self._loss_scale,
+                adaptive(self.inner_optimizer),
+                corrected=self.variance_correction,
+            )
             start = [torch.from_numpy(variable.numpy().copy()) for variable in variables]
             share_start(start, self.process_group)
             for variable, value in zip(variables, start, strict=True):
@@ -158,8 +170,11 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             own[index] = grad
         means = self._average(own)
         # Keras would warn of variables without a gradient, and refuse to step if there is no other.
-        found = [(means[index], variable) for index, variable in zip(indices, variables, strict=True)
-                 if means[index] is not None]  # fmt: skip
+        found = [
+            (means[index], variable)
+            for index, variable in zip(indices, variables, strict=True)
+            if means[index] is not None
+        ]
         before = [tf.identity(variable) for _, variable in found] if self.variance_correction else []
         self.inner_optimizer.apply([mean for mean, _ in found], [variable for _, variable in found])
         if before:
@@ -200,8 +215,11 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     def _exchange_compiled(self, missing: Sequence[bool], *grads: Any) -> list[Any]:
         """Exchange with zeros for what is missing: which gradients there are was decided when tracing."""
         means = self._exchange(missing, *grads)
-        given = [variable.path for variable, mean, gone in zip(self._trainable_variables, means, missing, strict=True)
-                 if gone and mean is not None]  # fmt: skip
+        given = [
+            variable.path
+            for variable, mean, gone in zip(self._trainable_variables, means, missing, strict=True)
+            if gone and mean is not None
+        ]
         allowed = "given by all processes or by none in a compiled step; else compile(run_eagerly=True)"
         require(not given, "gradients", allowed, f"none of {given[:3]} in this process")
         return [grad if mean is None else mean for mean, grad in zip(means, grads, strict=False)]
@@ -211,11 +229,15 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         if self._loss_scale is not None:
             *grads, scale = grads  # type: ignore[assignment]
             self._loss_scale.now = float(scale)
-        own = [None if gone else from_dlpack(tf.experimental.dlpack.to_dlpack(grad))
-               for grad, gone in zip(grads, missing, strict=True)]  # fmt: skip
+        own = [
+            None if gone else from_dlpack(tf.experimental.dlpack.to_dlpack(grad))
+            for grad, gone in zip(grads, missing, strict=True)
+        ]
         # A copy, because the next step overwrites the means, and TensorFlow wants its memory aligned.
-        return [None if mean is None else tf.experimental.dlpack.from_dlpack(to_dlpack(mean.clone()))
-                for mean in self.state.exchange_arrays(own)]  # fmt: skip
+        return [
+            None if mean is None else tf.experimental.dlpack.from_dlpack(to_dlpack(mean.clone()))
+            for mean in self.state.exchange_arrays(own)
+        ]
 
     @property
     def variables(self) -> list[Any]:

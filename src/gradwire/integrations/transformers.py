@@ -33,9 +33,13 @@ class GradwireCallback(TrainerCallback):
     """
 
     def __init__(
-        self, trainer: Trainer, compressor: Any, resume_from_checkpoint: str | os.PathLike[str] | bool | None,
-        on_resize: OnResize, options: dict[str, Any],
-    ) -> None:  # fmt: skip
+        self,
+        trainer: Trainer,
+        compressor: Any,
+        resume_from_checkpoint: str | os.PathLike[str] | bool | None,
+        on_resize: OnResize,
+        options: dict[str, Any],
+    ) -> None:
         self.trainer, self.compressor, self.options = trainer, compressor, options
         self.resume_from_checkpoint = resume_from_checkpoint
         self.on_resize: OnResize = on_resize
@@ -104,9 +108,13 @@ class GradwireCallback(TrainerCallback):
 
 
 def compress_trainer(
-    trainer: Trainer, compressor: Any = "bf16", *,
-    resume_from_checkpoint: str | os.PathLike[str] | bool | None = None, on_resize: OnResize = "error", **options: Any,
-) -> GradwireCallback:  # fmt: skip
+    trainer: Trainer,
+    compressor: Any = "bf16",
+    *,
+    resume_from_checkpoint: str | os.PathLike[str] | bool | None = None,
+    on_resize: OnResize = "error",
+    **options: Any,
+) -> GradwireCallback:
     """Exchange the gradients of ``trainer.train()`` compressed. All processes must call it, before ``train``.
 
     Args:

@@ -14,11 +14,19 @@ from gradwire.kvstore.worker.store import DistStore
 __all__ = ["create"]
 
 TYPES: dict[str, type[LocalStore | DistStore]] = {
-    "local": LocalStore, "local_update_cpu": LocalStore, "local_allreduce_cpu": LocalStore,
-    "device": DeviceStore, "local_allreduce_device": DeviceStore,
-    "dist": DistStore, "dist_sync": DistStore, "dist_sync_device": DistStore, "dist_device_sync": DistStore,
-    "dist_async": DistStore, "dist_async_device": DistStore, "dist_device_async": DistStore,
-}  # fmt: skip
+    "local": LocalStore,
+    "local_update_cpu": LocalStore,
+    "local_allreduce_cpu": LocalStore,
+    "device": DeviceStore,
+    "local_allreduce_device": DeviceStore,
+    "dist": DistStore,
+    "dist_sync": DistStore,
+    "dist_sync_device": DistStore,
+    "dist_device_sync": DistStore,
+    "dist_async": DistStore,
+    "dist_async_device": DistStore,
+    "dist_device_async": DistStore,
+}
 
 
 def create(name: str = "local", **options: Any) -> KVStore:

@@ -127,8 +127,12 @@ class Attendance:
         # Nobody has trained yet: the first in order says where all start.
         holding = holding if base else holding[:1]
         came = {name: [0, ""] for name in holding}
-        note = {"came": came, "roster": names, "need": [name for name in names if name not in holding],
-                "seen": len(first)}  # fmt: skip
+        note = {
+            "came": came,
+            "roster": names,
+            "need": [name for name in names if name not in holding],
+            "seen": len(first),
+        }
         self.board.first("open", {"base": base, "note": note, "mark": self.token, "from": mark})
 
     def _first_round(self) -> tuple[int, Closed]:
@@ -307,8 +311,12 @@ class Attendance:
             left = {note["name"] for note in notes if note and note.get("left")}
             missing = in_order(set(before.roster) - came.keys() - left)
             if missing:
-                log.warning("round %d closed without worker %s, who did not come within %g s", t, ", ".join(missing),
-                            self.meeting.deadline)  # fmt: skip
+                log.warning(
+                    "round %d closed without worker %s, who did not come within %g s",
+                    t,
+                    ", ".join(missing),
+                    self.meeting.deadline,
+                )
             self._clean(t - KEPT)
 
     def _clean(self, t: int) -> None:

@@ -98,9 +98,16 @@ class Memory(Configuration, ABC):
 
     @abstractmethod
     def encode(
-        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
-        key: Key, status: Tensor, scale: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        compressor: Compressor,
+        grad: Tensor,
+        kept: Mapping[str, Tensor],
+        payload: Payload,
+        state: State,
+        key: Key,
+        status: Tensor,
+        scale: float = 1.0,
+    ) -> None:
         """Compensate ``grad``, write the payload of ``scale`` times the result, and keep the rest.
 
         Args:
@@ -112,7 +119,7 @@ class Memory(Configuration, ABC):
 
     def encoded(
         self, compressor: Compressor, x: Tensor, payload: Payload, state: State, key: Key, scale: float
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write the payload of ``scale * x``, where ``x`` is not multiplied for nothing."""
         if scale == 1.0:
             compressor.encode(x, payload, state, key)

@@ -53,9 +53,16 @@ class DeMoMemory(Memory):
         require(is_float32(self.beta) and 0 <= self.beta < 1, "DeMoMemory.beta", "in [0, 1)", self.beta)
 
     def encode(
-        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
-        key: Key, status: Tensor, scale: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        compressor: Compressor,
+        grad: Tensor,
+        kept: Mapping[str, Tensor],
+        payload: Payload,
+        state: State,
+        key: Key,
+        status: Tensor,
+        scale: float = 1.0,
+    ) -> None:
         self.compensate(grad, kept)
         grad.mul_(scale)
         ops.nonfinite(grad.view(-1), status)

@@ -74,9 +74,16 @@ class DGCMemory(Memory):
         return DenseMomentum(self.momentum, self.nesterov, self.clip)
 
     def encode(
-        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
-        key: Key, status: Tensor, scale: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        compressor: Compressor,
+        grad: Tensor,
+        kept: Mapping[str, Tensor],
+        payload: Payload,
+        state: State,
+        key: Key,
+        status: Tensor,
+        scale: float = 1.0,
+    ) -> None:
         velocity, momentum, sent = kept["residual"], kept["momentum"], kept["sent"]
         kept["undo"].copy_(momentum)
         # The new velocity is left in the gradient, and the old one where it is.
@@ -150,9 +157,16 @@ class DenseMomentum(Memory):
             momentum.copy_(grad)
 
     def encode(
-        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
-        key: Key, status: Tensor, scale: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        compressor: Compressor,
+        grad: Tensor,
+        kept: Mapping[str, Tensor],
+        payload: Payload,
+        state: State,
+        key: Key,
+        status: Tensor,
+        scale: float = 1.0,
+    ) -> None:
         kept["undo"].copy_(kept["momentum"])
         self.accelerate(grad, kept["momentum"])
         ops.nonfinite(grad.view(-1), status)

@@ -66,9 +66,16 @@ class EF21Memory(Memory):
         return ("local", "mean") if self.eta == 1 else ("local", "mean", "momentum", "undo")
 
     def encode(
-        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
-        key: Key, status: Tensor, scale: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        compressor: Compressor,
+        grad: Tensor,
+        kept: Mapping[str, Tensor],
+        payload: Payload,
+        state: State,
+        key: Key,
+        status: Tensor,
+        scale: float = 1.0,
+    ) -> None:
         local = kept["local"]
         if self.eta < 1:
             kept["undo"].copy_(kept["momentum"])

@@ -47,9 +47,16 @@ class Momentum(Memory):
         require(is_float32(self.beta) and 0 <= self.beta < 1, "Momentum.beta", "in [0, 1)", self.beta)
 
     def encode(
-        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
-        key: Key, status: Tensor, scale: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        compressor: Compressor,
+        grad: Tensor,
+        kept: Mapping[str, Tensor],
+        payload: Payload,
+        state: State,
+        key: Key,
+        status: Tensor,
+        scale: float = 1.0,
+    ) -> None:
         momentum = kept["momentum"]
         compressor.encode_momentum(grad, momentum, self.beta, payload, state, key, status)
         if scale != 1.0:

@@ -66,9 +66,16 @@ class Preconditioned(Memory):
         require(is_float32(self.floor) and 0 <= self.floor <= 1, "Preconditioned.floor", "in [0, 1]", self.floor)
 
     def encode(
-        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
-        key: Key, status: Tensor, scale: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        compressor: Compressor,
+        grad: Tensor,
+        kept: Mapping[str, Tensor],
+        payload: Payload,
+        state: State,
+        key: Key,
+        status: Tensor,
+        scale: float = 1.0,
+    ) -> None:
         ops.precondition(grad.view(-1), kept["scale"].view(-1), status)
         self.encoded(compressor, grad, payload, state, key, scale)
 

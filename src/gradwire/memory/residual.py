@@ -69,9 +69,16 @@ class Residual(Memory):
         return DTYPES[self.dtype]
 
     def encode(
-        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
-        key: Key, status: Tensor, scale: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        compressor: Compressor,
+        grad: Tensor,
+        kept: Mapping[str, Tensor],
+        payload: Payload,
+        state: State,
+        key: Key,
+        status: Tensor,
+        scale: float = 1.0,
+    ) -> None:
         residual = kept["residual"]
         if self.beta == self.gamma == scale == 1.0 and self.dtype == "float32":
             compressor.encode_feedback(grad, residual, payload, state, key, status)

@@ -79,9 +79,16 @@ class VarianceMemory(Memory):
         variance.add_(torch.nan_to_num(squares.reshape(-1), nan=0.0, posinf=0.0, neginf=0.0))
 
     def encode(
-        self, compressor: Compressor, grad: Tensor, kept: Mapping[str, Tensor], payload: Payload, state: State,
-        key: Key, status: Tensor, scale: float = 1.0,
-    ) -> None:  # fmt: skip
+        self,
+        compressor: Compressor,
+        grad: Tensor,
+        kept: Mapping[str, Tensor],
+        payload: Payload,
+        state: State,
+        key: Key,
+        status: Tensor,
+        scale: float = 1.0,
+    ) -> None:
         r, v, sent = kept["residual"], kept["variance"], kept["sent"]
         kept["undo"].copy_(v)
         if self.squares == "gradient":

@@ -104,10 +104,11 @@ def flows(pattern: str, workers: int) -> list[tuple[int, int]]:
     ([(0, 1), (1, 0)], [(1, 0), (2, 0), (3, 0)])
     """
     return {
-        "one way": [(0, 1)], "both ways": [(0, 1), (1, 0)],
+        "one way": [(0, 1)],
+        "both ways": [(0, 1), (1, 0)],
         "ring": [(rank, (rank + 1) % workers) for rank in range(workers)],
         "all to one": [(rank, 0) for rank in range(1, workers)],
-    }[pattern]  # fmt: skip
+    }[pattern]
 
 
 def _measure(lab: Netlab, pattern: str, seconds: float) -> Rates:

@@ -52,9 +52,14 @@ class Netlab:
     """
 
     def __init__(
-        self, workers: int = 4, rate: str = "1gbit", delay: str = "0ms", *, congestion: str | None = None,
+        self,
+        workers: int = 4,
+        rate: str = "1gbit",
+        delay: str = "0ms",
+        *,
+        congestion: str | None = None,
         keep: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         require(is_int(workers, 2, MOST_WORKERS), "workers", f"an integer in [2, {MOST_WORKERS}]", workers)
         self.link = Link.parse(rate, delay).in_lab()
         require_system()
@@ -136,8 +141,11 @@ class Netlab:
             NetlabError: one failed, or they did not end in time; none of them runs on then.
         """
         options: dict[str, Any] = {
-            "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "process_group": 0,
-        }  # fmt: skip
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "process_group": 0,
+        }
         running = [self.popen(rank, command, env=env, **options) for rank in range(self.workers)]
         pool = ThreadPoolExecutor(self.workers)
         outputs = {pool.submit(process.communicate): rank for rank, process in enumerate(running)}
@@ -185,16 +193,23 @@ class Netlab:
     def _make(self) -> None:
         names, ranks = self.names, range(self.workers)
         ends = [(f"{INTERFACE} netns {names.worker(rank)}", f"{names.port(rank)} netns {names.hub}") for rank in ranks]
-        run(["ip", "-batch", "-"], [
-            *(f"netns add {namespace}" for namespace in names.all),
-            *(f"link add {near} type veth peer name {far}" for near, far in ends),
-        ])  # fmt: skip
+        run(
+            ["ip", "-batch", "-"],
+            [
+                *(f"netns add {namespace}" for namespace in names.all),
+                *(f"link add {near} type veth peer name {far}" for near, far in ends),
+            ],
+        )
         for namespace in names.all:
             self.congestion = settle(namespace, self.congestion)
-        run(["ip", "-n", names.hub, "-batch", "-"], [
-            "link add br0 type bridge", "link set br0 up",
-            *(f"link set {names.port(rank)} master br0 up" for rank in ranks),
-        ])  # fmt: skip
+        run(
+            ["ip", "-n", names.hub, "-batch", "-"],
+            [
+                "link add br0 type bridge",
+                "link set br0 up",
+                *(f"link set {names.port(rank)} master br0 up" for rank in ranks),
+            ],
+        )
         for rank in ranks:
             self._settle_worker(rank)
         self._shape()
@@ -255,9 +270,14 @@ def watch_over(lab: str) -> subprocess.Popen[bytes]:
     owner = os.pidfd_open(os.getpid())
     try:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", _warden.__file__, lab, str(owner)], pass_fds=(owner,), start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
-        )  # fmt: skip
+            [sys.executable, "-I", "-S", _warden.__file__, lab, str(owner)],
+            pass_fds=(owner,),
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+        )
     finally:
         os.close(owner)
 

@@ -60,7 +60,12 @@ class LabNames:
     def environment(self, rank: int) -> dict[str, str]:
         """What a process of ``torch.distributed`` must be told to form a group over the lab's links."""
         return {
-            "RANK": str(rank), "WORLD_SIZE": str(self.workers), "LOCAL_RANK": "0", "MASTER_ADDR": self.address(0),
-            "MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.workers),
+            "LOCAL_RANK": "0",
+            "MASTER_ADDR": self.address(0),
+            "MASTER_PORT": str(PORT),
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "NCCL_SOCKET_IFNAME": INTERFACE,
             "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+        }

@@ -23,8 +23,13 @@ def lab_of(lab: str) -> dict[str, Any]:
     facts = _warden.records()[lab]
     names = LabNames(lab, facts["workers"])
     return {
-        "id": lab, "workers": names.workers, "link": str(Link(facts["rate"], facts["delay"])),
-        "congestion": facts["congestion"], "owner": facts["owner"], "dead": lab in _warden.leftovers(),
-        "namespaces": list(names.all), "addresses": [names.address(rank) for rank in range(names.workers)],
+        "id": lab,
+        "workers": names.workers,
+        "link": str(Link(facts["rate"], facts["delay"])),
+        "congestion": facts["congestion"],
+        "owner": facts["owner"],
+        "dead": lab in _warden.leftovers(),
+        "namespaces": list(names.all),
+        "addresses": [names.address(rank) for rank in range(names.workers)],
         "traffic": [asdict(each) for each in traffic_of(names)],
-    }  # fmt: skip
+    }

@@ -56,9 +56,14 @@ class Declaration:
         self._check = check
         self._tables = tables
         self._known: dict[str, Any] = {
-            **vars(builtins), **reference.__globals__, "refuse": refuse, "refuse_flat": refuse_flat,
-            "refuse_rows": refuse_rows, "get_num_threads": torch.get_num_threads, "extra_check": check,
-        }  # fmt: skip
+            **vars(builtins),
+            **reference.__globals__,
+            "refuse": refuse,
+            "refuse_flat": refuse_flat,
+            "refuse_rows": refuse_rows,
+            "get_num_threads": torch.get_num_threads,
+            "extra_check": check,
+        }
         self.marks: dict[str, Any] = {}
         self.types: dict[str, Any] = {}
         self.optional: set[str] = set()
@@ -199,9 +204,11 @@ class Declaration:
         else:
             length = self._expression(mark.length)
             wrong += [
-                f"{name}.dim() != 2", f"{name}.size(0) != ranks", f"{name}.size(1) != {length}",
+                f"{name}.dim() != 2",
+                f"{name}.size(0) != ranks",
+                f"{name}.size(1) != {length}",
                 f"({name}.size(1) > 1 and {name}.stride(1) != 1)",
-            ]  # fmt: skip
+            ]
             error = f"refuse_rows({told}, {name}, {listed}, ranks, {length}, {like})"
         some = f"{name} is not None and " if name in self.optional else ""
         return f"if {some}({' or '.join(wrong)}): {error}"
@@ -211,8 +218,10 @@ class Declaration:
 
     def _expression(self, size: str) -> str:
         unknown = {node.id for node in ast.walk(ast.parse(size)) if isinstance(node, ast.Name)} - {
-            *self._symbols, *self._parameters, *self._known,
-        }  # fmt: skip
+            *self._symbols,
+            *self._parameters,
+            *self._known,
+        }
         if unknown:
             raise TypeError(f"{self.name}: nothing defines {', '.join(sorted(unknown))} in {size!r}")
         return f"({size})"

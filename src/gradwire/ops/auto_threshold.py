@@ -27,13 +27,15 @@ Number = Annotated[Tensor, Flat(torch.float32, "1", written=True)]
 
 @declared(threads=False)
 def auto_threshold(
-    x: Floats, threshold: Number, level: Number,
+    x: Floats,
+    threshold: Number,
+    level: Number,
     advice: Annotated[Tensor, Flat(torch.float32, "2", written=True)],
     agreed: Annotated[Tensor, Flat(torch.float32, "2")],
     turn: Annotated[Tensor, Flat(torch.int64, "1", written=True)],
     target: Annotated[float, Where("0 < target <= 0.5", "in (0, 0.5]")],
     residual: Annotated[Tensor | None, Flat(torch.float32, "n")] = None,
-) -> None:  # fmt: skip
+) -> None:
     """Choose what is sent, t, and the level from which elements fire, from a sample of x (+ residual).
 
     q is the value that the share ``target`` of the |x_i| / d_i of the sample reaches, less 2^-22 of it (d: the dither

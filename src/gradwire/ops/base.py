@@ -122,9 +122,14 @@ def declared(
     *, check: Callable[..., None] | None = None, tables: tuple[str, ...] = (), threads: bool = True, native: bool = True
 ) -> Callable[[Callable[P, None]], Op[P]]: ...
 def declared(
-    reference: Callable[P, None] | None = None, /, *, check: Callable[..., None] | None = None,
-    tables: tuple[str, ...] = (), threads: bool = True, native: bool = True,
-) -> Op[P] | Callable[[Callable[P, None]], Op[P]]:  # fmt: skip
+    reference: Callable[P, None] | None = None,
+    /,
+    *,
+    check: Callable[..., None] | None = None,
+    tables: tuple[str, ...] = (),
+    threads: bool = True,
+    native: bool = True,
+) -> Op[P] | Callable[[Callable[P, None]], Op[P]]:
     """Make an ``Op`` of the decorated reference; schema, check and the call of its kernel follow from the annotations.
 
     Args:

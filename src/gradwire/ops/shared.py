@@ -16,8 +16,14 @@ from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums
 
 __all__ = [
-    "accumulate", "momentum_update", "nonfinite", "philox", "precondition", "precondition_update", "swap",
-]  # fmt: skip
+    "accumulate",
+    "momentum_update",
+    "nonfinite",
+    "philox",
+    "precondition",
+    "precondition_update",
+    "swap",
+]
 
 Beta = Annotated[float, Where("0 <= beta < 1", "in [0, 1)")]
 Words = Annotated[Tensor, Flat(torch.int32, "n", written=True)]

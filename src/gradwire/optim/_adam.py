@@ -95,10 +95,15 @@ class AdamLike(Exchanged):
         """Leave these parameters, their moments, and what the exchange keeps for them as they are now."""
         if numbers:
             self.exchange.plan(self.named)
-        tensors = [tensor for i in numbers for tensor in (
-            self.params[i], *(flat.views[i] for flat in self.flats.values()),
-            *self.exchange.residuals.tensors_of(self.named[i][0]),
-        )]  # fmt: skip
+        tensors = [
+            tensor
+            for i in numbers
+            for tensor in (
+                self.params[i],
+                *(flat.views[i] for flat in self.flats.values()),
+                *self.exchange.residuals.tensors_of(self.named[i][0]),
+            )
+        ]
         before = [tensor.detach().clone() for tensor in tensors]
         yield
         for tensor, copy in zip(tensors, before, strict=True):

@@ -49,9 +49,7 @@ class Rounds:
         ConfigError: a method or a strategy that a meeting cannot carry.
     """
 
-    def __init__(
-        self, exchange: Exchange, named: Sequence[Named], meeting: Meeting, told: Mapping[str, Any]
-    ) -> None:  # fmt: skip
+    def __init__(self, exchange: Exchange, named: Sequence[Named], meeting: Meeting, told: Mapping[str, Any]) -> None:
         self.exchange, self.named, self.meeting = exchange, list(named), meeting
         check_methods(exchange)
         self.description = exchange.describe(self.named, **told)
@@ -120,8 +118,9 @@ class Rounds:
         counted = not there.is_closed(t) and self._hand_in(t, way, finite=finite)
         if not counted:
             self.left_behind += 1
-            log.warning("round %d closed without this worker, %s: its way goes with that of its next round", t,
-                        there.name)  # fmt: skip
+            log.warning(
+                "round %d closed without this worker, %s: its way goes with that of its next round", t, there.name
+            )
             if finite:
                 self.late.add_(way)
         yield from self._follow(state, known=counted)
@@ -129,9 +128,11 @@ class Rounds:
     def metrics(self) -> dict[str, Any]:
         """Rounds that closed without this worker, workers that sent in the last one, and the norm of what is late."""
         return {
-            "left_behind": self.left_behind, "workers": list(self.workers), "late_norm": float(self.late.norm()),
+            "left_behind": self.left_behind,
+            "workers": list(self.workers),
+            "late_norm": float(self.late.norm()),
             "nonfinite_steps": self.nonfinite,
-        }  # fmt: skip
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """What was not in time, and of which meeting the round is."""
@@ -170,15 +171,20 @@ class Rounds:
     def _unless_sent_elsewhere(self, before: int, base: int) -> None:
         """What waits in a state older than that in which this meeting opened was sent, for all that is known here."""
         if 0 < before < base:
-            self._forget(f"it has the state after round {before} of another meeting, and this one began with that "
-                         f"after round {base}")  # fmt: skip
+            self._forget(
+                f"it has the state after round {before} of another meeting, and this one began with that "
+                f"after round {base}"
+            )
 
     def _forget(self, why: str) -> None:
         """Keep nothing that waits."""
         kept = [tensor for tensors in self.exchange.residuals.worker.values() for tensor in tensors.values()]
         if any(bool(tensor.any()) for tensor in [self.late, *kept]):
-            log.warning("worker %s forgets the residual that it came with: %s. Save after every round to lose nothing",
-                        self.there.name, why)  # fmt: skip
+            log.warning(
+                "worker %s forgets the residual that it came with: %s. Save after every round to lose nothing",
+                self.there.name,
+                why,
+            )
         self.exchange.residuals.load_state_dict({})
         self.late.zero_()
         self._current, self.forgot = None, True

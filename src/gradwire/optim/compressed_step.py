@@ -114,10 +114,20 @@ class CompressedStep(LocalSteps):
     """
 
     def __init__(
-        self, inner: Optimizer, compressor: Any = "topk", *, every: int = 1, decay: Decay | None = None,
-        moments: int | Literal["apart"] = "apart", keep: bool = False, reset: int | None = 200, late: bool = False,
-        process_group: dist.ProcessGroup | None = None, meeting: Meeting | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        inner: Optimizer,
+        compressor: Any = "topk",
+        *,
+        every: int = 1,
+        decay: Decay | None = None,
+        moments: int | Literal["apart"] = "apart",
+        keep: bool = False,
+        reset: int | None = 200,
+        late: bool = False,
+        process_group: dist.ProcessGroup | None = None,
+        meeting: Meeting | None = None,
+        **options: Any,
+    ) -> None:
         require(isinstance(inner, Optimizer), "CompressedStep.inner", "a torch.optim.Optimizer", inner)
         chosen = decay if decay is not None else "outer" if decoupled(inner) and meeting is None else "inner"
 

@@ -65,9 +65,17 @@ class DiLoCo(LocalSteps):
     """
 
     def __init__(
-        self, inner: Optimizer, compressor: Any = "qsgd", *, every: int = 500, lr: float = 0.7, momentum: float = 0.9,
-        process_group: dist.ProcessGroup | None = None, meeting: Meeting | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        inner: Optimizer,
+        compressor: Any = "qsgd",
+        *,
+        every: int = 500,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        process_group: dist.ProcessGroup | None = None,
+        meeting: Meeting | None = None,
+        **options: Any,
+    ) -> None:
 
         def check() -> None:
             require(is_number(lr) and 0 < lr < float("inf"), "DiLoCo.lr", "a finite number > 0", lr)

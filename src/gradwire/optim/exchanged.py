@@ -47,10 +47,18 @@ class Exchanged(Optimizer):
     _step_supports_amp_scaling = True
 
     def __init__(
-        self, params: Any, defaults: dict[str, Any], compressor: Any, options: Mapping[str, Any],
-        group: dist.ProcessGroup | None, told: Mapping[str, Any], check: Callable[[], None], *, float32: bool = False,
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        compressor: Any,
+        options: Mapping[str, Any],
+        group: dist.ProcessGroup | None,
+        told: Mapping[str, Any],
+        check: Callable[[], None],
+        *,
+        float32: bool = False,
         meeting: Meeting | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(params, defaults)
 
         def select() -> dict[str, nn.Parameter]:

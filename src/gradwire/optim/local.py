@@ -40,10 +40,16 @@ class LocalSteps(Exchanged):
     """
 
     def __init__(
-        self, inner: Optimizer, compressor: Any, every: int, options: Mapping[str, Any],
-        group: dist.ProcessGroup | None, meeting: Meeting | None, told: Mapping[str, Any],
+        self,
+        inner: Optimizer,
+        compressor: Any,
+        every: int,
+        options: Mapping[str, Any],
+        group: dist.ProcessGroup | None,
+        meeting: Meeting | None,
+        told: Mapping[str, Any],
         check: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         name = type(self).__name__
         require(isinstance(inner, Optimizer), f"{name}.inner", "a torch.optim.Optimizer", inner)
         require(meeting is None or group is None, "process_group", "None with a meeting", group)

@@ -83,10 +83,18 @@ class MicroAdam(AdamLike):
     kept = ()
 
     def __init__(
-        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.0, *, window: int = 10, compressor: Any = "topk",
-        process_group: dist.ProcessGroup | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        window: int = 10,
+        compressor: Any = "topk",
+        process_group: dist.ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
 
         def check() -> None:
             check_adam("MicroAdam", lr, betas, eps, weight_decay)

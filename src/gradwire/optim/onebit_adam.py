@@ -79,10 +79,19 @@ class OneBitAdam(AdamLike):
     """
 
     def __init__(
-        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.0, *, freeze_step: int | Literal["auto"] = "auto", decoupled: bool = True,
-        compressor: Any = "efsignsgd", process_group: dist.ProcessGroup | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        freeze_step: int | Literal["auto"] = "auto",
+        decoupled: bool = True,
+        compressor: Any = "efsignsgd",
+        process_group: dist.ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
 
         def check() -> None:
             check_adam("OneBitAdam", lr, betas, eps, weight_decay)
@@ -143,8 +152,13 @@ class OneBitAdam(AdamLike):
         if bool(flag):
             self.progress["frozen_at"] = t
             if self.exchange.channel.rank == 0:
-                log.info("OneBitAdam freezes its variance after %d exact steps: the ratio of its norm and that of %d "
-                         "steps before is %.4f", t, lag, ratio)  # fmt: skip
+                log.info(
+                    "OneBitAdam freezes its variance after %d exact steps: the ratio of its norm and that of %d "
+                    "steps before is %.4f",
+                    t,
+                    lag,
+                    ratio,
+                )
 
     def _norm(self) -> float:
         """The 1-norm of v without its bias towards 0."""

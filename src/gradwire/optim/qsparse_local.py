@@ -57,7 +57,13 @@ class QsparseLocal(LocalSteps):
     """
 
     def __init__(
-        self, inner: Optimizer, compressor: Any = "compose", *, every: int = 4,
-        process_group: dist.ProcessGroup | None = None, meeting: Meeting | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        inner: Optimizer,
+        compressor: Any = "compose",
+        *,
+        every: int = 4,
+        process_group: dist.ProcessGroup | None = None,
+        meeting: Meeting | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(inner, compressor, every, options, process_group, meeting, {})

@@ -73,15 +73,27 @@ class ZeroOneAdam(AdamLike):
     kept = ("exp_avg", "exp_avg_sq", "moved", "agreed")
 
     def __init__(
-        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-        weight_decay: float = 0.0, *, var_freeze_step: int = 100_000, var_update_scaler: int = 16,
-        local_step_scaler: int = 32_678, local_step_clipper: int = 16, compressor: Any = "efsignsgd",
-        process_group: dist.ProcessGroup | None = None, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        var_freeze_step: int = 100_000,
+        var_update_scaler: int = 16,
+        local_step_scaler: int = 32_678,
+        local_step_clipper: int = 16,
+        compressor: Any = "efsignsgd",
+        process_group: dist.ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
         schedule = {
-            "var_freeze_step": var_freeze_step, "var_update_scaler": var_update_scaler,
-            "local_step_scaler": local_step_scaler, "local_step_clipper": local_step_clipper,
-        }  # fmt: skip
+            "var_freeze_step": var_freeze_step,
+            "var_update_scaler": var_update_scaler,
+            "local_step_scaler": local_step_scaler,
+            "local_step_clipper": local_step_clipper,
+        }
 
         def check() -> None:
             check_adam("ZeroOneAdam", lr, betas, eps, weight_decay)

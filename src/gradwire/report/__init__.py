@@ -22,9 +22,20 @@ from gradwire.report._table import Table
 from gradwire.report._where import facts, warnings
 
 __all__ = [
-    "Plot", "Results", "Section", "Table", "facts", "images", "markdown", "names", "read", "sections", "warnings",
-    "write", "write_violins",
-]  # fmt: skip
+    "Plot",
+    "Results",
+    "Section",
+    "Table",
+    "facts",
+    "images",
+    "markdown",
+    "names",
+    "read",
+    "sections",
+    "warnings",
+    "write",
+    "write_violins",
+]
 
 
 @dataclass(frozen=True)

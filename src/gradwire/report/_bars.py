@@ -68,10 +68,22 @@ def _trace(marks: Sequence[Mark], symbol: str) -> Spec:
     up = [(mark.x if mark.high is None else mark.high) - mark.x for mark in marks]
     down = [mark.x - (mark.x if mark.low is None else mark.low) for mark in marks]
     return {
-        "type": "scatter", "mode": "markers", "showlegend": False, "x": [mark.x for mark in marks],
+        "type": "scatter",
+        "mode": "markers",
+        "showlegend": False,
+        "x": [mark.x for mark in marks],
         "y": [mark.name for mark in marks],
         "marker": {"symbol": symbol, "size": 9, "color": colours},
-        "error_x": {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1,
-                    "width": 0, "color": "#9aa4af", "visible": any(up) or any(down)},
-        "hovertext": [hover(mark.name, [mark.series, *mark.hover]) for mark in marks], "hoverinfo": "text",
-    }  # fmt: skip
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": up,
+            "arrayminus": down,
+            "thickness": 1,
+            "width": 0,
+            "color": "#9aa4af",
+            "visible": any(up) or any(down),
+        },
+        "hovertext": [hover(mark.name, [mark.series, *mark.hover]) for mark in marks],
+        "hoverinfo": "text",
+    }

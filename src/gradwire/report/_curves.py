@@ -66,14 +66,23 @@ def _trace(panel: Panel, drawn: Curve, number: int, *, named: bool) -> Spec:
     entry, plain = drawn.entry, drawn.entry.family == BASELINE
     y = [panel.scale * quality if math.isfinite(quality) else None for quality in drawn.quality]
     says = [hover(entry.method, [f"epoch {at}: {panel.shown(q)}"]) for at, q in enumerate(drawn.quality, 1)]
-    legend = {"name": entry.method} if named else {"name": entry.family, "legendgroup": entry.family,
-                                                   "showlegend": number == 0}  # fmt: skip
+    legend = (
+        {"name": entry.method}
+        if named
+        else {"name": entry.family, "legendgroup": entry.family, "showlegend": number == 0}
+    )
     dash = "solid" if plain or not named else _DASHES[number % len(_DASHES)]
     return {
-        "type": "scatter", "mode": "lines+markers", **legend, "x": drawn.x, "y": y, "marker": {"size": 5},
+        "type": "scatter",
+        "mode": "lines+markers",
+        **legend,
+        "x": drawn.x,
+        "y": y,
+        "marker": {"size": 5},
         "line": {"color": COLOURS[entry.family], "width": 4 if plain else 1.3, "dash": dash},
-        "hovertext": says, "hoverinfo": "text",
-    }  # fmt: skip
+        "hovertext": says,
+        "hoverinfo": "text",
+    }
 
 
 def _longest(curves: Sequence[Curve]) -> int:

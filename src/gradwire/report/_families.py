@@ -15,8 +15,16 @@ PLAIN = ("ddp", "none")
 """The labels of an uncompressed exchange: DDP alone before our own path without a compressor."""
 
 FAMILIES = (
-    BASELINE, "cast", "quantisation", "sparsification", "low rank", "hybrid", "wrapper", "torch's hook", "other"
-)  # fmt: skip
+    BASELINE,
+    "cast",
+    "quantisation",
+    "sparsification",
+    "low rank",
+    "hybrid",
+    "wrapper",
+    "torch's hook",
+    "other",
+)
 """The families of ``Compressor.family``, and what is none; in the order of legends."""
 
 

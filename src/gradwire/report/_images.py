@@ -39,10 +39,13 @@ def images(folder: Path, sections: Iterable[Any]) -> list[Path]:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".") as draft:
             files = [(Path(draft, name), figure) for name, figure in names]
             needed("plotly.io").write_images(
-                [figure for _, figure in files], [file for file, _ in files], width=_WIDTH, validate=False,
+                [figure for _, figure in files],
+                [file for file, _ in files],
+                width=_WIDTH,
+                validate=False,
                 height=[figure["layout"]["height"] for _, figure in files],
                 scale=[_SCALE[file.suffix.removeprefix(".")] for file, _ in files],
-            )  # fmt: skip
+            )
             for file, _ in files:
                 file.replace(folder / file.name)
     except (RuntimeError, needed("kaleido.errors").BrowserFailedError) as error:

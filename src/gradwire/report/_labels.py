@@ -18,9 +18,15 @@ _LETTER, _LINE, _DOT = 6.4, 13.0, 5.0
 """Pixels: the width of a letter and the height of a line at 11 px, half the size of a dot."""
 
 _PLACES = {
-    "top right": (1, -1), "bottom right": (1, 1), "top left": (-1, -1), "bottom left": (-1, 1),
-    "middle right": (1, 0), "middle left": (-1, 0), "top center": (0, -1), "bottom center": (0, 1),
-}  # fmt: skip
+    "top right": (1, -1),
+    "bottom right": (1, 1),
+    "top left": (-1, -1),
+    "bottom left": (-1, 1),
+    "middle right": (1, 0),
+    "middle left": (-1, 0),
+    "top center": (0, -1),
+    "bottom center": (0, 1),
+}
 """Plotly's names, in the order of preference, and in which direction of the dot they are; down is positive.
 
 Corners come first: error bars go up, down and sideways.

@@ -21,17 +21,30 @@ __all__ = ["checked_codec", "checked_replay", "checked_run"]
 _Object = Mapping[str, Any]
 
 _NAMES: dict[Any, str] = {
-    Mapping: "an object", bool: "true or false", float: "a number", int: "an integer", list: "a list", str: "a string",
+    Mapping: "an object",
+    bool: "true or false",
+    float: "a number",
+    int: "an integer",
+    list: "a list",
+    str: "a string",
     NoneType: "null",
-}  # fmt: skip
+}
 
 _PARTS = {"settings": _Object, "history": list, "measures": _Object, "baselines": _Object, "seconds": _Object}
 """What the record of a run is made of, with the type of each part."""
 
 _REPLAY = {
-    "model": str, "method": str, "link": str, "workers": int, "params": _Object | None, "options": _Object | None,
-    "compute": float | None, "error": str, "bytes_sent": float | None, "interface_bytes": float | None,
-}  # fmt: skip
+    "model": str,
+    "method": str,
+    "link": str,
+    "workers": int,
+    "params": _Object | None,
+    "options": _Object | None,
+    "compute": float | None,
+    "error": str,
+    "bytes_sent": float | None,
+    "interface_bytes": float | None,
+}
 _TIMES = ("seconds", "seconds_low", "seconds_high")
 
 _CODEC = {"method": str, "params": _Object, "size": int, "op": str, "skipped": str}

@@ -86,8 +86,11 @@ class Exchanges:
 
     def _seconds(self, method: str) -> tuple[int, float]:
         """The order of methods: the slowest link on which it ran, and the time there."""
-        return next((at, self.rows[method, link]["seconds"]) for at, link in enumerate(self.links)
-                    if (method, link) in self.rows)  # fmt: skip
+        return next(
+            (at, self.rows[method, link]["seconds"])
+            for at, link in enumerate(self.links)
+            if (method, link) in self.rows
+        )
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,13 @@ def tables(results: Results) -> Iterable[Table]:
     for found in exchanges(results):
         heads = [head for link in found.links for head in (f"{link_text(link)}, ms", f"{link_text(link)}, x")]
         rows = [_row(found, method) for method in found.methods]
-        yield Table(found.title, ["method", *heads, "break-even", "MB a step", "family"], rows, found.instead(),
-                    ["method", *heads, "break-even"])  # fmt: skip
+        yield Table(
+            found.title,
+            ["method", *heads, "break-even", "MB a step", "family"],
+            rows,
+            found.instead(),
+            ["method", *heads, "break-even"],
+        )
 
 
 def crossing_cell(found: Crossing | None) -> Cell:

@@ -13,22 +13,57 @@ from typing import Any
 from gradwire.report._families import BASELINE, FAMILIES
 
 __all__ = [
-    "COLOURS", "Plot", "Spec", "axis", "band", "by_family", "elements", "faint", "hover", "layout", "legend_entries",
-    "line", "log_axis", "log_ticks", "marker", "rate_text",
-]  # fmt: skip
+    "COLOURS",
+    "Plot",
+    "Spec",
+    "axis",
+    "band",
+    "by_family",
+    "elements",
+    "faint",
+    "hover",
+    "layout",
+    "legend_entries",
+    "line",
+    "log_axis",
+    "log_ticks",
+    "marker",
+    "rate_text",
+]
 
 Spec = dict[str, Any]
 
 COLOURS = {
-    BASELINE: "#7d8590", "cast": "#3fa7d6", "quantisation": "#3f7fd0", "sparsification": "#d9622b",
-    "low rank": "#179a72", "hybrid": "#c0609f", "wrapper": "#c98f0a", "torch's hook": "#8b6fc9", "other": "#a0785a",
-}  # fmt: skip
+    BASELINE: "#7d8590",
+    "cast": "#3fa7d6",
+    "quantisation": "#3f7fd0",
+    "sparsification": "#d9622b",
+    "low rank": "#179a72",
+    "hybrid": "#c0609f",
+    "wrapper": "#c98f0a",
+    "torch's hook": "#8b6fc9",
+    "other": "#a0785a",
+}
 """The colours of families; they can be read on white and on black."""
 
 _SYMBOLS = (
-    "circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "pentagon", "hexagram",
-    "triangle-left", "triangle-right", "hourglass", "bowtie", "octagon", "star-diamond", "hexagon",
-)  # fmt: skip
+    "circle",
+    "square",
+    "diamond",
+    "triangle-up",
+    "triangle-down",
+    "cross",
+    "x",
+    "pentagon",
+    "hexagram",
+    "triangle-left",
+    "triangle-right",
+    "hourglass",
+    "bowtie",
+    "octagon",
+    "star-diamond",
+    "hexagon",
+)
 
 _SIZE = 10
 
@@ -76,11 +111,20 @@ def faint(colour: str) -> str:
 def layout(x: Spec, y: Spec, **more: Any) -> Spec:
     """What all plots share; the legend is below, where a phone has room."""
     return {
-        "xaxis": x, "yaxis": y, "hovermode": "closest", "margin": {"l": 60, "r": 16, "t": 36, "b": 56},
-        "legend": {"orientation": "h", "yanchor": "top", "y": -0.16, "x": 0}, "font": {"size": 12},
-        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#9aa4af", "activecolor": "#59636e",
-                    "remove": ["select2d", "lasso2d", "autoScale2d"]}, **more,
-    }  # fmt: skip
+        "xaxis": x,
+        "yaxis": y,
+        "hovermode": "closest",
+        "margin": {"l": 60, "r": 16, "t": 36, "b": 56},
+        "legend": {"orientation": "h", "yanchor": "top", "y": -0.16, "x": 0},
+        "font": {"size": 12},
+        "modebar": {
+            "bgcolor": "rgba(0,0,0,0)",
+            "color": "#9aa4af",
+            "activecolor": "#59636e",
+            "remove": ["select2d", "lasso2d", "autoScale2d"],
+        },
+        **more,
+    }
 
 
 def axis(title: str, *, reverse: bool = False, **more: Any) -> Spec:
@@ -139,17 +183,32 @@ def legend_entries(families: Iterable[str], symbols: Mapping[str, str]) -> list[
 def band(low: float, high: float) -> Spec:
     """A grey stripe across the plot, below everything."""
     return {
-        "type": "rect", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": low, "y1": high,
-        "fillcolor": "rgba(125,133,144,0.2)", "line": {"width": 0}, "layer": "below",
-    }  # fmt: skip
+        "type": "rect",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "yref": "y",
+        "y0": low,
+        "y1": high,
+        "fillcolor": "rgba(125,133,144,0.2)",
+        "line": {"width": 0},
+        "layer": "below",
+    }
 
 
 def line(x: float) -> Spec:
     """An upright line below everything: what all others are compared with."""
     return {
-        "type": "line", "xref": "x", "x0": x, "x1": x, "yref": "paper", "y0": 0, "y1": 1, "layer": "below",
+        "type": "line",
+        "xref": "x",
+        "x0": x,
+        "x1": x,
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "layer": "below",
         "line": {"color": COLOURS[BASELINE], "width": 1.5, "dash": "dot"},
-    }  # fmt: skip
+    }
 
 
 def hover(name: str, lines: Sequence[str]) -> str:

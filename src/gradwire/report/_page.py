@@ -49,11 +49,16 @@ def render(results: Results, sections: Any, title: str) -> str:
     environment.filters["breakable"] = lambda text: markup(_breakable(str(needed("markupsafe").escape(text))))
     return str(
         environment.from_string(_file("page.html")).render(
-            title=title, facts=facts(results), warnings=warnings(results), sections=sections,
-            style=markup(_file("page.css")), script=markup(_file("page.js")), templates=_templates(),
+            title=title,
+            facts=facts(results),
+            warnings=warnings(results),
+            sections=sections,
+            style=markup(_file("page.css")),
+            script=markup(_file("page.js")),
+            templates=_templates(),
             plotly=markup(needed("plotly.offline").get_plotlyjs()),
         )
-    )  # fmt: skip
+    )
 
 
 def needed(module: str) -> Any:

@@ -62,10 +62,12 @@ def scatter(dots: Sequence[Dot], x: Spec, y: Spec, stripe: Range | None = None, 
     return {
         "data": [*_tails(ordered), *(_trace(dots, text) for dots, text in _split(ordered, texts["all"]))],
         "layout": layout(
-            {**x, "range": across}, {**y, "range": ranges["all"]}, shapes=[] if stripe is None else [band(*stripe)],
+            {**x, "range": across},
+            {**y, "range": ranges["all"]},
+            shapes=[] if stripe is None else [band(*stripe)],
             updatemenus=[_buttons(ordered, ranges, texts)] if len(ranges) > 1 else [],
         ),
-    }  # fmt: skip
+    }
 
 
 def near(values: Sequence[float], *, lower: bool) -> Range | None:
@@ -92,10 +94,12 @@ Text = tuple[str, str]
 def _texts(dots: Sequence[Dot], across: Range, down: Range, *, log: bool) -> list[Text]:
     """The names of the dots in a view; the method without compression chooses first."""
     shares = [
-        (((math.log10(dot.x) if log else dot.x) - across[0]) / (across[1] - across[0]),
-         (down[1] - dot.y) / (down[1] - down[0]))
+        (
+            ((math.log10(dot.x) if log else dot.x) - across[0]) / (across[1] - across[0]),
+            (down[1] - dot.y) / (down[1] - down[0]),
+        )
         for dot in dots
-    ]  # fmt: skip
+    ]
     places = place([dot.name for dot in dots], shares)
     return [(dot.name if where else "", where or "top center") for dot, where in zip(dots, places, strict=True)]
 
@@ -115,14 +119,21 @@ def _trace(dots: Sequence[Dot], texts: Sequence[Text]) -> Spec:
     markers = [marker(number, family) for number in range(len(dots))]
     bars = {"type": "data", "thickness": 1, "width": 0, "color": faint(COLOURS[family])}
     return {
-        "type": "scatter", "mode": "markers+text", "name": family, "legendgroup": family,
-        "x": [dot.x for dot in dots], "y": [dot.y for dot in dots],
-        "text": [name for name, _ in texts], "textposition": [where for _, where in texts],
+        "type": "scatter",
+        "mode": "markers+text",
+        "name": family,
+        "legendgroup": family,
+        "x": [dot.x for dot in dots],
+        "y": [dot.y for dot in dots],
+        "text": [name for name, _ in texts],
+        "textposition": [where for _, where in texts],
         "textfont": {"size": 11, "color": COLOURS[family]},
         "marker": {key: [each[key] for each in markers] for key in ("symbol", "size", "color")} | {"opacity": 0.95},
-        "hovertext": [hover(dot.name, dot.hover) for dot in dots], "hoverinfo": "text",
-        "error_x": {**bars, "array": [dot.dx for dot in dots]}, "error_y": {**bars, "array": [dot.dy for dot in dots]},
-    }  # fmt: skip
+        "hovertext": [hover(dot.name, dot.hover) for dot in dots],
+        "hoverinfo": "text",
+        "error_x": {**bars, "array": [dot.dx for dot in dots]},
+        "error_y": {**bars, "array": [dot.dy for dot in dots]},
+    }
 
 
 def _tails(dots: Sequence[Dot]) -> list[Spec]:
@@ -130,13 +141,20 @@ def _tails(dots: Sequence[Dot]) -> list[Spec]:
     found: list[Spec] = []
     for family in by_family(dot.family for dot in dots if dot.tail is not None):
         mine = [dot for dot in dots if dot.family == family and dot.tail is not None]
-        found.append({
-            "type": "scatter", "mode": "lines+markers", "legendgroup": family, "showlegend": False, "opacity": 0.6,
-            "x": [x for dot in mine for x in (dot.x, dot.tail, None)],
-            "y": [y for dot in mine for y in (dot.y, dot.y, None)],
-            "marker": {"symbol": "circle-open", "size": [0, 7, 0] * len(mine), "color": COLOURS[family]},
-            "line": {"width": 1, "color": COLOURS[family]}, "hoverinfo": "skip",
-        })  # fmt: skip
+        found.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "legendgroup": family,
+                "showlegend": False,
+                "opacity": 0.6,
+                "x": [x for dot in mine for x in (dot.x, dot.tail, None)],
+                "y": [y for dot in mine for y in (dot.y, dot.y, None)],
+                "marker": {"symbol": "circle-open", "size": [0, 7, 0] * len(mine), "color": COLOURS[family]},
+                "line": {"width": 1, "color": COLOURS[family]},
+                "hoverinfo": "skip",
+            }
+        )
     return found
 
 
@@ -153,7 +171,16 @@ def _buttons(dots: Sequence[Dot], ranges: dict[str, Range], texts: dict[str, lis
         which = list(range(first, first + len(split)))
         buttons.append({"label": name, "method": "update", "args": [changed, {"yaxis.range": list(down)}, which]})
     return {
-        "type": "buttons", "direction": "right", "buttons": buttons, "showactive": True, "x": 0, "xanchor": "left",
-        "y": 1, "yanchor": "bottom", "pad": {"b": 6}, "font": {"size": 11, "color": COLOURS[BASELINE]},
-        "bgcolor": "rgba(125,133,144,0.12)", "bordercolor": faint(COLOURS[BASELINE]),
-    }  # fmt: skip
+        "type": "buttons",
+        "direction": "right",
+        "buttons": buttons,
+        "showactive": True,
+        "x": 0,
+        "xanchor": "left",
+        "y": 1,
+        "yanchor": "bottom",
+        "pad": {"b": 6},
+        "font": {"size": 11, "color": COLOURS[BASELINE]},
+        "bgcolor": "rgba(125,133,144,0.12)",
+        "bordercolor": faint(COLOURS[BASELINE]),
+    }

@@ -22,10 +22,11 @@ def facts(results: Results) -> list[tuple[str, str]]:
     dates = sorted(run.started[:16].replace("T", " ") for run in results.runs if run.started)
     seeds = sorted({run.settings.seed for run in results.runs})
     found += [
-        ("results", _counts(results)), ("seeds", ", ".join(map(str, seeds))),
+        ("results", _counts(results)),
+        ("seeds", ", ".join(map(str, seeds))),
         ("dates", " to ".join(dict.fromkeys((dates[0], dates[-1]))) + " UTC" if dates else ""),
         ("files", ", ".join(results.files)),
-    ]  # fmt: skip
+    ]
     return [(name, value) for name, value in found if value]
 
 
@@ -88,8 +89,9 @@ def _floors(found: Iterable[Panel]) -> Iterator[str]:
     """Groups of uncompressed runs that give no noise floor, or a wide one."""
     groups = [
         (panel.title if len(panel.baselines) == 1 else f"{panel.title}, {base.method}", base)
-        for panel in found for base in panel.baselines
-    ]  # fmt: skip
+        for panel in found
+        for base in panel.baselines
+    ]
     diverged = [name for name, base in groups if base.diverged]
     if diverged:
         yield f"An uncompressed run diverged, so that nothing compares with it: {'; '.join(diverged)}."
@@ -131,7 +133,8 @@ def _cut(commit: str) -> str:
 
 def _counts(results: Results) -> str:
     kinds = {
-        "training runs": len(results.runs), "replayed exchanges": len(results.replays),
+        "training runs": len(results.runs),
+        "replayed exchanges": len(results.replays),
         "codec rows": len(results.codecs),
-    }  # fmt: skip
+    }
     return ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)

@@ -60,7 +60,17 @@ def _figure(found: dict[str, list[float]], families: dict[str, str]) -> Spec:
 
 def _violin(name: str, values: list[float], colour: str) -> Spec:
     return {
-        "type": "violin", "orientation": "h", "name": name, "x": values, "y0": name, "box": {"visible": True},
-        "meanline": {"visible": False}, "points": False, "spanmode": "hard", "scalemode": "width", "width": 0.9,
-        "line": {"color": colour, "width": 1.5}, "showlegend": False,
-    }  # fmt: skip
+        "type": "violin",
+        "orientation": "h",
+        "name": name,
+        "x": values,
+        "y0": name,
+        "box": {"visible": True},
+        "meanline": {"visible": False},
+        "points": False,
+        "spanmode": "hard",
+        "scalemode": "width",
+        "width": 0.9,
+        "line": {"color": colour, "width": 1.5},
+        "showlegend": False,
+    }

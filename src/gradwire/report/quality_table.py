@@ -22,9 +22,22 @@ NOTE = (
 )
 
 _HEADS = (
-    "method", "quality", "±", "seeds", "change", "verdict", "speed", "step, ms", "bytes a step",
-    "of dense", "unpacked", "interface", "state, bytes", "peak growth, MB", "family",
-)  # fmt: skip
+    "method",
+    "quality",
+    "±",
+    "seeds",
+    "change",
+    "verdict",
+    "speed",
+    "step, ms",
+    "bytes a step",
+    "of dense",
+    "unpacked",
+    "interface",
+    "state, bytes",
+    "peak growth, MB",
+    "family",
+)
 _BRIEF = ("method", "quality", "±", "change", "verdict", "speed", "bytes a step")
 _TONES: dict[str, Tone] = {NOISE: "noise", "better": "better", "worse": "worse", DIVERGED: "failed"}
 
@@ -76,17 +89,24 @@ def _row(panel: Panel, entry: PanelEntry) -> Sequence[Cell]:
     own = entry is panel.compared_with(entry)
     other = None if own or difference is None else panel.shown(difference, signed=True)
     return (
-        words(entry.method), UNKNOWN if entry.diverged else Cell(panel.shown(quality.mean), panel.scale * quality.mean),
+        words(entry.method),
+        UNKNOWN if entry.diverged else Cell(panel.shown(quality.mean), panel.scale * quality.mean),
         Cell(panel.shown(quality.deviation), panel.scale * quality.deviation)
-        if quality.count > 1 and not entry.diverged else UNKNOWN,
-        number(quality.count, "{}"), UNKNOWN if other is None else Cell(other, panel.scale * (difference or 0.0)),
-        verdict_cell(panel, entry), number(panel.relative_speed(entry), "{:.2f}"),
-        number(None if step is None else 1e3 * step.mean, "{:.1f}"), bytes_cell(packed),
+        if quality.count > 1 and not entry.diverged
+        else UNKNOWN,
+        number(quality.count, "{}"),
+        UNKNOWN if other is None else Cell(other, panel.scale * (difference or 0.0)),
+        verdict_cell(panel, entry),
+        number(panel.relative_speed(entry), "{:.2f}"),
+        number(None if step is None else 1e3 * step.mean, "{:.1f}"),
+        bytes_cell(packed),
         number(packed / dense if packed is not None and dense else None, "{:.2%}"),
-        bytes_cell(entry.mean("unpacked_bytes_per_step")), bytes_cell(entry.mean("interface_bytes_per_step")),
-        bytes_cell(entry.mean("state_bytes")), number(None if peak is None else peak / 1e6, "{:,.0f}"),
+        bytes_cell(entry.mean("unpacked_bytes_per_step")),
+        bytes_cell(entry.mean("interface_bytes_per_step")),
+        bytes_cell(entry.mean("state_bytes")),
+        number(None if peak is None else peak / 1e6, "{:,.0f}"),
         words(entry.family),
-    )  # fmt: skip
+    )
 
 
 def _others(panel: Panel) -> list[str]:

@@ -31,8 +31,14 @@ def blocks(results: Results) -> Iterable[Plot]:
 def marks(found: Exchanges) -> list[Mark]:
     """A mark for each method and link on which the baseline ran too."""
     return [
-        Mark(method, found.family(method), link_text(link), speedup,
-             [f"{speedup:.2f} times as fast as {found.compared_with(link)}"])
-        for method in found.methods for link in found.links
+        Mark(
+            method,
+            found.family(method),
+            link_text(link),
+            speedup,
+            [f"{speedup:.2f} times as fast as {found.compared_with(link)}"],
+        )
+        for method in found.methods
+        for link in found.links
         if (speedup := found.speedup(method, link)) is not None
-    ]  # fmt: skip
+    ]

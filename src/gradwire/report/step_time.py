@@ -31,12 +31,18 @@ def marks(found: Exchanges) -> list[Mark]:
     """A mark for each method and link, in milliseconds."""
     return [
         Mark(
-            method, found.family(method), link_text(link), 1e3 * row["seconds"],
-            [f"{1e3 * row['seconds']:.4g} ms a step"], 1e3 * row["seconds_low"], 1e3 * row["seconds_high"],
+            method,
+            found.family(method),
+            link_text(link),
+            1e3 * row["seconds"],
+            [f"{1e3 * row['seconds']:.4g} ms a step"],
+            1e3 * row["seconds_low"],
+            1e3 * row["seconds_high"],
         )
-        for method in found.methods for link in found.links
+        for method in found.methods
+        for link in found.links
         if (row := found.rows.get((method, link))) is not None
-    ]  # fmt: skip
+    ]
 
 
 def _ends(drawn: Sequence[Mark]) -> list[float]:

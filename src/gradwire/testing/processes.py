@@ -78,7 +78,7 @@ def run_ranks(
 
 def _run(
     world: int, function: Callable[..., Any], args: Any, deadline: float, timeout: float, backend: str, end: bool
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     with tempfile.TemporaryDirectory() as folder:
@@ -104,18 +104,27 @@ def _run(
 
 
 def _rank(
-    rank: int, world: int, folder: str, timeout: float, backend: str, send: Connection, function: Callable[..., Any],
+    rank: int,
+    world: int,
+    folder: str,
+    timeout: float,
+    backend: str,
+    send: Connection,
+    function: Callable[..., Any],
     args: Any,
-) -> None:  # fmt: skip
+) -> None:
     torch.set_num_threads(1)
     connected = False
     try:
         if backend == "nccl":
             torch.cuda.set_device(rank)
         dist.init_process_group(
-            backend, init_method=f"file://{folder}/store", rank=rank, world_size=world,
+            backend,
+            init_method=f"file://{folder}/store",
+            rank=rank,
+            world_size=world,
             timeout=timedelta(seconds=timeout),
-        )  # fmt: skip
+        )
         connected = True
         send.send(("ok", pickle.dumps(function(rank, *args))))
     except BaseException:

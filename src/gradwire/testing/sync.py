@@ -18,9 +18,17 @@ from gradwire.types import Key
 __all__ = ["check_no_sync", "waits"]
 
 _WAITING = {
-    "aten::_local_scalar_dense", "aten::bincount", "aten::equal", "aten::is_nonzero", "aten::item",
-    "aten::masked_select", "aten::nonzero", "aten::_unique2", "aten::unique_consecutive", "aten::unique_dim",
-}  # fmt: skip
+    "aten::_local_scalar_dense",
+    "aten::bincount",
+    "aten::equal",
+    "aten::is_nonzero",
+    "aten::item",
+    "aten::masked_select",
+    "aten::nonzero",
+    "aten::_unique2",
+    "aten::unique_consecutive",
+    "aten::unique_dim",
+}
 """What asks an accelerator for a number, or for a size that follows from the data."""
 
 

@@ -84,6 +84,11 @@ def slow_bytes(endpoint):
 
 
 ATTACKS = [
-    connections, hellos, a_message_without_end, answers_that_nobody_reads, questions_without_answers, compressions,
+    connections,
+    hellos,
+    a_message_without_end,
+    answers_that_nobody_reads,
+    questions_without_answers,
+    compressions,
     slow_bytes,
-]  # fmt: skip
+]

@@ -5,8 +5,20 @@ import struct
 
 from tests.attacks.kvstore.wire import Attacker, config, init, push
 
-INJECTIONS = ["\n[server] worker 0 is dead", "\r\x1b[2J\x1b[31mpwned", "../../etc/passwd", "/etc/passwd", "%s%n%x",
-              "${jndi:x}", "\x00", "'; DROP TABLE", "w\u202e", '"}\n# HELP x', "{0.__class__}", "a" * 1024]  # fmt: skip
+INJECTIONS = [
+    "\n[server] worker 0 is dead",
+    "\r\x1b[2J\x1b[31mpwned",
+    "../../etc/passwd",
+    "/etc/passwd",
+    "%s%n%x",
+    "${jndi:x}",
+    "\x00",
+    "'; DROP TABLE",
+    "w\u202e",
+    '"}\n# HELP x',
+    "{0.__class__}",
+    "a" * 1024,
+]
 
 
 def refused(told, *words):
@@ -33,14 +45,25 @@ def names(endpoint):
 
 def optimizers(endpoint):
     """Numbers with which torch's optimizers raise in the middle of a step, or that are none."""
-    for name, numbers in (("sgd", {"dampening": None, "momentum": 0.9}), ("sgd", {"lr": float("nan")}),
-                          ("sgd", {"lr": -1.0}), ("sgd", {"lr": [1.0]}), ("adam", {"beta1": 1.5}),
-                          ("adam", {"eps": None}), ("rmsprop", {"alpha": None}), ("sgd", {"foreach": True}),
-                          ("sgd", {"params": 1}),
-                          ("adam", {"capturable": True}), ("adamw", {"fused": True}), ("test", {"momentum": 1.0}),
-                          ("sgd", {"lr": 1e39}), ("nadam", {"momentum_decay": None}),
-                          ("sgd", {"multi_precision": 1}), ("adam", {"lazy_update": []}),
-                          *(("sgd", {"lr_scheduler": told}) for told in schedulers())):  # fmt: skip
+    for name, numbers in (
+        ("sgd", {"dampening": None, "momentum": 0.9}),
+        ("sgd", {"lr": float("nan")}),
+        ("sgd", {"lr": -1.0}),
+        ("sgd", {"lr": [1.0]}),
+        ("adam", {"beta1": 1.5}),
+        ("adam", {"eps": None}),
+        ("rmsprop", {"alpha": None}),
+        ("sgd", {"foreach": True}),
+        ("sgd", {"params": 1}),
+        ("adam", {"capturable": True}),
+        ("adamw", {"fused": True}),
+        ("test", {"momentum": 1.0}),
+        ("sgd", {"lr": 1e39}),
+        ("nadam", {"momentum_decay": None}),
+        ("sgd", {"multi_precision": 1}),
+        ("adam", {"lazy_update": []}),
+        *(("sgd", {"lr_scheduler": told}) for told in schedulers()),
+    ):
         with Attacker(endpoint, 1) as attacker:
             refused(attacker.request("optimizer", number=2, name=name, numbers=numbers))
 
@@ -50,13 +73,33 @@ def schedulers():
     factor, steps = {"name": "FactorScheduler", "step": 1}, {"name": "MultiFactorScheduler"}
     poly = {"name": "PolyScheduler", "max_update": 4}
     return [
-        True, "os", [], {}, {"name": None}, {"name": []}, {"name": {}}, {"name": "LRScheduler"},
-        {"name": "FactorScheduler"}, {**factor, "step": 0}, {**factor, "step": "1"}, {**factor, "factor": float("nan")},
-        {**factor, "base_lr": [1.0]}, {**factor, "warmup_mode": {}}, {**factor, "warmup_steps": 0.5},
-        {**factor, "__class__": 1}, {**factor, "self": 1}, {**factor, 1: 1},
-        {**steps, "step": [2, 1]}, {**steps, "step": "12"}, {**steps, "step": {}}, {**steps, "step": [[1]]},
-        {**poly, "pwr": 0}, {**poly, "pwr": 1e39}, {**poly, "max_update": 0}, {**poly, "warmup_steps": 4},
-    ]  # fmt: skip
+        True,
+        "os",
+        [],
+        {},
+        {"name": None},
+        {"name": []},
+        {"name": {}},
+        {"name": "LRScheduler"},
+        {"name": "FactorScheduler"},
+        {**factor, "step": 0},
+        {**factor, "step": "1"},
+        {**factor, "factor": float("nan")},
+        {**factor, "base_lr": [1.0]},
+        {**factor, "warmup_mode": {}},
+        {**factor, "warmup_steps": 0.5},
+        {**factor, "__class__": 1},
+        {**factor, "self": 1},
+        {**factor, 1: 1},
+        {**steps, "step": [2, 1]},
+        {**steps, "step": "12"},
+        {**steps, "step": {}},
+        {**steps, "step": [[1]]},
+        {**poly, "pwr": 0},
+        {**poly, "pwr": 1e39},
+        {**poly, "max_update": 0},
+        {**poly, "warmup_steps": 4},
+    ]
 
 
 def safetensors(tensors, **metadata):
@@ -74,18 +117,23 @@ def states(endpoint):
     told = {"format": "gradwire optimizer states 1", "keys": json.dumps(["w"])}
     four = ("F32", [4], struct.pack("<4f", *[1.0] * 4))
     forged = (
-        b"", b"\x80\x04\x95cos\nsystem\n", struct.pack("<Q", 2**63), struct.pack("<Q", 2**40) + b"{}",
-        safetensors({"0/momentum_buffer": four}), safetensors({"0/momentum_buffer": four}, **{**told, "format": "x"}),
+        b"",
+        b"\x80\x04\x95cos\nsystem\n",
+        struct.pack("<Q", 2**63),
+        struct.pack("<Q", 2**40) + b"{}",
+        safetensors({"0/momentum_buffer": four}),
+        safetensors({"0/momentum_buffer": four}, **{**told, "format": "x"}),
         safetensors({"0/momentum_buffer": four}, **{**told, "keys": "[[1]]"}),
         safetensors({"0/momentum_buffer": four}, **{**told, "keys": "{}"}),
-        safetensors({"7/momentum_buffer": four}, **told), safetensors({"x/y": four}, **told),
+        safetensors({"7/momentum_buffer": four}, **told),
+        safetensors({"x/y": four}, **told),
         safetensors({"0/momentum_buffer": ("F32", [2**40], b"")}, **told),
         safetensors({"0/momentum_buffer": ("F32", [5], bytes(20))}, **told),
         safetensors({"0/exp_avg": four, "0/step": ("I64", [4], bytes(32))}, **told),
         safetensors({"0/__class__": four}, **told),
         safetensors({"0/x": four}, **{**told, "keys": json.dumps("w" * 100)}),
         safetensors({}, **{**told, "keys": "[" * 50_000}),
-    )  # fmt: skip
+    )
     for each in forged:
         with Attacker(endpoint, 1) as attacker:
             refused(attacker.request("restore", each, chunk=0, chunks=1))
@@ -114,8 +162,15 @@ def payloads(endpoint):
 
 def another_form_of_a_key(endpoint):
     """A key that is there, said to be larger, of another type, or part of another whole."""
-    for field, value in (("shape", [2**20]), ("shape", [4, 1]), ("dtype", "float64"), ("start", 1), ("total", 10**12),
-                         ("dtype", "__import__('os')"), ("dtype", "float128")):  # fmt: skip
+    for field, value in (
+        ("shape", [2**20]),
+        ("shape", [4, 1]),
+        ("dtype", "float64"),
+        ("start", 1),
+        ("total", 10**12),
+        ("dtype", "__import__('os')"),
+        ("dtype", "float128"),
+    ):
         with Attacker(endpoint, 1) as attacker:
             refused(attacker.request("init", **{**init("spoilt"), field: value}))
 

@@ -30,10 +30,25 @@ def headers(endpoint):
     million = b"\xdf" + struct.pack(">I", 10**6)
     many = msgpack.packb({f"{i:x}": 0 for i in range(9000)})
     keys = b"".join(msgpack.packb(f"k{i}") + b"\xc0" for i in range(10))
-    said = (million, million + keys, many, b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x81" * 60_000,
-            b"\x91" * 65_000, msgpack.packb([1, 2]), msgpack.packb({1: 2}), msgpack.packb({b"op": "ping"}),
-            msgpack.packb(msgpack.ExtType(5, b"x")), msgpack.packb({"op": msgpack.Timestamp(1)}), b"",
-            msgpack.packb({"op": ["ping"]}), b"\x81\xa2op\xa4\xff\xff\xff\xff", b"\xc1", bytes(60_000))  # fmt: skip
+    said = (
+        million,
+        million + keys,
+        many,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\x81" * 60_000,
+        b"\x91" * 65_000,
+        msgpack.packb([1, 2]),
+        msgpack.packb({1: 2}),
+        msgpack.packb({b"op": "ping"}),
+        msgpack.packb(msgpack.ExtType(5, b"x")),
+        msgpack.packb({"op": msgpack.Timestamp(1)}),
+        b"",
+        msgpack.packb({"op": ["ping"]}),
+        b"\x81\xa2op\xa4\xff\xff\xff\xff",
+        b"\xc1",
+        bytes(60_000),
+    )
     for each in said:
         with Attacker(endpoint, 1) as attacker:
             refused(attacker.ask(each))
@@ -41,10 +56,28 @@ def headers(endpoint):
 
 def numbers(endpoint):
     """Negative, overflowing, and of another kind."""
-    for field, value in (("step", 0), ("step", -1), ("step", HUGE * 4 - 1), ("step", 1.0), ("chunk", -1),
-                         ("chunk", HUGE), ("chunks", 0), ("chunks", 2**21), ("config", HUGE), ("config", -1),
-                         ("optimizer", HUGE), ("rows", -2), ("rows", 2**40), ("rows", HUGE), ("key", 2**63),
-                         ("key", "x" * 1025), ("key", None), ("key", [1]), ("key", b"w"), ("step", True)):  # fmt: skip
+    for field, value in (
+        ("step", 0),
+        ("step", -1),
+        ("step", HUGE * 4 - 1),
+        ("step", 1.0),
+        ("chunk", -1),
+        ("chunk", HUGE),
+        ("chunks", 0),
+        ("chunks", 2**21),
+        ("config", HUGE),
+        ("config", -1),
+        ("optimizer", HUGE),
+        ("rows", -2),
+        ("rows", 2**40),
+        ("rows", HUGE),
+        ("key", 2**63),
+        ("key", "x" * 1025),
+        ("key", None),
+        ("key", [1]),
+        ("key", b"w"),
+        ("step", True),
+    ):
         with Attacker(endpoint, 1) as attacker:
             refused(attacker.request("push", bytes(16), **{**push("w"), field: value}))
     for seq in (0, -1, HUGE * 2, None, "1"):
@@ -66,10 +99,14 @@ def bombs(endpoint):
     for shape in ([2**40], [2**20, 2**20], [2**32, 2**32], [2**40] * 16, [2**40, 0, 1]):
         with Attacker(endpoint, 1) as attacker:
             refused(attacker.request("init", bytes(16), **init("bomb", shape, chunks=1)))
-    for name, params in (("randomk", {"ratio": 1e-12}), ("topk", {"ratio": 1e-12}),
-                         ("twobit", {"threshold": 1e-45}),
-                         ("powersgd", {"rank": 2**40}), ("none", {"x": 2**62}),
-                         ("qsgd", {"levels": 2**62})):  # fmt: skip
+    for name, params in (
+        ("randomk", {"ratio": 1e-12}),
+        ("topk", {"ratio": 1e-12}),
+        ("twobit", {"threshold": 1e-45}),
+        ("powersgd", {"rank": 2**40}),
+        ("none", {"x": 2**62}),
+        ("qsgd", {"levels": 2**62}),
+    ):
         with Attacker(endpoint, 1) as attacker:
             told = attacker.request("config", number=1, config=config(name, "none", **params))
             if told["op"] == "done":

@@ -32,8 +32,16 @@ def with_a_rank_that_is_taken(endpoint):
 
 def with_another_place(endpoint):
     """Ranks and groups that do not exist, versions and kinds that are spoken nowhere."""
-    for hello in ({"rank": 2}, {"rank": 2**20}, {"rank": 0, "world": 1}, {"rank": 1, "sync": True}, {"rank": -1},
-                  {"rank": 1, "version": 2**40}, {"rank": 1, "session": b"short"}, {"rank": True}):  # fmt: skip
+    for hello in (
+        {"rank": 2},
+        {"rank": 2**20},
+        {"rank": 0, "world": 1},
+        {"rank": 1, "sync": True},
+        {"rank": -1},
+        {"rank": 1, "version": 2**40},
+        {"rank": 1, "session": b"short"},
+        {"rank": True},
+    ):
         with Attacker(endpoint, patient=False, **hello) as attacker:
             assert attacker.introduced["op"] == "error", hello
 
@@ -56,8 +64,14 @@ def a_session_again(endpoint):
 
 def other_protocols(endpoint):
     """HTTP, TLS, nothing, noise, and a greeting that breaks off."""
-    said = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00", b"\xff" * 5, b"\0" * 4096,
-            os.urandom(100_000), b"\xff" + bytes(8) + b"\x7f\x03\x00NULL")  # fmt: skip
+    said = (
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"\xff" * 5,
+        b"\0" * 4096,
+        os.urandom(100_000),
+        b"\xff" + bytes(8) + b"\x7f\x03\x00NULL",
+    )
     for each in said:
         # The server may close the connection while it is still being spoken to.
         with raw(endpoint) as connection, contextlib.suppress(OSError):
@@ -67,6 +81,10 @@ def other_protocols(endpoint):
 
 
 ATTACKS = [
-    without_hello, with_the_name_of_a_connection, with_a_rank_that_is_taken, with_another_place, a_session_again,
+    without_hello,
+    with_the_name_of_a_connection,
+    with_a_rank_that_is_taken,
+    with_another_place,
+    a_session_again,
     other_protocols,
-]  # fmt: skip
+]

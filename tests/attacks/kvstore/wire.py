@@ -75,16 +75,27 @@ def introduction(rank, world=2, version=VERSION, sync=False, session=None):
 
 def push(key="own", step=1, chunk=0, chunks=1, config=0, optimizer=0, rows=-1):
     return {
-        "key": key, "step": step, "chunk": chunk, "chunks": chunks, "config": config, "optimizer": optimizer,
+        "key": key,
+        "step": step,
+        "chunk": chunk,
+        "chunks": chunks,
+        "config": config,
+        "optimizer": optimizer,
         "rows": rows,
-    }  # fmt: skip
+    }
 
 
 def init(key="own", shape=(4,), dtype="float32", start=0, total=4, chunk=0, chunks=0, sparse=False):
     return {
-        "key": key, "shape": list(shape), "dtype": dtype, "start": start, "total": total, "chunk": chunk,
-        "chunks": chunks, "sparse": sparse,
-    }  # fmt: skip
+        "key": key,
+        "shape": list(shape),
+        "dtype": dtype,
+        "start": start,
+        "total": total,
+        "chunk": chunk,
+        "chunks": chunks,
+        "sparse": sparse,
+    }
 
 
 def config(push="twobit", memory="residual", pull=None, **params):

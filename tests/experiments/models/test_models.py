@@ -16,16 +16,30 @@ from gradwire.experiments import models
 FILE = Path(__file__).with_name("shapes.txt")
 
 PUBLISHED = {
-    "resnet20": (269_467, 51), "densenet40_k12": (357_491, 158), "resnet9": (6_573_120, 25),
-    "vgg16_cifar": (14_982_987, 30), "resnet50": (25_559_081, 161), "vgg19": (143_671_337, 38),
-    "ncf": (31_832_577, 10), "lstm": (19_775_200, 7), "unet": (1_850_305, 46),
-    "gpt": (86_039_040, 148), "gpt2": (124_439_808, 148), "vit": (86_567_656, 152),
-}  # fmt: skip
+    "resnet20": (269_467, 51),
+    "densenet40_k12": (357_491, 158),
+    "resnet9": (6_573_120, 25),
+    "vgg16_cifar": (14_982_987, 30),
+    "resnet50": (25_559_081, 161),
+    "vgg19": (143_671_337, 38),
+    "ncf": (31_832_577, 10),
+    "lstm": (19_775_200, 7),
+    "unet": (1_850_305, 46),
+    "gpt": (86_039_040, 148),
+    "gpt2": (124_439_808, 148),
+    "vit": (86_567_656, 152),
+}
 
 SMALL = {
-    "resnet20": (19_026, 21), "densenet40_k12": (16_178, 50), "resnet9": (103_800, 25), "vgg16_cifar": (113_530, 18),
-    "ncf": (37_737, 10), "lstm": (341_224, 7), "unet": (116_017, 46), "gpt": (4_780_288, 76),
-}  # fmt: skip
+    "resnet20": (19_026, 21),
+    "densenet40_k12": (16_178, 50),
+    "resnet9": (103_800, 25),
+    "vgg16_cifar": (113_530, 18),
+    "ncf": (37_737, 10),
+    "lstm": (341_224, 7),
+    "unet": (116_017, 46),
+    "gpt": (4_780_288, 76),
+}
 
 
 def listed() -> dict[str, list[tuple[int, ...]]]:
@@ -93,14 +107,20 @@ def test_every_parameter_of_the_small_one_gets_a_gradient(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "wanted"),
     [
-        ("resnet20", (2, 3, 32, 32), (2, 11)), ("densenet40_k12", (2, 3, 32, 32), (2, 11)),
-        ("resnet9", (2, 3, 32, 32), (2, 10)), ("vgg16_cifar", (2, 3, 32, 32), (2, 11)),
-        ("resnet50", (2, 3, 224, 224), (2, 1001)), ("vgg19", (2, 3, 224, 224), (2, 1001)),
-        ("unet", (2, 1, 512, 512), (2, 1, 512, 512)), ("vit", (2, 3, 224, 224), (2, 1000)),
+        ("resnet20", (2, 3, 32, 32), (2, 11)),
+        ("densenet40_k12", (2, 3, 32, 32), (2, 11)),
+        ("resnet9", (2, 3, 32, 32), (2, 10)),
+        ("vgg16_cifar", (2, 3, 32, 32), (2, 11)),
+        ("resnet50", (2, 3, 224, 224), (2, 1001)),
+        ("vgg19", (2, 3, 224, 224), (2, 1001)),
+        ("unet", (2, 1, 512, 512), (2, 1, 512, 512)),
+        ("vit", (2, 3, 224, 224), (2, 1000)),
         ("gpt", (2, 1024), (2, 1024, 256)),
-        ("gpt2", (2, 1024), (2, 1024, 50_257)), ("lstm", (20, 35), (20, 35, 10_000)), ("ncf", (7, 2), (7,)),
+        ("gpt2", (2, 1024), (2, 1024, 50_257)),
+        ("lstm", (20, 35), (20, 35, 10_000)),
+        ("ncf", (7, 2), (7,)),
     ],
-)  # fmt: skip
+)
 def test_the_full_size_takes_what_it_is_made_for(name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     dtype = torch.int64 if name in ("gpt", "gpt2", "lstm", "ncf") else torch.float32
     out = models.build(name, device="meta")(torch.zeros(shape, dtype=dtype, device="meta"))

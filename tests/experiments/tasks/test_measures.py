@@ -135,8 +135,14 @@ def test_the_held_out_item_must_be_among_the_first_ten() -> None:
     def hits(place: int) -> float:
         scores = torch.arange(float(RIVALS)).expand(task.data.users, RIVALS)
         held_out = torch.full((task.data.users, 1), RIVALS - place - 0.5)
-        return task.quality(Answers([torch.cat([scores, held_out], 1).flatten()[: 1 << 16],
-                                     torch.cat([scores, held_out], 1).flatten()[1 << 16 :]]))  # fmt: skip
+        return task.quality(
+            Answers(
+                [
+                    torch.cat([scores, held_out], 1).flatten()[: 1 << 16],
+                    torch.cat([scores, held_out], 1).flatten()[1 << 16 :],
+                ]
+            )
+        )
 
     assert hits(9) == 1.0
     assert hits(10) == 0.0

@@ -21,9 +21,12 @@ from tests.experiments.narrow import narrowed
 
 TASKS = registry.names("experiments.tasks")
 BETTER_THAN = {
-    "classification": "chance", "gpt": "unigram", "gpt_tune": "unigram", "language": "unigram",
+    "classification": "chance",
+    "gpt": "unigram",
+    "gpt_tune": "unigram",
+    "language": "unigram",
     "recommendation": "chance",
-}  # fmt: skip
+}
 """What one epoch beats; marking defects takes longer, and begins with marking none."""
 
 

@@ -24,8 +24,11 @@ def _offered(module: str) -> list[str]:
     path = Path(gradwire.__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
     if not path.exists():
         return []
-    (names,) = (node.value for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign)
-                and ast.unparse(node.targets[0]) == "__all__")  # fmt: skip
+    (names,) = (
+        node.value
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
     return ast.literal_eval(names)
 
 
@@ -35,20 +38,38 @@ KERNELS = _kernels()
 LEFT_TO_TORCH = {
     "orders of a small sample": {"auto_threshold"},
     "sums in a fixed order": {
-        "block_norms", "moments", "moments_feedback", "sketch_add", "sketch_estimate",
+        "block_norms",
+        "moments",
+        "moments_feedback",
+        "sketch_add",
+        "sketch_estimate",
     },
     "products of matrices": {
-        "lowrank_add_decoded", "lowrank_left", "lowrank_left_feedback", "lowrank_right", "lowrank_right_feedback",
+        "lowrank_add_decoded",
+        "lowrank_left",
+        "lowrank_left_feedback",
+        "lowrank_right",
+        "lowrank_right_feedback",
     },
     "what a plain operation or two of torch do as well": {"byte_counts", "sums_add_decoded"},
     "bytes whose place depends on those before": {
-        "inceptionn_add_decoded", "inceptionn_encode", "prefix_decode", "prefix_encode",
-        "rans_decode", "rans_encode", "rice_decode", "rice_encode", "ternary_add_decoded", "ternary_encode",
-        "three_lc_add_decoded", "three_lc_encode", "three_lc_encode_feedback",
+        "inceptionn_add_decoded",
+        "inceptionn_encode",
+        "prefix_decode",
+        "prefix_encode",
+        "rans_decode",
+        "rans_encode",
+        "rice_decode",
+        "rice_encode",
+        "ternary_add_decoded",
+        "ternary_encode",
+        "three_lc_add_decoded",
+        "three_lc_encode",
+        "three_lc_encode_feedback",
     },
     "rotations": {"eden_add_decoded", "eden_encode", "thc_add_decoded", "thc_encode"},
     "a few operations of torch": {"precondition", "precondition_update"},
-}  # fmt: skip
+}
 
 
 def test_only_what_is_listed_is_left_to_torch():

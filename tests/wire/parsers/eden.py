@@ -21,8 +21,10 @@ FORMS = {
 
 def word(code, group):
     form, place = FORMS[group][code % 128 // group].split(), code % group
-    odd = [sum(i >> int(a) & i >> int(b) & 1 for a, b in form) + (i & place).bit_count() + (code >> 7)
-           for i in range(group)]  # fmt: skip
+    odd = [
+        sum(i >> int(a) & i >> int(b) & 1 for a, b in form) + (i & place).bit_count() + (code >> 7)
+        for i in range(group)
+    ]
     return [1 - 2 * (number & 1) for number in odd]
 
 

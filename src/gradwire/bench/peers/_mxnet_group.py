@@ -36,9 +36,13 @@ class MXNetGroup:
     def __init__(self, workers: int, servers: int, directory: Path | None = None, threads: int = 1) -> None:
         python = python_with(REQUIREMENTS, directory or DIRECTORY)
         told = {
-            "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port()), "DMLC_NODE_HOST": "127.0.0.1",
-            "DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers), "OMP_NUM_THREADS": str(threads),
-        }  # fmt: skip
+            "DMLC_PS_ROOT_URI": "127.0.0.1",
+            "DMLC_PS_ROOT_PORT": str(free_port()),
+            "DMLC_NODE_HOST": "127.0.0.1",
+            "DMLC_NUM_WORKER": str(workers),
+            "DMLC_NUM_SERVER": str(servers),
+            "OMP_NUM_THREADS": str(threads),
+        }
         roles = ["scheduler", *["server"] * servers]
         # They serve from the import on.
         self._others = [_start(python, told | {"DMLC_ROLE": role}) for role in roles]
@@ -61,8 +65,12 @@ class MXNetGroup:
 
 
 def _start(python: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([str(python), "-I", "-c", "import mxnet"], env=os.environ | environment,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    return subprocess.Popen(
+        [str(python), "-I", "-c", "import mxnet"],
+        env=os.environ | environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def free_port() -> int:

@@ -30,15 +30,25 @@ class Process:
     """
 
     def __init__(
-        self, python: Path, script: Path, environment: Mapping[str, str], deadline: float = 60.0,
+        self,
+        python: Path,
+        script: Path,
+        environment: Mapping[str, str],
+        deadline: float = 60.0,
         before: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._deadline = deadline
         # Isolated: the script's own folder holds a module with the peer's name, and PYTHONPATH is ours.
         self.process = subprocess.Popen(
-            [*before, str(python), "-I", str(script)], env=os.environ | environment, text=True, encoding="utf-8",
-            errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [*before, str(python), "-I", str(script)],
+            env=os.environ | environment,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         self._told = ""
         self._answers: queue.Queue[str | None] = queue.Queue()
         self._complaints: deque[str] = deque(maxlen=20)

@@ -178,12 +178,22 @@ def _rows(mxnet: MXNet, size: int, repeats: int) -> Iterator[Row]:
         triad = summarise(samples[_triad(code)])
         nbytes, wire = _fewest_bytes(code, size), code.layout((size,)).nbytes
         yield {
-            "method": code.name, "params": code.properties()["params"], "size": size, "op": f"push{SENDERS}",
-            "implementation": implementation or theirs, "seconds": seconds.median, "seconds_low": seconds.low,
-            "seconds_high": seconds.high, "bytes_moved": nbytes, "triad_seconds": triad.median,
-            "triad_ratio": triad.median / seconds.median, "wire_bits_per_element": 8 * wire / size,
-            "speedup": compressed / seconds.median, "repeats": seconds.count, "checked_size": size,
-        } | environment()  # fmt: skip
+            "method": code.name,
+            "params": code.properties()["params"],
+            "size": size,
+            "op": f"push{SENDERS}",
+            "implementation": implementation or theirs,
+            "seconds": seconds.median,
+            "seconds_low": seconds.low,
+            "seconds_high": seconds.high,
+            "bytes_moved": nbytes,
+            "triad_seconds": triad.median,
+            "triad_ratio": triad.median / seconds.median,
+            "wire_bits_per_element": 8 * wire / size,
+            "speedup": compressed / seconds.median,
+            "repeats": seconds.count,
+            "checked_size": size,
+        } | environment()
 
 
 _CONTESTANTS: tuple[tuple[str, Compressor, str | None], ...] = (

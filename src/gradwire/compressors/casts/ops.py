@@ -34,10 +34,20 @@ from gradwire.ops.feedback import compensate
 from gradwire.ops.levels import norms_of, spread
 
 __all__ = [
-    "KINDS", "capacity", "cast_add_decoded", "cast_encode", "cast_encode_feedback", "codebook", "eightbit_add_decoded",
-    "eightbit_encode", "eightbit_encode_feedback", "inceptionn_add_decoded", "inceptionn_encode",
-    "inceptionn_encode_feedback", "scale_count",
-]  # fmt: skip
+    "KINDS",
+    "capacity",
+    "cast_add_decoded",
+    "cast_encode",
+    "cast_encode_feedback",
+    "codebook",
+    "eightbit_add_decoded",
+    "eightbit_encode",
+    "eightbit_encode_feedback",
+    "inceptionn_add_decoded",
+    "inceptionn_encode",
+    "inceptionn_encode_feedback",
+    "scale_count",
+]
 
 CASTS = (torch.float16, torch.bfloat16, torch.float32)
 """What a float32 may be cast to."""

@@ -19,9 +19,14 @@ from gradwire.ops.triton.status import flag_nonfinite
 from gradwire.ops.triton.tile import elements
 
 __all__ = [
-    "cast_add_decoded", "cast_encode", "cast_encode_feedback", "eightbit_add_decoded", "eightbit_encode",
-    "eightbit_encode_feedback", "inceptionn_encode_feedback",
-]  # fmt: skip
+    "cast_add_decoded",
+    "cast_encode",
+    "cast_encode_feedback",
+    "eightbit_add_decoded",
+    "eightbit_encode",
+    "eightbit_encode_feedback",
+    "inceptionn_encode_feedback",
+]
 
 _LINEAR = tl.constexpr(0)
 _DYNAMIC = tl.constexpr(1)
@@ -63,9 +68,14 @@ def cast_encode(x: Tensor, out: Tensor, scale: float) -> None:
 
 @triton.jit
 def _cast_feedback(
-    grad: tl.tensor, residual: tl.tensor, out: tl.tensor, status: tl.tensor, n: tl.tensor, BFLOAT: tl.constexpr,
+    grad: tl.tensor,
+    residual: tl.tensor,
+    out: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    BFLOAT: tl.constexpr,
     BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     i = elements(BLOCK)
     inside = i < n
     old = tl.load(residual + i, mask=inside, other=0.0)
@@ -92,9 +102,15 @@ def cast_encode_feedback(grad: Tensor, residual: Tensor, out: Tensor, status: Te
 
 @triton.jit
 def _cast_sum(
-    payload: tl.tensor, stride: tl.tensor, ranks: tl.tensor, out: tl.tensor, n: tl.tensor, scale: tl.float32,
-    BFLOAT: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+    payload: tl.tensor,
+    stride: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    scale: tl.float32,
+    BFLOAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     i = elements(BLOCK)
     inside = i < n
     total = tl.load(out + i, mask=inside)
@@ -187,9 +203,17 @@ def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _eightbit(
-    x: tl.tensor, scales: tl.tensor, codes: tl.tensor, book: tl.tensor, n: tl.tensor, count: tl.tensor,
-    KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    scales: tl.tensor,
+    codes: tl.tensor,
+    book: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    KIND: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     block = blocks(ROWS)
     group = groups(block, 0, GROUPS, SPAN)
     values = load(x, group, n)
@@ -216,9 +240,16 @@ def eightbit_encode(x: Tensor, scales: Tensor, codes: Tensor, kind: str, block: 
 
 @triton.jit
 def _write(
-    grad: tl.tensor, residual: tl.tensor, codes: tl.tensor, book: tl.tensor, norm: tl.tensor, group: tl.tensor,
-    n: tl.tensor, KIND: tl.constexpr, UNDO: tl.constexpr,
-) -> None:  # fmt: skip
+    grad: tl.tensor,
+    residual: tl.tensor,
+    codes: tl.tensor,
+    book: tl.tensor,
+    norm: tl.tensor,
+    group: tl.tensor,
+    n: tl.tensor,
+    KIND: tl.constexpr,
+    UNDO: tl.constexpr,
+) -> None:
     old = load(residual, group, n)
     x = old + load(grad, group, n)
     code = _code_of(x, norm, book, KIND)
@@ -230,9 +261,19 @@ def _write(
 
 @triton.jit
 def _eightbit_feedback(
-    grad: tl.tensor, residual: tl.tensor, scales: tl.tensor, codes: tl.tensor, book: tl.tensor, status: tl.tensor,
-    n: tl.tensor, count: tl.tensor, KIND: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    grad: tl.tensor,
+    residual: tl.tensor,
+    scales: tl.tensor,
+    codes: tl.tensor,
+    book: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    KIND: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     block = blocks(ROWS)
     group = groups(block, 0, GROUPS, SPAN)
     magnitude = largest(load(residual, group, n) + load(grad, group, n))
@@ -263,10 +304,21 @@ def eightbit_encode_feedback(
 
 @triton.jit
 def _eightbit_sum(
-    scales: tl.tensor, scale_stride: tl.tensor, codes: tl.tensor, code_stride: tl.tensor, ranks: tl.tensor,
-    out: tl.tensor, book: tl.tensor, n: tl.tensor, count: tl.tensor, scale: tl.float32, KIND: tl.constexpr,
-    GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    scales: tl.tensor,
+    scale_stride: tl.tensor,
+    codes: tl.tensor,
+    code_stride: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    book: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    scale: tl.float32,
+    KIND: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     block = blocks(ROWS)
     i = elements_of(groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN))
     total = tl.load(out + i, mask=i < n)

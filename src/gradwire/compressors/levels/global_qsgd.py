@@ -112,10 +112,13 @@ class GlobalQSGD(MultiRound):
         """Only ``norm`` and ``codes`` travel; ``own`` are this rank's levels before they are summed."""
         n = math.prod(shape)
         some = min(n, 1)
-        return Layout((
-            Field("norm", torch.float32, some), Field("codes", torch.int32, -(-n // 4) + some),
-            Field("own", torch.uint8, n),
-        ))  # fmt: skip
+        return Layout(
+            (
+                Field("norm", torch.float32, some),
+                Field("codes", torch.int32, -(-n // 4) + some),
+                Field("own", torch.uint8, n),
+            )
+        )
 
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]

@@ -96,9 +96,16 @@ class Natural(Compressor):
     ) -> None:
         bases, codes = payload
         ops.natural_encode_feedback(
-            grad.view(-1), residual.view(-1), bases, codes,
-            self.rounding, self.block, key.stream(), key.step, status,
-        )  # fmt: skip
+            grad.view(-1),
+            residual.view(-1),
+            bases,
+            codes,
+            self.rounding,
+            self.block,
+            key.stream(),
+            key.step,
+            status,
+        )
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)

@@ -107,9 +107,18 @@ class NUQSGD(Compressor):
     ) -> None:
         norms, codes = payload
         ops.qsgd_encode_feedback(
-            grad.view(-1), residual.view(-1), norms, codes, self.bits, self.block, self.norm,
-            key.stream(), key.step, status, grid="powers",
-        )  # fmt: skip
+            grad.view(-1),
+            residual.view(-1),
+            norms,
+            codes,
+            self.bits,
+            self.block,
+            self.norm,
+            key.stream(),
+            key.step,
+            status,
+            grid="powers",
+        )
         if status is not None:
             # The l2 norm of a finite block can overflow, and such a block leaves NaN in the residual.
             nonfinite(norms, status)

@@ -39,10 +39,21 @@ from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.units import exponent_of, power_of_two
 
 __all__ = [
-    "SEGMENT", "moments", "moments_feedback", "natural_add_decoded", "natural_encode", "natural_encode_feedback",
-    "qsgd_add_decoded", "qsgd_encode", "qsgd_encode_feedback", "round_encode", "round_keep", "sums_add_decoded",
-    "top_of", "units_of",
-]  # fmt: skip
+    "SEGMENT",
+    "moments",
+    "moments_feedback",
+    "natural_add_decoded",
+    "natural_encode",
+    "natural_encode_feedback",
+    "qsgd_add_decoded",
+    "qsgd_encode",
+    "qsgd_encode_feedback",
+    "round_encode",
+    "round_keep",
+    "sums_add_decoded",
+    "top_of",
+    "units_of",
+]
 
 Bits = Annotated[int, Where("2 <= bits <= 8", "an integer from 2 to 8")]
 Block = Annotated[int, Where("16 <= block <= 65536 and block % 16 == 0", "a multiple of 16 from 16 to 65536")]
@@ -106,9 +117,17 @@ def _whole(n: int) -> int:
 
 @declared
 def qsgd_encode(
-    x: Floats, norms: Norms, codes: Codes, bits: Bits, block: Block, norm: NormName, key: int, step: int,
-    levels: Levels = 0, grid: GridName = "uniform",
-) -> None:  # fmt: skip
+    x: Floats,
+    norms: Norms,
+    codes: Codes,
+    bits: Bits,
+    block: Block,
+    norm: NormName,
+    key: int,
+    step: int,
+    levels: Levels = 0,
+    grid: GridName = "uniform",
+) -> None:
     """Round each element at random to a level of its block, so that it is right on average.
 
         q = sign(x) * min(floor(|x| * s / N + r), s),    decoded = q * N / s
@@ -147,9 +166,20 @@ def qsgd_encode(
 
 @declared
 def qsgd_encode_feedback(
-    grad: Written, residual: Written, norms: Norms, codes: Codes, bits: Bits, block: Block, norm: NormName, key: int,
-    step: int, status: Status = None, shrink: float = 1.0, levels: Levels = 0, grid: GridName = "uniform",
-) -> None:  # fmt: skip
+    grad: Written,
+    residual: Written,
+    norms: Norms,
+    codes: Codes,
+    bits: Bits,
+    block: Block,
+    norm: NormName,
+    key: int,
+    step: int,
+    status: Status = None,
+    shrink: float = 1.0,
+    levels: Levels = 0,
+    grid: GridName = "uniform",
+) -> None:
     """Encode x = residual + grad as ``qsgd_encode`` does and keep what the codes do not say.
 
         residual = x - shrink * (q * N / s)
@@ -197,8 +227,13 @@ def qsgd_encode_feedback(
 def qsgd_add_decoded(
     norms: Annotated[Tensor, Rows(torch.float32, "-(-n // block)")],
     codes: Annotated[Tensor, Rows(torch.uint8, "-(-n * bits // 8)")],
-    out: Written, bits: Bits, block: LongBlock, scale: float, levels: Levels = 0, grid: GridName = "uniform",
-) -> None:  # fmt: skip
+    out: Written,
+    bits: Bits,
+    block: LongBlock,
+    scale: float,
+    levels: Levels = 0,
+    grid: GridName = "uniform",
+) -> None:
     """Add the payloads of all ranks, rank 0 first: out = out + (scale * (N / s)) * q.
 
     Args:
@@ -402,9 +437,16 @@ def natural_encode(
 
 @declared
 def natural_encode_feedback(
-    grad: Written, residual: Written, bases: Bases, codes: Powers, rounding: Rounding, block: Block, key: int,
-    step: int, status: Status = None,
-) -> None:  # fmt: skip
+    grad: Written,
+    residual: Written,
+    bases: Bases,
+    codes: Powers,
+    rounding: Rounding,
+    block: Block,
+    key: int,
+    step: int,
+    status: Status = None,
+) -> None:
     """Encode x = residual + grad as ``natural_encode`` does and keep what the codes do not say.
 
         residual = x - decoded

@@ -168,9 +168,19 @@ class QSGD(Compressor):
             self._grid(grad.numel()).encode_feedback(grad.view(-1), residual.view(-1), (norms, codes), key, status)
         else:
             ops.qsgd_encode_feedback(
-                grad.view(-1), residual.view(-1), norms, codes, self.bits, self.block, self.norm,
-                key.stream(), key.step, status, self._shrink(grad.numel()), self.top,
-            )  # fmt: skip
+                grad.view(-1),
+                residual.view(-1),
+                norms,
+                codes,
+                self.bits,
+                self.block,
+                self.norm,
+                key.stream(),
+                key.step,
+                status,
+                self._shrink(grad.numel()),
+                self.top,
+            )
             if status is not None:
                 # The l2 norm of a finite block can overflow, and such a block leaves NaN in the residual.
                 nonfinite(norms, status)

@@ -16,9 +16,15 @@ from gradwire.ops.triton.philox import philox_words
 from gradwire.ops.triton.status import flag_nonfinite
 
 __all__ = [
-    "natural_add_decoded", "natural_encode", "natural_encode_feedback", "qsgd_add_decoded", "qsgd_encode",
-    "qsgd_encode_feedback", "round_encode", "round_keep",
-]  # fmt: skip
+    "natural_add_decoded",
+    "natural_encode",
+    "natural_encode_feedback",
+    "qsgd_add_decoded",
+    "qsgd_encode",
+    "qsgd_encode_feedback",
+    "round_encode",
+    "round_keep",
+]
 
 _UNIT = tl.constexpr(2.0**-16)
 _SIGN = tl.constexpr(-0x80000000)
@@ -61,9 +67,16 @@ def _uniform(group: tl.tensor, key: tl.tensor, step: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _write_levels(
-    x: tl.tensor, group: tl.tensor, norm: tl.tensor, codes: tl.tensor, size: tl.tensor, key: tl.tensor, step: tl.tensor,
-    BITS: tl.constexpr, TOP: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+    x: tl.tensor,
+    group: tl.tensor,
+    norm: tl.tensor,
+    codes: tl.tensor,
+    size: tl.tensor,
+    key: tl.tensor,
+    step: tl.tensor,
+    BITS: tl.constexpr,
+    TOP: tl.constexpr,
+) -> tl.tensor:
     """Round a tile to its levels and write their codes; the levels are returned, as int32."""
     usable = (norm > 0.0) & (norm < float("inf"))
     inverse = tl.where(usable, tl.div_rn(_top(norm, TOP), norm), 0.0)
@@ -91,9 +104,20 @@ def _read_levels(codes: tl.tensor, group: tl.tensor, size: tl.tensor, BITS: tl.c
 
 @triton.jit(do_not_specialize=["key", "step"])
 def _qsgd(
-    x: tl.tensor, norms: tl.tensor, codes: tl.tensor, n: tl.tensor, count: tl.tensor, size: tl.tensor, key: tl.int64,
-    step: tl.int64, BITS: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    norms: tl.tensor,
+    codes: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    size: tl.tensor,
+    key: tl.int64,
+    step: tl.int64,
+    BITS: tl.constexpr,
+    TOP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     block = blocks(ROWS)
     group = groups(block, 0, GROUPS, SPAN)
     values = load(x, group, n)
@@ -110,9 +134,17 @@ def _qsgd(
 
 
 def qsgd_encode(
-    x: Tensor, norms: Tensor, codes: Tensor, bits: int, block: int, norm: str, key: int, step: int,
-    levels: int = 0, grid: str = "uniform",
-) -> None:  # fmt: skip
+    x: Tensor,
+    norms: Tensor,
+    codes: Tensor,
+    bits: int,
+    block: int,
+    norm: str,
+    key: int,
+    step: int,
+    levels: int = 0,
+    grid: str = "uniform",
+) -> None:
     """The operation on a GPU; norm "l2" and the grid "powers" run its reference there."""
     if norm == "l2" or grid == "powers":
         ops.qsgd_encode.reference(x, norms, codes, bits, block, norm, key, step, levels, grid)
@@ -131,9 +163,14 @@ def _sum(grad: tl.tensor, residual: tl.tensor, group: tl.tensor, n: tl.tensor) -
 
 @triton.jit
 def _keep(
-    grad: tl.tensor, residual: tl.tensor, group: tl.tensor, n: tl.tensor, old: tl.tensor, kept: tl.tensor,
+    grad: tl.tensor,
+    residual: tl.tensor,
+    group: tl.tensor,
+    n: tl.tensor,
+    old: tl.tensor,
+    kept: tl.tensor,
     UNDO: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     store(residual, kept, group, n)
     if UNDO:
         store(grad, old, group, n)
@@ -141,10 +178,23 @@ def _keep(
 
 @triton.jit(do_not_specialize=["key", "step"])
 def _qsgd_feedback(
-    grad: tl.tensor, residual: tl.tensor, norms: tl.tensor, codes: tl.tensor, status: tl.tensor, n: tl.tensor,
-    count: tl.tensor, size: tl.tensor, key: tl.int64, step: tl.int64, shrink: tl.float32, BITS: tl.constexpr,
-    TOP: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    grad: tl.tensor,
+    residual: tl.tensor,
+    norms: tl.tensor,
+    codes: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    size: tl.tensor,
+    key: tl.int64,
+    step: tl.int64,
+    shrink: tl.float32,
+    BITS: tl.constexpr,
+    TOP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     block = blocks(ROWS)
     group = groups(block, 0, GROUPS, SPAN)
     old, x = _sum(grad, residual, group, n)
@@ -168,9 +218,20 @@ def _qsgd_feedback(
 
 
 def qsgd_encode_feedback(
-    grad: Tensor, residual: Tensor, norms: Tensor, codes: Tensor, bits: int, block: int, norm: str, key: int,
-    step: int, status: Tensor | None = None, shrink: float = 1.0, levels: int = 0, grid: str = "uniform",
-) -> None:  # fmt: skip
+    grad: Tensor,
+    residual: Tensor,
+    norms: Tensor,
+    codes: Tensor,
+    bits: int,
+    block: int,
+    norm: str,
+    key: int,
+    step: int,
+    status: Tensor | None = None,
+    shrink: float = 1.0,
+    levels: int = 0,
+    grid: str = "uniform",
+) -> None:
     """The operation on a GPU; norm "l2" and the grid "powers" run its reference there."""
     tensors = grad, residual, norms, codes
     if norm == "l2" or grid == "powers":
@@ -184,10 +245,22 @@ def qsgd_encode_feedback(
 
 @triton.jit
 def _add(
-    norms: tl.tensor, norm_stride: tl.tensor, codes: tl.tensor, code_stride: tl.tensor, ranks: tl.tensor,
-    out: tl.tensor, n: tl.tensor, count: tl.tensor, size: tl.tensor, scale: tl.float32, BITS: tl.constexpr,
-    TOP: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    norms: tl.tensor,
+    norm_stride: tl.tensor,
+    codes: tl.tensor,
+    code_stride: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    size: tl.tensor,
+    scale: tl.float32,
+    BITS: tl.constexpr,
+    TOP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     block = blocks(ROWS)
     group = groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN)
     i = elements(group)
@@ -201,9 +274,15 @@ def _add(
 
 
 def qsgd_add_decoded(
-    norms: Tensor, codes: Tensor, out: Tensor, bits: int, block: int, scale: float, levels: int = 0,
+    norms: Tensor,
+    codes: Tensor,
+    out: Tensor,
+    bits: int,
+    block: int,
+    scale: float,
+    levels: int = 0,
     grid: str = "uniform",
-) -> None:  # fmt: skip
+) -> None:
     """The operation on a GPU; the grid "powers" runs its reference there."""
     if grid == "powers":
         ops.qsgd_add_decoded.reference(norms, codes, out, bits, block, scale, levels, grid)
@@ -216,9 +295,17 @@ def qsgd_add_decoded(
 
 @triton.jit
 def _round_tile(
-    x: tl.tensor, norm: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, key: tl.tensor, step: tl.tensor,
-    BITS: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    x: tl.tensor,
+    norm: tl.tensor,
+    codes: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    key: tl.tensor,
+    step: tl.tensor,
+    BITS: tl.constexpr,
+    TOP: tl.constexpr,
+    GROUPS: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Write the codes of this program's tile; its elements' indices, values, levels, and the norm, (1,)."""
     group = (tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS))[None, :]
     i = elements(group)
@@ -230,9 +317,17 @@ def _round_tile(
 
 @triton.jit(do_not_specialize=["key", "step"])
 def _round(
-    x: tl.tensor, norm: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, key: tl.int64, step: tl.int64,
-    BITS: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    norm: tl.tensor,
+    codes: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    key: tl.int64,
+    step: tl.int64,
+    BITS: tl.constexpr,
+    TOP: tl.constexpr,
+    GROUPS: tl.constexpr,
+) -> None:
     _round_tile(x, norm, codes, n, size, key, step, BITS, TOP, GROUPS)
 
 
@@ -244,9 +339,18 @@ def round_encode(x: Tensor, norm: Tensor, codes: Tensor, bits: int, levels: int,
 
 @triton.jit(do_not_specialize=["key", "step"])
 def _round_kept(
-    residual: tl.tensor, norm: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, key: tl.int64,
-    step: tl.int64, shrink: tl.float32, BITS: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr,
-) -> None:  # fmt: skip
+    residual: tl.tensor,
+    norm: tl.tensor,
+    codes: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    key: tl.int64,
+    step: tl.int64,
+    shrink: tl.float32,
+    BITS: tl.constexpr,
+    TOP: tl.constexpr,
+    GROUPS: tl.constexpr,
+) -> None:
     i, x, q, given = _round_tile(residual, norm, codes, n, size, key, step, BITS, TOP, GROUPS)
     distance = (_step_of(given, TOP) * shrink)[:, None, None]
     tl.store(residual + i, x - distance * q.to(tl.float32), mask=i < n)
@@ -306,9 +410,18 @@ def _value_of(code: tl.tensor, base: tl.tensor) -> tl.tensor:
 
 @triton.jit(do_not_specialize=["key", "step"])
 def _natural(
-    x: tl.tensor, bases: tl.tensor, codes: tl.tensor, n: tl.tensor, count: tl.tensor, key: tl.int64, step: tl.int64,
-    RANDOM: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    bases: tl.tensor,
+    codes: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    key: tl.int64,
+    step: tl.int64,
+    RANDOM: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     block = blocks(ROWS)
     magnitude = largest(load(x, groups(block, 0, GROUPS, SPAN), n))
     for start in range(SPAN, GROUPS, SPAN):
@@ -330,10 +443,20 @@ def natural_encode(x: Tensor, bases: Tensor, codes: Tensor, rounding: str, block
 
 @triton.jit(do_not_specialize=["key", "step"])
 def _natural_feedback(
-    grad: tl.tensor, residual: tl.tensor, bases: tl.tensor, codes: tl.tensor, status: tl.tensor, n: tl.tensor,
-    count: tl.tensor, key: tl.int64, step: tl.int64, RANDOM: tl.constexpr, GROUPS: tl.constexpr, SPAN: tl.constexpr,
+    grad: tl.tensor,
+    residual: tl.tensor,
+    bases: tl.tensor,
+    codes: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    key: tl.int64,
+    step: tl.int64,
+    RANDOM: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SPAN: tl.constexpr,
     ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     block = blocks(ROWS)
     _, x = _sum(grad, residual, groups(block, 0, GROUPS, SPAN), n)
     magnitude = largest(x)
@@ -354,9 +477,16 @@ def _natural_feedback(
 
 
 def natural_encode_feedback(
-    grad: Tensor, residual: Tensor, bases: Tensor, codes: Tensor, rounding: str, block: int, key: int, step: int,
+    grad: Tensor,
+    residual: Tensor,
+    bases: Tensor,
+    codes: Tensor,
+    rounding: str,
+    block: int,
+    key: int,
+    step: int,
     status: Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """The operation on a GPU."""
     n, count, part = grad.numel(), bases.numel(), tile(block)
     tensors, form = (grad, residual, bases, codes, status), {"RANDOM": int(rounding == "random"), **part}
@@ -365,10 +495,19 @@ def natural_encode_feedback(
 
 @triton.jit
 def _add_powers(
-    bases: tl.tensor, base_stride: tl.tensor, codes: tl.tensor, code_stride: tl.tensor, ranks: tl.tensor,
-    out: tl.tensor, n: tl.tensor, count: tl.tensor, scale: tl.float32, GROUPS: tl.constexpr, SPAN: tl.constexpr,
+    bases: tl.tensor,
+    base_stride: tl.tensor,
+    codes: tl.tensor,
+    code_stride: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    scale: tl.float32,
+    GROUPS: tl.constexpr,
+    SPAN: tl.constexpr,
     ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     block = blocks(ROWS)
     i = elements(groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN))
     total = tl.load(out + i, mask=i < n)

@@ -98,11 +98,13 @@ class Atomo(Compressor):
 
     def layout(self, shape: Sequence[int]) -> Layout:
         """``atoms`` is how many directions follow, -1 where the stream holds the elements themselves."""
-        return Layout((
-            Field("used", torch.int32, 1),
-            Field("atoms", torch.int32, 1),
-            Field("stream", torch.uint8, 4 * math.prod(shape)),
-        ))  # fmt: skip
+        return Layout(
+            (
+                Field("used", torch.int32, 1),
+                Field("atoms", torch.int32, 1),
+                Field("stream", torch.uint8, 4 * math.prod(shape)),
+            )
+        )
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         count, values = self._coded(x, key)

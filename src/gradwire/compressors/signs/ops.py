@@ -26,11 +26,23 @@ from gradwire.ops.momentum import advance
 from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums
 
 __all__ = [
-    "mean_magnitude", "onebit_add_decoded", "onebit_encode", "onebit_encode_feedback", "scaled_sign_add_decoded",
-    "scaled_sign_encode", "scaled_sign_encode_feedback", "sign_add_decoded", "sign_bytes", "sign_encode",
-    "sign_encode_feedback", "sign_vote", "signum_encode", "two_means_add_decoded", "two_means_encode",
+    "mean_magnitude",
+    "onebit_add_decoded",
+    "onebit_encode",
+    "onebit_encode_feedback",
+    "scaled_sign_add_decoded",
+    "scaled_sign_encode",
+    "scaled_sign_encode_feedback",
+    "sign_add_decoded",
+    "sign_bytes",
+    "sign_encode",
+    "sign_encode_feedback",
+    "sign_vote",
+    "signum_encode",
+    "two_means_add_decoded",
+    "two_means_encode",
     "two_means_encode_feedback",
-]  # fmt: skip
+]
 
 
 def sign_bytes(n: int) -> int:

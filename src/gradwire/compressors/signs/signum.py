@@ -44,9 +44,15 @@ class Signum(SignCode):
     memory = "momentum"
 
     def encode_momentum(
-        self, grad: Tensor, momentum: Tensor, beta: float, payload: Payload, state: State, key: Key,
+        self,
+        grad: Tensor,
+        momentum: Tensor,
+        beta: float,
+        payload: Payload,
+        state: State,
+        key: Key,
         status: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if self.ties == "zero":
             super().encode_momentum(grad, momentum, beta, payload, state, key, status)
         else:

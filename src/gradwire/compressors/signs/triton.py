@@ -19,10 +19,22 @@ from gradwire.ops.triton.status import compensate, flag_nonfinite
 from gradwire.ops.triton.tile import elements
 
 __all__ = [
-    "mean_magnitude", "onebit_add_decoded", "onebit_encode", "onebit_encode_feedback", "scaled_sign_add_decoded",
-    "scaled_sign_encode", "scaled_sign_encode_feedback", "sign_add_decoded", "sign_encode", "sign_encode_feedback",
-    "sign_vote", "signum_encode", "two_means_add_decoded", "two_means_encode", "two_means_encode_feedback",
-]  # fmt: skip
+    "mean_magnitude",
+    "onebit_add_decoded",
+    "onebit_encode",
+    "onebit_encode_feedback",
+    "scaled_sign_add_decoded",
+    "scaled_sign_encode",
+    "scaled_sign_encode_feedback",
+    "sign_add_decoded",
+    "sign_encode",
+    "sign_encode_feedback",
+    "sign_vote",
+    "signum_encode",
+    "two_means_add_decoded",
+    "two_means_encode",
+    "two_means_encode_feedback",
+]
 
 BYTES = BLOCK // 8
 LANES = 32
@@ -56,9 +68,14 @@ def sign_encode(x: Tensor, codes: Tensor) -> None:
 
 @triton.jit
 def _sign_feedback(
-    grad: tl.tensor, residual: tl.tensor, codes: tl.tensor, status: tl.tensor, n: tl.tensor, size: tl.tensor,
+    grad: tl.tensor,
+    residual: tl.tensor,
+    codes: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
     BYTES: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     byte, i = places(BYTES, 1)
     x = compensate(grad, residual, status, i, n)
     positive = x >= 0.0
@@ -74,9 +91,15 @@ def sign_encode_feedback(grad: Tensor, residual: Tensor, codes: Tensor, status: 
 
 @triton.jit
 def _add_signs(
-    codes: tl.tensor, stride: tl.tensor, ranks: tl.tensor, out: tl.tensor, n: tl.tensor, size: tl.tensor,
-    scale: tl.float32, BYTES: tl.constexpr,
-) -> None:  # fmt: skip
+    codes: tl.tensor,
+    stride: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    scale: tl.float32,
+    BYTES: tl.constexpr,
+) -> None:
     byte, i = places(BYTES, 1)
     inside = i < n
     total = tl.load(out + i, mask=inside)
@@ -112,9 +135,16 @@ def sign_vote(mean: Tensor, tie: float) -> None:
 
 @triton.jit
 def _signum(
-    grad: tl.tensor, momentum: tl.tensor, codes: tl.tensor, status: tl.tensor, n: tl.tensor, size: tl.tensor,
-    beta: tl.float32, rest: tl.float32, BYTES: tl.constexpr,
-) -> None:  # fmt: skip
+    grad: tl.tensor,
+    momentum: tl.tensor,
+    codes: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    beta: tl.float32,
+    rest: tl.float32,
+    BYTES: tl.constexpr,
+) -> None:
     byte, i = places(BYTES, 1)
     positive = advance(grad, momentum, status, i, n, beta, rest) >= 0.0
     tl.store(codes + byte, pack_signs(positive & (i < n)), mask=byte < size)
@@ -140,9 +170,14 @@ def _count_of(block: tl.tensor, n: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _store_signs(
-    positive: tl.tensor, block: tl.tensor, start: tl.tensor, codes: tl.tensor, size: tl.tensor, ROWS: tl.constexpr,
+    positive: tl.tensor,
+    block: tl.tensor,
+    start: tl.tensor,
+    codes: tl.tensor,
+    size: tl.tensor,
+    ROWS: tl.constexpr,
     SIZE: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     """Write the four bytes of each row of 32 truth values."""
     bits = tl.reshape(positive.to(tl.int32), (ROWS, 4, 8)) << tl.arange(0, 8)[None, None, :]
     byte = ((block * SIZE + start) // 8)[:, None] + tl.arange(0, 4)[None, :]
@@ -151,9 +186,16 @@ def _store_signs(
 
 @triton.jit
 def _scaled(
-    x: tl.tensor, scales: tl.tensor, codes: tl.tensor, n: tl.tensor, count: tl.tensor, size: tl.tensor,
-    SIZE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    scales: tl.tensor,
+    codes: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    size: tl.tensor,
+    SIZE: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     block = blocks(ROWS)
     lanes = tl.zeros((ROWS, LANES), tl.float32)
     for start in range(0, SIZE, LANES):
@@ -173,9 +215,18 @@ def scaled_sign_encode(x: Tensor, scales: Tensor, codes: Tensor, block: int) -> 
 
 @triton.jit
 def _scaled_feedback(
-    grad: tl.tensor, residual: tl.tensor, scales: tl.tensor, codes: tl.tensor, status: tl.tensor, n: tl.tensor,
-    count: tl.tensor, size: tl.tensor, SIZE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    grad: tl.tensor,
+    residual: tl.tensor,
+    scales: tl.tensor,
+    codes: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    size: tl.tensor,
+    SIZE: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     block = blocks(ROWS)
     lanes = tl.zeros((ROWS, LANES), tl.float32)
     for start in range(0, SIZE, LANES):
@@ -207,9 +258,18 @@ def scaled_sign_encode_feedback(
 
 @triton.jit
 def _add_scaled(
-    scales: tl.tensor, scales_stride: tl.tensor, codes: tl.tensor, codes_stride: tl.tensor, ranks: tl.tensor,
-    out: tl.tensor, n: tl.tensor, size: tl.tensor, scale: tl.float32, SIZE: tl.constexpr, BYTES: tl.constexpr,
-) -> None:  # fmt: skip
+    scales: tl.tensor,
+    scales_stride: tl.tensor,
+    codes: tl.tensor,
+    codes_stride: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    scale: tl.float32,
+    SIZE: tl.constexpr,
+    BYTES: tl.constexpr,
+) -> None:
     byte, i = places(BYTES, 1)
     block = byte // (SIZE // 8)
     total = tl.load(out + i, mask=i < n)
@@ -253,9 +313,16 @@ def _means_of(
 
 @triton.jit
 def _two_means(
-    x: tl.tensor, means: tl.tensor, codes: tl.tensor, n: tl.tensor, count: tl.tensor, size: tl.tensor,
-    SIZE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    means: tl.tensor,
+    codes: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    size: tl.tensor,
+    SIZE: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     block = blocks(ROWS)
     low, high = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
     above = tl.zeros((ROWS,), tl.int32)
@@ -278,9 +345,18 @@ def two_means_encode(x: Tensor, means: Tensor, codes: Tensor, block: int) -> Non
 
 @triton.jit
 def _two_means_feedback(
-    grad: tl.tensor, residual: tl.tensor, means: tl.tensor, codes: tl.tensor, status: tl.tensor, n: tl.tensor,
-    count: tl.tensor, size: tl.tensor, SIZE: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    grad: tl.tensor,
+    residual: tl.tensor,
+    means: tl.tensor,
+    codes: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    size: tl.tensor,
+    SIZE: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     block = blocks(ROWS)
     low, high = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
     above = tl.zeros((ROWS,), tl.int32)
@@ -315,9 +391,18 @@ def two_means_encode_feedback(
 
 @triton.jit
 def _add_two_means(
-    means: tl.tensor, means_stride: tl.tensor, codes: tl.tensor, codes_stride: tl.tensor, ranks: tl.tensor,
-    out: tl.tensor, n: tl.tensor, size: tl.tensor, scale: tl.float32, SIZE: tl.constexpr, BYTES: tl.constexpr,
-) -> None:  # fmt: skip
+    means: tl.tensor,
+    means_stride: tl.tensor,
+    codes: tl.tensor,
+    codes_stride: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    scale: tl.float32,
+    SIZE: tl.constexpr,
+    BYTES: tl.constexpr,
+) -> None:
     byte, i = places(BYTES, 1)
     block = byte // (SIZE // 8)
     total = tl.load(out + i, mask=i < n)
@@ -340,9 +425,14 @@ def two_means_add_decoded(means: Tensor, codes: Tensor, out: Tensor, block: int,
 
 @triton.jit
 def _onebit(
-    x: tl.tensor, codes: tl.tensor, step: tl.tensor, n: tl.tensor, size: tl.tensor, threshold: tl.float32,
+    x: tl.tensor,
+    codes: tl.tensor,
+    step: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    threshold: tl.float32,
     BYTES: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     byte, i = places(BYTES, 1)
     inside = i < n
     if step is not None:
@@ -359,9 +449,16 @@ def onebit_encode(x: Tensor, codes: Tensor, threshold: float, step: Tensor | Non
 
 @triton.jit
 def _onebit_feedback(
-    grad: tl.tensor, residual: tl.tensor, codes: tl.tensor, status: tl.tensor, step: tl.tensor, n: tl.tensor,
-    size: tl.tensor, threshold: tl.float32, BYTES: tl.constexpr,
-) -> None:  # fmt: skip
+    grad: tl.tensor,
+    residual: tl.tensor,
+    codes: tl.tensor,
+    status: tl.tensor,
+    step: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    threshold: tl.float32,
+    BYTES: tl.constexpr,
+) -> None:
     byte, i = places(BYTES, 1)
     inside = i < n
     old = tl.load(residual + i, mask=inside, other=0.0)
@@ -379,9 +476,13 @@ def _onebit_feedback(
 
 
 def onebit_encode_feedback(
-    grad: Tensor, residual: Tensor, codes: Tensor, threshold: float, status: Tensor | None = None,
+    grad: Tensor,
+    residual: Tensor,
+    codes: Tensor,
+    threshold: float,
+    status: Tensor | None = None,
     step: Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """The operation on a GPU."""
     n, size, tensors = grad.numel(), codes.numel(), (grad, residual, codes, status, step)
     launch(_onebit_feedback, _grid(size), *tensors, n, size, float32(threshold), BYTES=BYTES)
@@ -389,9 +490,17 @@ def onebit_encode_feedback(
 
 @triton.jit
 def _add_onebit(
-    codes: tl.tensor, stride: tl.tensor, steps: tl.tensor, steps_stride: tl.tensor, ranks: tl.tensor, out: tl.tensor,
-    n: tl.tensor, size: tl.tensor, scale: tl.float32, BYTES: tl.constexpr,
-) -> None:  # fmt: skip
+    codes: tl.tensor,
+    stride: tl.tensor,
+    steps: tl.tensor,
+    steps_stride: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    scale: tl.float32,
+    BYTES: tl.constexpr,
+) -> None:
     byte, i = places(BYTES, 1)
     inside = i < n
     total = tl.load(out + i, mask=inside)
@@ -416,9 +525,15 @@ def onebit_add_decoded(codes: Tensor, out: Tensor, scale: float, steps: Tensor |
 
 @triton.jit
 def _magnitudes(
-    x: tl.tensor, residual: tl.tensor, sums: tl.tensor, n: tl.tensor, count: tl.tensor, SIZE: tl.constexpr,
-    LANES: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    residual: tl.tensor,
+    sums: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    SIZE: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     block = blocks(ROWS)
     lanes = tl.zeros((ROWS, LANES), tl.float32)
     for start in range(0, SIZE, LANES):

@@ -51,9 +51,12 @@ def _check_table(op: str, n: int, counters: int, rows: int) -> None:
 
 @declared(check=_check_table)
 def sketch_add(
-    x: Floats, table: Annotated[Tensor, Flat(torch.float32, "counters", written=True)], rows: TableRows, key: int,
+    x: Floats,
+    table: Annotated[Tensor, Flat(torch.float32, "counters", written=True)],
+    rows: TableRows,
+    key: int,
     step: int,
-) -> None:  # fmt: skip
+) -> None:
     """Add each element to one column of each row, with a sign: T[a, h_a(j)] += s_a(j) x[j].
 
     Column and sign are random words of (key, step), see ``places``; elements are added in order. The sketch is linear:

@@ -111,13 +111,15 @@ class SketchedSGD(MultiRound):
         n = math.prod(shape)
         k = self.count(n)
         columns = -(-k * self.width // _LINE) * _LINE
-        return Layout((
-            Field("sketch", torch.float32, self.rows * columns),
-            Field("looked_at", torch.float32, min(n, k * self.candidates)),
-            Field("values", torch.float32, k),
-            Field("own", torch.float32, k),
-            Field("indices", torch.int32, k),
-        ))  # fmt: skip
+        return Layout(
+            (
+                Field("sketch", torch.float32, self.rows * columns),
+                Field("looked_at", torch.float32, min(n, k * self.candidates)),
+                Field("values", torch.float32, k),
+                Field("own", torch.float32, k),
+                Field("indices", torch.int32, k),
+            )
+        )
 
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]

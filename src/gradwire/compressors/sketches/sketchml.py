@@ -68,12 +68,14 @@ class SketchML(Compressor):
         return "required"
 
     def layout(self, shape: Sequence[int]) -> Layout:
-        return Layout((
-            Field("used", torch.int32, 1),
-            Field("head", torch.int32, 1 + 2 * _GROUPS),
-            Field("means", torch.float32, self.buckets),
-            Field("stream", torch.uint8, math.prod(shape)),
-        ))  # fmt: skip
+        return Layout(
+            (
+                Field("used", torch.int32, 1),
+                Field("head", torch.int32, 1 + 2 * _GROUPS),
+                Field("means", torch.float32, self.buckets),
+                Field("stream", torch.uint8, math.prod(shape)),
+            )
+        )
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, head, means, stream = payload

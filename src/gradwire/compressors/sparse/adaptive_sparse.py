@@ -99,13 +99,15 @@ class AdaptiveSparse(Compressor):
 
     def layout(self, shape: Sequence[int]) -> Layout:
         n = math.prod(shape)
-        return Layout((
-            Field("used", torch.int32, 1),
-            Field("step", torch.float32, 1),
-            Field("sizes", torch.int32, 2),
-            Field("counts", torch.int32, 2 * segments(n)),
-            Field("stream", torch.uint8, 4 * n),
-        ))  # fmt: skip
+        return Layout(
+            (
+                Field("used", torch.int32, 1),
+                Field("step", torch.float32, 1),
+                Field("sizes", torch.int32, 2),
+                Field("counts", torch.int32, 2 * segments(n)),
+                Field("stream", torch.uint8, 4 * n),
+            )
+        )
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, step, sizes, counts, stream = payload

@@ -80,12 +80,14 @@ class AdaptiveThreshold(Compressor):
 
     def layout(self, shape: Sequence[int]) -> Layout:
         n = math.prod(shape)
-        return Layout((
-            Field("used", torch.int32, 1),
-            Field("means", torch.float32, 2),
-            Field("counts", torch.int32, segments(n)),
-            Field("stream", torch.uint8, _dense_bytes(n)),
-        ))  # fmt: skip
+        return Layout(
+            (
+                Field("used", torch.int32, 1),
+                Field("means", torch.float32, 2),
+                Field("counts", torch.int32, segments(n)),
+                Field("stream", torch.uint8, _dense_bytes(n)),
+            )
+        )
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, means, counts, stream = payload

@@ -36,11 +36,31 @@ from gradwire.ops.philox4x32 import philox_words
 from gradwire.ops.segments import SEGMENT, low_bits, segments, write_places
 
 __all__ = [
-    "BITMAP", "BLOCK", "DENSE", "TAIL_SEGMENT", "capacity", "exponent_add_decoded", "exponent_encode", "mark_beyond",
-    "mark_drawn", "parts_add_decoded", "randomk_add_decoded", "randomk_encode", "sparse_add_decoded", "tail_moments",
-    "tail_segments", "take_beyond", "take_drawn", "take_marked", "threshold_add_decoded", "threshold_encode",
-    "threshold_encode_feedback", "tile_topk", "topk_encode", "topk_encode_feedback",
-]  # fmt: skip
+    "BITMAP",
+    "BLOCK",
+    "DENSE",
+    "TAIL_SEGMENT",
+    "capacity",
+    "exponent_add_decoded",
+    "exponent_encode",
+    "mark_beyond",
+    "mark_drawn",
+    "parts_add_decoded",
+    "randomk_add_decoded",
+    "randomk_encode",
+    "sparse_add_decoded",
+    "tail_moments",
+    "tail_segments",
+    "take_beyond",
+    "take_drawn",
+    "take_marked",
+    "threshold_add_decoded",
+    "threshold_encode",
+    "threshold_encode_feedback",
+    "tile_topk",
+    "topk_encode",
+    "topk_encode_feedback",
+]
 
 DENSE, BITMAP, BLOCK = 0, 1, 2
 _HEAD = 8
@@ -203,8 +223,9 @@ def sparse_add_decoded(
     values: Annotated[Tensor, Rows(torch.float32, "k")],
     indices: Annotated[Tensor, Rows(torch.int16, "k")],
     counts: Annotated[Tensor, Rows(torch.int32, "segments(n)")],
-    out: Written, scale: float,
-) -> None:  # fmt: skip
+    out: Written,
+    scale: float,
+) -> None:
     """Add the payloads of all ranks, rank 0 first: out[index] = out[index] + scale * value.
 
     Bytes from a peer are safe whatever they are: a negative count is 0, what the counts claim beyond the k values of
@@ -257,8 +278,9 @@ def parts_add_decoded(
     indices: Annotated[Parts, Flats(torch.int16, sizes=True)],
     counts: Annotated[Parts, Flats(torch.int32)],
     levels: Annotated[Parts, Flats(torch.float32)],
-    out: Written, scale: float,
-) -> None:  # fmt: skip
+    out: Written,
+    scale: float,
+) -> None:
     """Add part after part: out[index] = out[index] + scale * value. Bytes are as safe as in ``sparse_add_decoded``.
 
     Args:
@@ -420,9 +442,17 @@ def take_beyond(x: Floats, counts: Counts, values: Values, indices: Indices, hig
 
 @declared
 def take_drawn(
-    x: Floats, whole_counts: Counts, whole_values: Wholes, whole_indices: WholeIndices,
-    counts: Counts, values: Values, indices: Indices, s: float, key: int, step: int,
-) -> None:  # fmt: skip
+    x: Floats,
+    whole_counts: Counts,
+    whole_values: Wholes,
+    whole_indices: WholeIndices,
+    counts: Counts,
+    values: Values,
+    indices: Indices,
+    s: float,
+    key: int,
+    step: int,
+) -> None:
     """Write what ``mark_drawn`` marks: |x| >= s, and each other element with probability |x| / s.
 
     Args:
@@ -459,9 +489,12 @@ def tail_segments(n: int) -> int:
 
 @declared
 def tail_moments(
-    x: Floats, table: Annotated[Tensor, Flat(torch.float32, "4 * tail_segments(n)", written=True)],
-    low: float, high: float, unit: float,
-) -> None:  # fmt: skip
+    x: Floats,
+    table: Annotated[Tensor, Flat(torch.float32, "4 * tail_segments(n)", written=True)],
+    low: float,
+    high: float,
+    unit: float,
+) -> None:
     """Measure each segment of 1024 elements: the largest |x|, and of low < |x| < high the count and two sums.
 
     The sums are those of y and of y^2, y = (|x| - low) * unit, in float32 and in the order of 16 lanes.
@@ -492,9 +525,12 @@ def tail_moments(
 
 @declared
 def exponent_encode(
-    x: Floats, bitmap: GivenBitmap, counts: GivenCounts,  # noqa: ARG001  (the kernels begin segments by them)
-    codes: Annotated[Tensor, Flat(torch.uint8, "pairs", written=True)], top: int,
-) -> None:  # fmt: skip
+    x: Floats,
+    bitmap: GivenBitmap,
+    counts: GivenCounts,  # noqa: ARG001  (the kernels begin segments by them)
+    codes: Annotated[Tensor, Flat(torch.uint8, "pairs", written=True)],
+    top: int,
+) -> None:
     """Write ``top`` less the exponent of |x|, rounded to a power of two, and 8 where x < 0.
 
     Args:
@@ -643,9 +679,14 @@ def threshold_encode(x: Floats, used: Used, stream: Stream, threshold: float, le
 
 @declared
 def threshold_encode_feedback(
-    grad: Written, residual: Written, used: Used, stream: Stream, threshold: float, status: Status = None,
+    grad: Written,
+    residual: Written,
+    used: Used,
+    stream: Stream,
+    threshold: float,
+    status: Status = None,
     level: Level = None,
-) -> None:  # fmt: skip
+) -> None:
     """Encode x = residual + grad as ``threshold_encode`` does; the residual becomes x with +0 where it was sent.
 
     Args:
@@ -711,9 +752,14 @@ def _whole_runs(op: str, k: int, run: int, n: int) -> None:
 
 @declared(check=_whole_runs)
 def randomk_encode(
-    x: Floats, values: Values, header: Annotated[Tensor, Flat(torch.float32, f"{HEADER}", written=True)], seed: Seed,
-    run: Run, scaled: bool, scale: float,
-) -> None:  # fmt: skip
+    x: Floats,
+    values: Values,
+    header: Annotated[Tensor, Flat(torch.float32, f"{HEADER}", written=True)],
+    seed: Seed,
+    run: Run,
+    scaled: bool,
+    scale: float,
+) -> None:
     """Write the elements that the seed chooses: in each of k strata a run of neighbours.
 
         value = (scale * x) * (scaled: units in the stratum, else 1)
@@ -749,9 +795,12 @@ def randomk_encode(
 
 @declared(check=_whole_runs)
 def randomk_add_decoded(
-    values: Annotated[Tensor, Rows(torch.float32, "k")], header: Annotated[Tensor, Rows(torch.float32, f"{HEADER}")],
-    out: Written, run: Run, scale: float,
-) -> None:  # fmt: skip
+    values: Annotated[Tensor, Rows(torch.float32, "k")],
+    header: Annotated[Tensor, Rows(torch.float32, f"{HEADER}")],
+    out: Written,
+    run: Run,
+    scale: float,
+) -> None:
     """Add each payload where its seed says: out[place] = out[place] + scale * value.
 
     The payload may be the sum of those of many ranks with one seed: the header's first number then counts them.

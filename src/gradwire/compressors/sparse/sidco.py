@@ -86,11 +86,13 @@ class SIDCo(Compressor):
 
     def layout(self, shape: Sequence[int]) -> Layout:
         n = math.prod(shape)
-        return Layout((
-            Field("used", torch.int32, 1),
-            Field("counts", torch.int32, segments(n)),
-            Field("stream", torch.uint8, 4 * n),
-        ))  # fmt: skip
+        return Layout(
+            (
+                Field("used", torch.int32, 1),
+                Field("counts", torch.int32, segments(n)),
+                Field("stream", torch.uint8, 4 * n),
+            )
+        )
 
     def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
         """``stages`` is M; ``history`` the steps and the sum of achieved / target since it moved, |ln| of the mean

@@ -32,11 +32,25 @@ from gradwire.ops.triton.status import compensate
 from gradwire.ops.triton.tile import elements
 
 __all__ = [
-    "exponent_add_decoded", "exponent_encode", "mark_beyond", "mark_drawn", "parts_add_decoded", "randomk_add_decoded",
-    "randomk_encode", "sparse_add_decoded", "tail_moments", "take_beyond", "take_drawn", "take_marked",
-    "threshold_add_decoded", "threshold_encode", "threshold_encode_feedback", "tile_topk", "topk_encode",
+    "exponent_add_decoded",
+    "exponent_encode",
+    "mark_beyond",
+    "mark_drawn",
+    "parts_add_decoded",
+    "randomk_add_decoded",
+    "randomk_encode",
+    "sparse_add_decoded",
+    "tail_moments",
+    "take_beyond",
+    "take_drawn",
+    "take_marked",
+    "threshold_add_decoded",
+    "threshold_encode",
+    "threshold_encode_feedback",
+    "tile_topk",
+    "topk_encode",
     "topk_encode_feedback",
-]  # fmt: skip
+]
 
 Parts = Sequence[Tensor]
 
@@ -61,9 +75,15 @@ def _magnitudes(x: tl.tensor, i: tl.tensor, n: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _count_digits(
-    x: tl.tensor, prefix: tl.tensor, table: tl.tensor, n: tl.tensor, stride: tl.tensor, SHIFT: tl.constexpr,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    prefix: tl.tensor,
+    table: tl.tensor,
+    n: tl.tensor,
+    stride: tl.tensor,
+    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     found = tl.load(prefix)
     counts = tl.zeros((1 << WIDTH,), tl.int32)
     for start in range(tl.program_id(0).to(tl.int64) * BLOCK, n, stride):
@@ -107,9 +127,17 @@ def _count_largest(
 
 @triton.jit
 def _emit_largest(
-    x: tl.tensor, least: tl.tensor, ties: tl.tensor, starts: tl.tensor, equals: tl.tensor, values: tl.tensor,
-    indices: tl.tensor, n: tl.tensor, CLEAR: tl.constexpr, PART: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    least: tl.tensor,
+    ties: tl.tensor,
+    starts: tl.tensor,
+    equals: tl.tensor,
+    values: tl.tensor,
+    indices: tl.tensor,
+    n: tl.tensor,
+    CLEAR: tl.constexpr,
+    PART: tl.constexpr,
+) -> None:
     i = elements(PART)
     magnitude, limit = _magnitudes(x, i, n), tl.load(least)
     equal = magnitude == limit
@@ -158,9 +186,14 @@ def _magnitudes_in(x: tl.tensor, tile: tl.tensor, column: tl.tensor, count: tl.t
 
 @triton.jit
 def _at_least(
-    x: tl.tensor, tile: tl.tensor, limit: tl.tensor, count: tl.tensor, size: tl.tensor,
-    ROWS: tl.constexpr, SPAN: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
+    x: tl.tensor,
+    tile: tl.tensor,
+    limit: tl.tensor,
+    count: tl.tensor,
+    size: tl.tensor,
+    ROWS: tl.constexpr,
+    SPAN: tl.constexpr,
+) -> tl.tensor:
     """How many magnitudes of each tile are at least its limit."""
     found = tl.zeros((ROWS,), tl.int32)
     for start in range(0, size, SPAN):
@@ -171,9 +204,15 @@ def _at_least(
 
 @triton.jit
 def _largest_of_tiles(
-    x: tl.tensor, values: tl.tensor, places: tl.tensor, count: tl.tensor, size: tl.tensor, k: tl.tensor,
-    ROWS: tl.constexpr, SPAN: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    values: tl.tensor,
+    places: tl.tensor,
+    count: tl.tensor,
+    size: tl.tensor,
+    k: tl.tensor,
+    ROWS: tl.constexpr,
+    SPAN: tl.constexpr,
+) -> None:
     tile = blocks(ROWS)
     least = tl.zeros((ROWS,), tl.int32)
     for bit in range(31):
@@ -206,9 +245,15 @@ def tile_topk(x: Tensor, values: Tensor, places: Tensor, size: int) -> None:
 
 @triton.jit
 def _add_entries(
-    out: tl.tensor, values: tl.tensor, indices: tl.tensor, ends: tl.tensor, n: tl.tensor, scale: tl.float32,
-    PARTS: tl.constexpr, STEP: tl.constexpr,
-) -> None:  # fmt: skip
+    out: tl.tensor,
+    values: tl.tensor,
+    indices: tl.tensor,
+    ends: tl.tensor,
+    n: tl.tensor,
+    scale: tl.float32,
+    PARTS: tl.constexpr,
+    STEP: tl.constexpr,
+) -> None:
     segment = tl.program_id(0)
     begin, end = span(ends, segment)
     for start in range(begin + tl.program_id(1) * STEP, end, PARTS * STEP):
@@ -248,9 +293,14 @@ def _store_marks(marked: tl.tensor, bitmap: tl.tensor, named: tl.tensor, n: tl.t
 
 @triton.jit
 def _mark_beyond(
-    x: tl.tensor, bitmap: tl.tensor, named: tl.tensor, n: tl.tensor, high: tl.float32, low: tl.float32,
+    x: tl.tensor,
+    bitmap: tl.tensor,
+    named: tl.tensor,
+    n: tl.tensor,
+    high: tl.float32,
+    low: tl.float32,
     PART: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     i = elements(PART)
     value = tl.load(x + i, mask=i < n, other=0.0)
     between = (value > -low) & (value < high)
@@ -274,9 +324,17 @@ def _uniform(key: tl.tensor, step: tl.tensor, PART: tl.constexpr) -> tl.tensor:
 
 @triton.jit(do_not_specialize=["key", "step"])
 def _mark_drawn(
-    x: tl.tensor, bitmap: tl.tensor, named: tl.tensor, whole: tl.tensor, whole_named: tl.tensor, n: tl.tensor,
-    s: tl.float32, key: tl.int64, step: tl.int64, PART: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    bitmap: tl.tensor,
+    named: tl.tensor,
+    whole: tl.tensor,
+    whole_named: tl.tensor,
+    n: tl.tensor,
+    s: tl.float32,
+    key: tl.int64,
+    step: tl.int64,
+    PART: tl.constexpr,
+) -> None:
     i = elements(PART)
     size = tl.abs(tl.load(x + i, mask=i < n, other=0.0))
     above = (i < n) & (size >= s)
@@ -299,9 +357,16 @@ def mark_drawn(
 
 @triton.jit
 def _take_marked(
-    x: tl.tensor, bitmap: tl.tensor, starts: tl.tensor, values: tl.tensor, indices: tl.tensor, size: tl.tensor,
-    n: tl.tensor, k: tl.tensor, PART: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    bitmap: tl.tensor,
+    starts: tl.tensor,
+    values: tl.tensor,
+    indices: tl.tensor,
+    size: tl.tensor,
+    n: tl.tensor,
+    k: tl.tensor,
+    PART: tl.constexpr,
+) -> None:
     i, bits = elements(PART), bits_of(bitmap, size, n, PART)
     place = tl.load(starts + tl.program_id(0)) + rank(bits)
     taken = bits & (place < k)
@@ -324,9 +389,17 @@ def take_beyond(x: Tensor, counts: Tensor, values: Tensor, indices: Tensor, high
 
 
 def take_drawn(
-    x: Tensor, whole_counts: Tensor, whole_values: Tensor, whole_indices: Tensor,
-    counts: Tensor, values: Tensor, indices: Tensor, s: float, key: int, step: int,
-) -> None:  # fmt: skip
+    x: Tensor,
+    whole_counts: Tensor,
+    whole_values: Tensor,
+    whole_indices: Tensor,
+    counts: Tensor,
+    values: Tensor,
+    indices: Tensor,
+    s: float,
+    key: int,
+    step: int,
+) -> None:
     """The operation on a GPU."""
     bitmap, whole = torch.empty(2, -(-x.numel() // 8), dtype=torch.uint8, device=x.device)
     torch.ops.gradwire.mark_drawn(x, bitmap, counts, whole, whole_counts, s, key, step)
@@ -336,9 +409,16 @@ def take_drawn(
 
 @triton.jit
 def _measure_tails(
-    x: tl.tensor, table: tl.tensor, n: tl.tensor, count: tl.tensor, low: tl.float32, high: tl.float32,
-    unit: tl.float32, SIZE: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    table: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    low: tl.float32,
+    high: tl.float32,
+    unit: tl.float32,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     segment = blocks(ROWS)
     largest = tl.zeros((ROWS, _LANES), tl.int32)
     inside_of = tl.zeros((ROWS, _LANES), tl.int32)
@@ -387,9 +467,16 @@ def _value_of(code: tl.tensor, top: tl.tensor) -> tl.tensor:
 
 @triton.jit(do_not_specialize=["top"])
 def _write_codes(
-    x: tl.tensor, bitmap: tl.tensor, starts: tl.tensor, words: tl.tensor, size: tl.tensor, n: tl.tensor,
-    k: tl.tensor, top: tl.int32, PART: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    bitmap: tl.tensor,
+    starts: tl.tensor,
+    words: tl.tensor,
+    size: tl.tensor,
+    n: tl.tensor,
+    k: tl.tensor,
+    top: tl.int32,
+    PART: tl.constexpr,
+) -> None:
     bits = bits_of(bitmap, size, n, PART)
     place = tl.load(starts + tl.program_id(0)) + rank(bits)
     code = _code_of(tl.load(x + elements(PART), mask=bits, other=0.0), top)
@@ -414,9 +501,15 @@ def _size(used: tl.tensor, length: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _count_codes(
-    streams: tl.tensor, stride: tl.tensor, used: tl.tensor, used_stride: tl.tensor, named: tl.tensor,
-    length: tl.tensor, n: tl.tensor, PART: tl.constexpr,
-) -> None:  # fmt: skip
+    streams: tl.tensor,
+    stride: tl.tensor,
+    used: tl.tensor,
+    used_stride: tl.tensor,
+    named: tl.tensor,
+    length: tl.tensor,
+    n: tl.tensor,
+    PART: tl.constexpr,
+) -> None:
     row = tl.program_id(1).to(tl.int64)
     bits = bits_of(streams + row * stride, _size(used + row * used_stride, length), n, PART)
     tl.store(named + row * tl.num_programs(0) + tl.program_id(0), tl.sum(bits.to(tl.int32)))
@@ -424,10 +517,21 @@ def _count_codes(
 
 @triton.jit
 def _add_codes(
-    streams: tl.tensor, stride: tl.tensor, used: tl.tensor, used_stride: tl.tensor, tops: tl.tensor,
-    top_stride: tl.tensor, starts: tl.tensor, ranks: tl.tensor, out: tl.tensor, length: tl.tensor,
-    middle: tl.tensor, n: tl.tensor, scale: tl.float32, PART: tl.constexpr,
-) -> None:  # fmt: skip
+    streams: tl.tensor,
+    stride: tl.tensor,
+    used: tl.tensor,
+    used_stride: tl.tensor,
+    tops: tl.tensor,
+    top_stride: tl.tensor,
+    starts: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    length: tl.tensor,
+    middle: tl.tensor,
+    n: tl.tensor,
+    scale: tl.float32,
+    PART: tl.constexpr,
+) -> None:
     i = elements(PART)
     total = tl.load(out + i, mask=i < n, other=0.0)
     for _ in range(ranks):
@@ -466,9 +570,15 @@ def _exceeds(x: tl.tensor, threshold: tl.tensor, level: tl.tensor, i: tl.tensor,
 
 @triton.jit
 def _count_exceeding(
-    x: tl.tensor, grad: tl.tensor, status: tl.tensor, sent: tl.tensor, level: tl.tensor, n: tl.tensor,
-    threshold: tl.float32, PART: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    grad: tl.tensor,
+    status: tl.tensor,
+    sent: tl.tensor,
+    level: tl.tensor,
+    n: tl.tensor,
+    threshold: tl.float32,
+    PART: tl.constexpr,
+) -> None:
     i = elements(PART)
     if grad is not None:
         value = compensate(grad, x, status, i, n)
@@ -480,10 +590,21 @@ def _count_exceeding(
 
 @triton.jit
 def _write_sent(
-    x: tl.tensor, floats: tl.tensor, words: tl.tensor, halves: tl.tensor, data: tl.tensor, head: tl.tensor,
-    starts: tl.tensor, counts: tl.tensor, level: tl.tensor, n: tl.tensor, segments: tl.tensor,
-    threshold: tl.float32, CLEAR: tl.constexpr, PART: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    floats: tl.tensor,
+    words: tl.tensor,
+    halves: tl.tensor,
+    data: tl.tensor,
+    head: tl.tensor,
+    starts: tl.tensor,
+    counts: tl.tensor,
+    level: tl.tensor,
+    n: tl.tensor,
+    segments: tl.tensor,
+    threshold: tl.float32,
+    CLEAR: tl.constexpr,
+    PART: tl.constexpr,
+) -> None:
     i, part = elements(PART), tl.program_id(0)
     form, k = tl.load(head), tl.load(head + 2)
     value = tl.load(x + i, mask=i < n, other=0.0)
@@ -503,9 +624,14 @@ def _write_sent(
 
 
 def _write_exceeding(
-    x: Tensor, used: Tensor, stream: Tensor, threshold: float, level: Tensor | None, grad: Tensor | None = None,
+    x: Tensor,
+    used: Tensor,
+    stream: Tensor,
+    threshold: float,
+    level: Tensor | None,
+    grad: Tensor | None = None,
     status: Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write the elements above the threshold. With ``grad``, x is the residual: it gets the sum less what was sent."""
     n, count = x.numel(), segments(x.numel())
     parts = triton.cdiv(n, PART)
@@ -538,9 +664,14 @@ def threshold_encode(x: Tensor, used: Tensor, stream: Tensor, threshold: float, 
 
 
 def threshold_encode_feedback(
-    grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, threshold: float, status: Tensor | None = None,
+    grad: Tensor,
+    residual: Tensor,
+    used: Tensor,
+    stream: Tensor,
+    threshold: float,
+    status: Tensor | None = None,
     level: Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """The operation on a GPU."""
     _write_exceeding(residual, used, stream, float32(threshold), level, grad, status)
 
@@ -590,9 +721,15 @@ def _count_named(
 
 @triton.jit
 def _add_parts(
-    out: tl.tensor, row: tl.tensor, head: tl.tensor, starts: tl.tensor, length: tl.tensor, n: tl.tensor,
-    scale: tl.float32, PART: tl.constexpr,
-) -> None:  # fmt: skip
+    out: tl.tensor,
+    row: tl.tensor,
+    head: tl.tensor,
+    starts: tl.tensor,
+    length: tl.tensor,
+    n: tl.tensor,
+    scale: tl.float32,
+    PART: tl.constexpr,
+) -> None:
     i, form, k = elements(PART), tl.load(head), tl.load(head + 1).to(tl.int64)
     if form == _DENSE:
         inside = i < k
@@ -618,9 +755,17 @@ def _read_counts(
 
 @triton.jit
 def _add_segments(
-    out: tl.tensor, row: tl.tensor, head: tl.tensor, ends: tl.tensor, length: tl.tensor, n: tl.tensor,
-    segments: tl.tensor, scale: tl.float32, PARTS: tl.constexpr, STEP: tl.constexpr,
-) -> None:  # fmt: skip
+    out: tl.tensor,
+    row: tl.tensor,
+    head: tl.tensor,
+    ends: tl.tensor,
+    length: tl.tensor,
+    n: tl.tensor,
+    segments: tl.tensor,
+    scale: tl.float32,
+    PARTS: tl.constexpr,
+    STEP: tl.constexpr,
+) -> None:
     segment, k = tl.program_id(0), tl.load(head + 1).to(tl.int64)
     begin, end = span(ends, segment)
     for start in range(begin + tl.program_id(1) * STEP, end, PARTS * STEP):
@@ -667,9 +812,17 @@ def _chosen(
 
 @triton.jit(do_not_specialize=["seed"])
 def _write_chosen(
-    x: tl.tensor, values: tl.tensor, seed: tl.int64, n: tl.tensor, count: tl.tensor, units: tl.tensor,
-    run: tl.tensor, scale: tl.float32, SCALED: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+    x: tl.tensor,
+    values: tl.tensor,
+    seed: tl.int64,
+    n: tl.tensor,
+    count: tl.tensor,
+    units: tl.tensor,
+    run: tl.tensor,
+    scale: tl.float32,
+    SCALED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     j = elements(BLOCK)
     first, size = _chosen(j // run, seed, units, count // run, run)
     place = first + j % run
@@ -690,9 +843,16 @@ def randomk_encode(x: Tensor, values: Tensor, header: Tensor, seed: int, run: in
 
 @triton.jit
 def _add_chosen(
-    out: tl.tensor, values: tl.tensor, seed: tl.tensor, n: tl.tensor, count: tl.tensor, units: tl.tensor,
-    run: tl.tensor, scale: tl.float32, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
+    out: tl.tensor,
+    values: tl.tensor,
+    seed: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    units: tl.tensor,
+    run: tl.tensor,
+    scale: tl.float32,
+    BLOCK: tl.constexpr,
+) -> None:
     j = elements(BLOCK)
     first, _ = _chosen(j // run, tl.load(seed), units, count // run, run)
     place = first + j % run

@@ -69,11 +69,13 @@ class Variance(Compressor):
 
     def layout(self, shape: Sequence[int]) -> Layout:
         n = math.prod(shape)
-        return Layout((
-            Field("used", torch.int32, 1),
-            Field("head", torch.int32, 2),
-            Field("stream", torch.uint8, -(-n // 8) + -(-n // 2)),
-        ))  # fmt: skip
+        return Layout(
+            (
+                Field("used", torch.int32, 1),
+                Field("head", torch.int32, 2),
+                Field("stream", torch.uint8, -(-n // 8) + -(-n // 2)),
+            )
+        )
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, head, stream = payload

@@ -34,9 +34,14 @@ def dithered(x: Tensor, codes: Tensor, threshold: Tensor, state: State, target: 
 
 
 def dithered_feedback(
-    grad: Tensor, residual: Tensor, codes: Tensor, threshold: Tensor, state: State, target: float,
+    grad: Tensor,
+    residual: Tensor,
+    codes: Tensor,
+    threshold: Tensor,
+    state: State,
+    target: float,
     status: Tensor | None,
-) -> None:  # fmt: skip
+) -> None:
     """The same of residual + grad; the residual keeps the rest."""
     level = choose(grad, threshold, state, target, residual)
     ops.dithered_encode_feedback(grad.view(-1), residual.view(-1), codes, threshold, level, status)

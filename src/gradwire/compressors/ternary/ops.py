@@ -37,10 +37,19 @@ from gradwire.ops.levels import TINY
 from gradwire.ops.rice import read_rice, rice_shift, write_rice
 
 __all__ = [
-    "capacity", "dithered_encode", "dithered_encode_feedback", "ternary_add_decoded", "ternary_encode",
-    "three_lc_add_decoded", "three_lc_capacity", "three_lc_encode", "three_lc_encode_feedback", "twobit_add_decoded",
-    "twobit_encode", "twobit_encode_feedback",
-]  # fmt: skip
+    "capacity",
+    "dithered_encode",
+    "dithered_encode_feedback",
+    "ternary_add_decoded",
+    "ternary_encode",
+    "three_lc_add_decoded",
+    "three_lc_capacity",
+    "three_lc_encode",
+    "three_lc_encode_feedback",
+    "twobit_add_decoded",
+    "twobit_encode",
+    "twobit_encode_feedback",
+]
 
 Codes = Annotated[Tensor, Flat(torch.uint8, "code_bytes(n, 2)", written=True)]
 CodesOfRanks = Annotated[Tensor, Rows(torch.uint8, "code_bytes(n, 2)")]

@@ -84,10 +84,14 @@ class ThreeLC(Compressor):
     def layout(self, shape: Sequence[int]) -> Layout:
         n = math.prod(shape)
         blocks = -(-n // self.block)
-        return Layout((
-            Field("used", torch.int32, 1), Field("scales", torch.float32, blocks),
-            Field("lengths", torch.int16, blocks), Field("stream", torch.uint8, ops.three_lc_capacity(n, self.block)),
-        ))  # fmt: skip
+        return Layout(
+            (
+                Field("used", torch.int32, 1),
+                Field("scales", torch.float32, blocks),
+                Field("lengths", torch.int16, blocks),
+                Field("stream", torch.uint8, ops.three_lc_capacity(n, self.block)),
+            )
+        )
 
     def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
         used, scales, lengths, stream = payload

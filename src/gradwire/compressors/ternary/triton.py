@@ -11,8 +11,12 @@ from gradwire.ops.triton.launch import BLOCK, launch
 from gradwire.ops.triton.status import compensate
 
 __all__ = [
-    "dithered_encode", "dithered_encode_feedback", "twobit_add_decoded", "twobit_encode", "twobit_encode_feedback",
-]  # fmt: skip
+    "dithered_encode",
+    "dithered_encode_feedback",
+    "twobit_add_decoded",
+    "twobit_encode",
+    "twobit_encode_feedback",
+]
 
 BYTES = BLOCK // 4
 
@@ -37,9 +41,14 @@ def _kept(x: tl.tensor, code: tl.tensor, sent: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _encode(
-    x: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, threshold: tl.float32, STRICT: tl.constexpr,
+    x: tl.tensor,
+    codes: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    threshold: tl.float32,
+    STRICT: tl.constexpr,
     BYTES: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     byte, i = places(BYTES, 2)
     inside = i < n
     _store(_beyond(tl.load(x + i, mask=inside, other=0.0), threshold, STRICT), inside, codes, byte, size)
@@ -53,9 +62,16 @@ def twobit_encode(x: Tensor, codes: Tensor, threshold: float, strict: bool = Fal
 
 @triton.jit
 def _encode_feedback(
-    grad: tl.tensor, residual: tl.tensor, codes: tl.tensor, status: tl.tensor, n: tl.tensor, size: tl.tensor,
-    threshold: tl.float32, STRICT: tl.constexpr, BYTES: tl.constexpr,
-) -> None:  # fmt: skip
+    grad: tl.tensor,
+    residual: tl.tensor,
+    codes: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    threshold: tl.float32,
+    STRICT: tl.constexpr,
+    BYTES: tl.constexpr,
+) -> None:
     byte, i = places(BYTES, 2)
     x = compensate(grad, residual, status, i, n)
     code = _beyond(x, threshold, STRICT)
@@ -89,9 +105,16 @@ def dithered_encode(x: Tensor, codes: Tensor, level: Tensor) -> None:
 
 @triton.jit
 def _dithered_feedback(
-    grad: tl.tensor, residual: tl.tensor, codes: tl.tensor, threshold: tl.tensor, level: tl.tensor, status: tl.tensor,
-    n: tl.tensor, size: tl.tensor, BYTES: tl.constexpr,
-) -> None:  # fmt: skip
+    grad: tl.tensor,
+    residual: tl.tensor,
+    codes: tl.tensor,
+    threshold: tl.tensor,
+    level: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    BYTES: tl.constexpr,
+) -> None:
     byte, i = places(BYTES, 2)
     x = compensate(grad, residual, status, i, n)
     code = _beyond(x, tl.load(level) * dither(i), False)
@@ -109,9 +132,17 @@ def dithered_encode_feedback(
 
 @triton.jit
 def _add(
-    codes: tl.tensor, stride: tl.tensor, steps: tl.tensor, steps_stride: tl.tensor, ranks: tl.tensor, out: tl.tensor,
-    n: tl.tensor, size: tl.tensor, step: tl.float32, BYTES: tl.constexpr,
-) -> None:  # fmt: skip
+    codes: tl.tensor,
+    stride: tl.tensor,
+    steps: tl.tensor,
+    steps_stride: tl.tensor,
+    ranks: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    step: tl.float32,
+    BYTES: tl.constexpr,
+) -> None:
     byte, i = places(BYTES, 2)
     inside = i < n
     total = tl.load(out + i, mask=inside)

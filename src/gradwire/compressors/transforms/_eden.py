@@ -29,9 +29,20 @@ from gradwire.ops.checks import float32
 from gradwire.ops.philox4x32 import philox_words
 
 __all__ = [
-    "FORMS", "SMALLEST", "STEP", "BlockRun", "blocks_of", "code_bytes", "flip", "kept", "limits", "parts", "quantiser",
-    "table", "words",
-]  # fmt: skip
+    "FORMS",
+    "SMALLEST",
+    "STEP",
+    "BlockRun",
+    "blocks_of",
+    "code_bytes",
+    "flip",
+    "kept",
+    "limits",
+    "parts",
+    "quantiser",
+    "table",
+    "words",
+]
 
 SMALLEST = 64
 SPARE = 128
@@ -40,13 +51,18 @@ STEP = 16
 
 FORMS: dict[int, tuple[tuple[tuple[int, int], ...], ...]] = {
     16: (
-        (), ((0, 3), (1, 2)), ((0, 2), (0, 3), (1, 3)), ((0, 1), (0, 2), (1, 2), (1, 3)),
-        ((0, 1), (0, 2), (0, 3), (2, 3)), ((0, 1), (1, 2), (2, 3)), ((0, 1), (0, 3), (1, 3), (2, 3)),
+        (),
+        ((0, 3), (1, 2)),
+        ((0, 2), (0, 3), (1, 3)),
+        ((0, 1), (0, 2), (1, 2), (1, 3)),
+        ((0, 1), (0, 2), (0, 3), (2, 3)),
+        ((0, 1), (1, 2), (2, 3)),
+        ((0, 1), (0, 3), (1, 3), (2, 3)),
         ((0, 2), (1, 2), (1, 3), (2, 3)),
     ),
     32: ((), ((0, 3), (1, 2)), ((0, 2), (0, 3), (1, 3)), ((0, 2), (1, 2), (1, 3))),
     64: ((), ((0, 5), (1, 4), (2, 3))),
-}  # fmt: skip
+}
 """Quadratic forms of the bits of a number, each as the pairs of bits whose products are added: of 16 a Kerdock set, the
 difference of any two of which has full rank."""
 

@@ -20,8 +20,13 @@ from gradwire.ops.levels import TINY, norms_of, pack_levels, uniform, unpack_lev
 from gradwire.ops.units import exponent_of, power_of_two
 
 __all__ = [
-    "block_norms", "eden_add_decoded", "eden_encode", "thc_add_decoded", "thc_encode", "waves_add_decoded",
-]  # fmt: skip
+    "block_norms",
+    "eden_add_decoded",
+    "eden_encode",
+    "thc_add_decoded",
+    "thc_encode",
+    "waves_add_decoded",
+]
 
 NormBlock = Annotated[int, Where("16 <= block <= 65536 and block % 16 == 0", "a multiple of 16 from 16 to 65536")]
 
@@ -59,10 +64,16 @@ Rotated = Annotated[
 
 @declared
 def thc_encode(
-    x: Floats, norms: Norms, seed: Signs,
+    x: Floats,
+    norms: Norms,
+    seed: Signs,
     codes: Annotated[Tensor, Flat(torch.int32, "coordinates(n, block) // 4 + min(n, 1)", written=True)],
-    block: Rotated, levels: Grid, clip: Clip, key: int, step: int,
-) -> None:  # fmt: skip
+    block: Rotated,
+    levels: Grid,
+    clip: Clip,
+    key: int,
+    step: int,
+) -> None:
     """Rotate each block and round its coordinates at random to ``levels`` + 1 points.
 
         y = H D x;  a = (y / (clip N) + 1) levels / 2, cut off at 0 and at levels;  code = floor(a + r)
@@ -113,9 +124,15 @@ def thc_encode(
 
 @declared
 def thc_add_decoded(
-    norms: Norms, seed: Signs, codes: Annotated[Tensor, Flat(torch.int32, "coordinates(n, block) // 4 + min(n, 1)")],
-    out: Written, block: Rotated, levels: Grid, clip: Clip, scale: float,
-) -> None:  # fmt: skip
+    norms: Norms,
+    seed: Signs,
+    codes: Annotated[Tensor, Flat(torch.int32, "coordinates(n, block) // 4 + min(n, 1)")],
+    out: Written,
+    block: Rotated,
+    levels: Grid,
+    clip: Clip,
+    scale: float,
+) -> None:
     """Decode a sum S of the codes of W ranks and add it.
 
         y = (2 S / (levels W) - 1) clip N / sqrt(B);  out = out + scale D H y / sqrt(B)
@@ -177,10 +194,15 @@ def _check_form(op: str, block: int, bits: int, sent: int, group: int) -> None:
 
 @declared(check=_check_form, tables=("_eden.table(bits, group)",))
 def eden_encode(
-    x: Floats, seed: Seed, scales: Annotated[Tensor, Flat(torch.float32, "_eden.blocks_of(n, block)", written=True)],
+    x: Floats,
+    seed: Seed,
+    scales: Annotated[Tensor, Flat(torch.float32, "_eden.blocks_of(n, block)", written=True)],
     codes: Annotated[Tensor, Flat(torch.uint8, "_eden.code_bytes(n, block, bits, sent, group)", written=True)],
-    block: Turned, bits: int, sent: int, group: Group = 1,
-) -> None:  # fmt: skip
+    block: Turned,
+    bits: int,
+    sent: int,
+    group: Group = 1,
+) -> None:
     """Rotate each block twice and round the coordinates that are sent to the nearest values of a normal quantiser.
 
         y = H E H D x;  r = sqrt(|y|^2 / k);  code = nearest c to y / r;  scale = (|y|^2 / <y, c>) / k
@@ -256,10 +278,16 @@ def _words(y: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 @declared(check=_check_form, tables=("_eden.table(bits, group)",))
 def eden_add_decoded(
-    seed: Seed, scales: Annotated[Tensor, Flat(torch.float32, "_eden.blocks_of(n, block)")],
+    seed: Seed,
+    scales: Annotated[Tensor, Flat(torch.float32, "_eden.blocks_of(n, block)")],
     codes: Annotated[Tensor, Flat(torch.uint8, "_eden.code_bytes(n, block, bits, sent, group)")],
-    out: Written, block: Turned, bits: int, sent: int, scale: float, group: Group = 1,
-) -> None:  # fmt: skip
+    out: Written,
+    block: Turned,
+    bits: int,
+    sent: int,
+    scale: float,
+    group: Group = 1,
+) -> None:
     """Turn the coordinates back and add them.
 
         out = out + scale D H E H (c s / B)
@@ -321,10 +349,18 @@ def _check_tiles(op: str, n: int, named: int, a: int, b: int, down: int, across:
 
 @declared(check=_check_tiles)
 def waves_add_decoded(
-    values: Annotated[Tensor, Rows(torch.float32, "named")], places: Annotated[Tensor, Rows(torch.int16, "named")],
-    tall: Annotated[Tensor, Flat(torch.float32, "a * a")], wide: Annotated[Tensor, Flat(torch.float32, "b * b")],
-    out: Written, a: int, b: int, down: int, across: int, pitch: int, scale: float,
-) -> None:  # fmt: skip
+    values: Annotated[Tensor, Rows(torch.float32, "named")],
+    places: Annotated[Tensor, Rows(torch.int16, "named")],
+    tall: Annotated[Tensor, Flat(torch.float32, "a * a")],
+    wide: Annotated[Tensor, Flat(torch.float32, "b * b")],
+    out: Written,
+    a: int,
+    b: int,
+    down: int,
+    across: int,
+    pitch: int,
+    scale: float,
+) -> None:
     """Add the payloads of all ranks, rank 0 first, tile by tile: tile = tile + scale * sum_c (v_c tall_f) wide_g^T.
 
     Coefficient c of a tile is at row f and column g of its spectrum, place f b + g; the sum runs over c, in order and

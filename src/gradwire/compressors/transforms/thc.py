@@ -106,10 +106,14 @@ class THC(MultiRound):
         coordinates = full * self.block + (max(16, 1 << (rest - 1).bit_length()) if rest else 0)
         some = min(n, 1)
         words = coordinates // 4 + some
-        return Layout((
-            Field("seed", torch.int64, 2 * some), Field("norms", torch.float32, full + min(rest, 1)),
-            Field("codes", torch.int32, words), Field("own", torch.int32, words),
-        ))  # fmt: skip
+        return Layout(
+            (
+                Field("seed", torch.int64, 2 * some),
+                Field("norms", torch.float32, full + min(rest, 1)),
+                Field("codes", torch.int32, words),
+                Field("own", torch.int32, words),
+            )
+        )
 
     def rounds(
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]

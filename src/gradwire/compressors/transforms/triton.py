@@ -73,9 +73,18 @@ def _waves_add_decoded(
 
 
 def waves_add_decoded(
-    values: Tensor, places: Tensor, tall: Tensor, wide: Tensor, out: Tensor,
-    a: int, b: int, down: int, across: int, pitch: int, scale: float,
-) -> None:  # fmt: skip
+    values: Tensor,
+    places: Tensor,
+    tall: Tensor,
+    wide: Tensor,
+    out: Tensor,
+    a: int,
+    b: int,
+    down: int,
+    across: int,
+    pitch: int,
+    scale: float,
+) -> None:
     """The operation on a GPU."""
     columns = min(triton.next_power_of_2(b), _WIDEST)
     rows = min(triton.next_power_of_2(a), BLOCK // columns)

@@ -133,8 +133,9 @@ def write_section(symbols: Tensor, out: Tensor, coder: Coder) -> int:
     present = [i for i in range(SYMBOLS) if counts[i]]
     start = 1 + BITMAP + coder.width * len(present) + sizes.nbytes
     if start < symbols.numel():
-        coder.encode(symbols, torch.tensor(table, dtype=torch.int32, device=symbols.device), sizes,
-                     out[start : symbols.numel()])  # fmt: skip
+        coder.encode(
+            symbols, torch.tensor(table, dtype=torch.int32, device=symbols.device), sizes, out[start : symbols.numel()]
+        )
         if int(sizes[0]) >= 0:
             bitmap = sum(1 << i for i in present).to_bytes(BITMAP, "little")
             entries = b"".join(table[i].to_bytes(coder.width, "little") for i in present)

@@ -12,9 +12,16 @@ from gradwire.ops.arguments import Flat
 from gradwire.ops.base import declared
 
 __all__ = [
-    "CHUNK", "SYMBOLS", "TOTAL", "byte_counts", "chunk_count", "prefix_decode", "prefix_encode", "rans_decode",
+    "CHUNK",
+    "SYMBOLS",
+    "TOTAL",
+    "byte_counts",
+    "chunk_count",
+    "prefix_decode",
+    "prefix_encode",
+    "rans_decode",
     "rans_encode",
-]  # fmt: skip
+]
 
 CHUNK = 32768
 """Symbols that are coded by themselves."""

@@ -16,9 +16,20 @@ from torch import Tensor
 from gradwire.errors import ConfigError
 
 __all__ = [
-    "CHARACTERS", "Examples", "Grey", "Images", "Interactions", "Surfaces", "Tensors", "Text", "file_of", "numbers",
-    "refuse", "standardised", "vocabulary",
-]  # fmt: skip
+    "CHARACTERS",
+    "Examples",
+    "Grey",
+    "Images",
+    "Interactions",
+    "Surfaces",
+    "Tensors",
+    "Text",
+    "file_of",
+    "numbers",
+    "refuse",
+    "standardised",
+    "vocabulary",
+]
 
 
 Grey = npt.NDArray[np.uint8]

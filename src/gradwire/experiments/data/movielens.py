@@ -96,9 +96,10 @@ def _piece(path: Path, lines: list[str], done: int) -> tuple[Column, Column, Col
     if len(wrong):
         line = lines[wrong[0]].strip()
         refuse(
-            path, f"{line[:80]!r} in line {done + wrong[0] + 1}",
+            path,
+            f"{line[:80]!r} in line {done + wrong[0] + 1}",
             f"ratings of 0.5 to 5 at a time in seconds, of films and by users with whole numbers from 1 to {_IDS - 1}",
-        )  # fmt: skip
+        )
     user, item, when = (table[:, place].astype(np.int64) for place in (0, 1, 3))
     return user, item, when
 

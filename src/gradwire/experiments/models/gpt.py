@@ -12,9 +12,19 @@ __all__ = ["gpt", "gpt_small"]
 DATA = "bytes of text"
 
 RECIPE = Recipe(
-    batch=512, lr=6e-4, weight_decay=0.1, warmup=2000, cosine=0.1, clip=1.0, optimizer="adamw", betas=(0.9, 0.95),
-    autocast=True, micro=8, epochs=100, steps=1000,
-)  # fmt: skip
+    batch=512,
+    lr=6e-4,
+    weight_decay=0.1,
+    warmup=2000,
+    cosine=0.1,
+    clip=1.0,
+    optimizer="adamw",
+    betas=(0.9, 0.95),
+    autocast=True,
+    micro=8,
+    epochs=100,
+    steps=1000,
+)
 RECIPE_SMALL = replace(RECIPE, batch=16, lr=1e-3, warmup=20, micro=4, epochs=5, steps=100)
 
 

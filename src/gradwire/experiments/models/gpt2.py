@@ -13,9 +13,16 @@ RECIPE = Recipe(
     batch=512, lr=6e-4, weight_decay=0.1, warmup=2000, linear=True, clip=1.0, optimizer="adamw", betas=(0.9, 0.95)
 )
 RECIPE_SMALL = Recipe(
-    batch=20, lr=3e-3, weight_decay=0.1, warmup=50, linear=True, clip=1.0, optimizer="adamw", betas=(0.9, 0.95),
+    batch=20,
+    lr=3e-3,
+    weight_decay=0.1,
+    warmup=50,
+    linear=True,
+    clip=1.0,
+    optimizer="adamw",
+    betas=(0.9, 0.95),
     epochs=4,
-)  # fmt: skip
+)
 
 
 def gpt2(vocabulary: int = 50_257) -> Decoder:

@@ -13,9 +13,16 @@ DATA = "Penn Treebank"
 
 # The original's loss is the sum over a window: here it is the mean, and rate and clipping make up for it.
 RECIPE = Recipe(
-    batch=20, lr=35.0, momentum=0.0, weight_decay=0.0, warmup=1, drops=tuple(epoch / 25 for epoch in range(6, 25)),
-    fall=0.8, clip=5 / 35, epochs=25,
-)  # fmt: skip
+    batch=20,
+    lr=35.0,
+    momentum=0.0,
+    weight_decay=0.0,
+    warmup=1,
+    drops=tuple(epoch / 25 for epoch in range(6, 25)),
+    fall=0.8,
+    clip=5 / 35,
+    epochs=25,
+)
 RECIPE_SMALL = Recipe(
     batch=20, lr=20.0, momentum=0.0, weight_decay=0.0, warmup=1, drops=(0.5, 0.75), fall=0.6, clip=5 / 20, epochs=4
 )
@@ -43,9 +50,16 @@ class LSTMLayer(nn.Module):
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         split = self.kernel[:, : self.inputs], self.kernel[:, self.inputs :], self.bias, torch.zeros_like(self.bias)
         out, *after = torch.lstm(
-            x, state, split, has_biases=True, num_layers=1, dropout=0.0, train=self.training, bidirectional=False,
+            x,
+            state,
+            split,
+            has_biases=True,
+            num_layers=1,
+            dropout=0.0,
+            train=self.training,
+            bidirectional=False,
             batch_first=True,
-        )  # fmt: skip
+        )
         return out, (after[0], after[1])
 
 

@@ -75,9 +75,11 @@ def resnet50() -> ResNetV1:
         K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", CVPR 2016.
     """
     stem = nn.Sequential(
-        nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
+        nn.Conv2d(3, 64, 7, 2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
         nn.MaxPool2d(3, 2, ceil_mode=True),
-    )  # fmt: skip
+    )
     return ResNetV1(stem, 64, (3, 4, 6, 3), inner=64, logits=1001)
 
 

@@ -51,10 +51,12 @@ class ResNet9(nn.Module):
         super().__init__()
         self.body = nn.Sequential(
             Conv(channels, width),
-            Conv(width, 2 * width, pool=True), ResidualBlock(2 * width),
+            Conv(width, 2 * width, pool=True),
+            ResidualBlock(2 * width),
             Conv(2 * width, 4 * width, pool=True),
-            Conv(4 * width, 8 * width, pool=True), ResidualBlock(8 * width),
-        )  # fmt: skip
+            Conv(4 * width, 8 * width, pool=True),
+            ResidualBlock(8 * width),
+        )
         self.head = nn.Linear(8 * width, logits, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,13 +16,27 @@ __all__ = ["UNet", "unet", "unet_small"]
 DATA = "DAGM2007"
 
 RECIPE = Recipe(
-    batch=16, lr=1e-4, momentum=0.8, weight_decay=1e-5, warmup=1, drops=(0.2, 0.4, 0.6, 0.8), fall=0.8,
-    optimizer="rmsprop", epochs=500,
-)  # fmt: skip
+    batch=16,
+    lr=1e-4,
+    momentum=0.8,
+    weight_decay=1e-5,
+    warmup=1,
+    drops=(0.2, 0.4, 0.6, 0.8),
+    fall=0.8,
+    optimizer="rmsprop",
+    epochs=500,
+)
 RECIPE_SMALL = Recipe(
-    batch=8, lr=7e-4, momentum=0.8, weight_decay=1e-5, warmup=1, drops=(0.2, 0.4, 0.6, 0.8), fall=0.8,
-    optimizer="rmsprop", epochs=20,
-)  # fmt: skip
+    batch=8,
+    lr=7e-4,
+    momentum=0.8,
+    weight_decay=1e-5,
+    warmup=1,
+    drops=(0.2, 0.4, 0.6, 0.8),
+    fall=0.8,
+    optimizer="rmsprop",
+    epochs=20,
+)
 
 
 class Pair(nn.Sequential):

@@ -30,9 +30,7 @@ class CifarVGG(nn.Module):
         logits: outputs of the second.
     """
 
-    def __init__(
-        self, channels: int, groups: Sequence[int], widths: Sequence[int], hidden: int, logits: int
-    ) -> None:  # fmt: skip
+    def __init__(self, channels: int, groups: Sequence[int], widths: Sequence[int], hidden: int, logits: int) -> None:
         super().__init__()
         pools = [nn.MaxPool2d(2) for _ in groups[:-1]] + [nn.MaxPool2d(1, stride=2)]
         self.conv = convolutions(channels, groups, widths, pools)

@@ -34,17 +34,27 @@ class VGG(nn.Module):
     """
 
     def __init__(
-        self, channels: int, side: int, groups: Sequence[int], widths: Sequence[int], hidden: int, logits: int,
+        self,
+        channels: int,
+        side: int,
+        groups: Sequence[int],
+        widths: Sequence[int],
+        hidden: int,
+        logits: int,
         dropout: float = 0.5,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.conv = convolutions(channels, groups, widths, [nn.MaxPool2d(2) for _ in groups])
         pixels = (side >> len(groups)) ** 2
         self.head = nn.Sequential(
-            nn.Linear(widths[-1] * pixels, hidden), nn.ReLU(), nn.Dropout(dropout),
-            nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout),
+            nn.Linear(widths[-1] * pixels, hidden),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Dropout(dropout),
             nn.Linear(hidden, logits),
-        )  # fmt: skip
+        )
         he_normal(self)
 
     def forward(self, x: Tensor) -> Tensor:

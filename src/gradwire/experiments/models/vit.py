@@ -31,9 +31,7 @@ class ViT(nn.Module):
         logits: outputs of the head.
     """
 
-    def __init__(
-        self, channels: int, side: int, patch: int, width: int, depth: int, heads: int, logits: int
-    ) -> None:  # fmt: skip
+    def __init__(self, channels: int, side: int, patch: int, width: int, depth: int, heads: int, logits: int) -> None:
         super().__init__()
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         self.places = nn.Parameter(torch.empty(1, (side // patch) ** 2 + 1, width))

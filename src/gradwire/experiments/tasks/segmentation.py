@@ -100,6 +100,7 @@ def overlaps(marked: Tensor, masks: Tensor) -> dict[str, float]:
     dice, iou = (2 * both + _SMOOTH) / (sizes + _SMOOTH), (both + _SMOOTH) / (sizes - both + _SMOOTH)
     defective = masks.sum((1, 2, 3)) > 0
     return {
-        "IoU": float(iou[defective].mean()), "Dice": float(dice[defective].mean()),
+        "IoU": float(iou[defective].mean()),
+        "Dice": float(dice[defective].mean()),
         "Dice with clean images": float(dice.mean()),
-    }  # fmt: skip
+    }

@@ -25,9 +25,12 @@ def main() -> int:
         told = json.loads(stdin.readline())
     try:
         process = subprocess.Popen(
-            told["command"], env={**os.environ, **told["environment"]}, cwd=told["folder"], stdin=subprocess.DEVNULL,
+            told["command"],
+            env={**os.environ, **told["environment"]},
+            cwd=told["folder"],
+            stdin=subprocess.DEVNULL,
             start_new_session=True,
-        )  # fmt: skip
+        )
     except OSError as error:
         sys.stderr.write(f"{told['command'][0]} in {told['folder']}: {error}\n")
         return 127

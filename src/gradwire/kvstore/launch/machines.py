@@ -52,8 +52,17 @@ Lines: TypeAlias = "queue.SimpleQueue[str]"
 GRACE = 5.0
 """Seconds between asking a process to end and ending it."""
 
-QUIET = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=5",
-         "-o", "ServerAliveCountMax=3")  # fmt: skip
+QUIET = (
+    "-T",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ConnectTimeout=15",
+    "-o",
+    "ServerAliveInterval=5",
+    "-o",
+    "ServerAliveCountMax=3",
+)
 """No terminal, no questions, and no waiting for a machine that is gone."""
 
 REAPER = Reaper()
@@ -149,13 +158,13 @@ class Watched(Machine):
     def _start(self, command: Sequence[str], environment: Mapping[str, str], label: str, first: Lines | None) -> Piped:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = Piped(self.launcher, **pipes)
-        process.pumps = [
-            pump(process.stdout, label, sys.stdout, first), pump(process.stderr, label, sys.stderr)
-        ]  # fmt: skip
+        process.pumps = [pump(process.stdout, label, sys.stdout, first), pump(process.stderr, label, sys.stderr)]
         told = {
-            "command": list(command), "environment": {**self.environment, **environment}, "folder": self.folder,
+            "command": list(command),
+            "environment": {**self.environment, **environment},
+            "folder": self.folder,
             "grace": GRACE,
-        }  # fmt: skip
+        }
         assert process.stdin is not None
         # What is wrong if it cannot be written, ssh says on stderr, and ends.
         with suppress(BrokenPipeError):
@@ -165,9 +174,12 @@ class Watched(Machine):
 
 
 def there(
-    host: Host, ssh: Sequence[str] = ("ssh",), python: str = sys.executable, folder: str = ".",
+    host: Host,
+    ssh: Sequence[str] = ("ssh",),
+    python: str = sys.executable,
+    folder: str = ".",
     environment: Mapping[str, str] | None = None,
-) -> Watched:  # fmt: skip
+) -> Watched:
     """Another machine.
 
     Args:

@@ -60,9 +60,14 @@ class Group:
     """
 
     def __init__(
-        self, command: Sequence[str], workers: int, servers: int, server_arguments: Sequence[str] = (),
-        keys: Path | None = None, machines: Sequence[Machine] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        command: Sequence[str],
+        workers: int,
+        servers: int,
+        server_arguments: Sequence[str] = (),
+        keys: Path | None = None,
+        machines: Sequence[Machine] | None = None,
+    ) -> None:
         self.command, self.count, self.keys = list(command), workers, keys
         self.machines = list(machines or [Here()] * workers)
         self.hosts = list({id(machine): machine for machine in self.machines}.values())
@@ -95,9 +100,11 @@ class Group:
     def environment(self, rank: int) -> Mapping[str, str]:
         """What a worker is told. One torch thread: several workers share a machine."""
         told = {
-            SERVERS: ",".join(self.endpoints), "GRADWIRE_RANK": str(rank), "GRADWIRE_WORLD_SIZE": str(self.count),
+            SERVERS: ",".join(self.endpoints),
+            "GRADWIRE_RANK": str(rank),
+            "GRADWIRE_WORLD_SIZE": str(self.count),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        }  # fmt: skip
+        }
         return told if self.keys is None else {**told, KEYS: str(self.keys / f"worker-{rank}")}
 
     def wait(self) -> int:

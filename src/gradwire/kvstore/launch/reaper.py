@@ -33,9 +33,12 @@ class Reaper:
             if self._process is None or self._process.poll() is not None:
                 # Ctrl-C is not for it, and who waits for the last output need not wait for it.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-S", __file__], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL, start_new_session=True,
-                )  # fmt: skip
+                    [sys.executable, "-S", __file__],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
             self._say(self._process, group)
 
     def let_go(self, group: int) -> None:

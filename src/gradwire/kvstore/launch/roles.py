@@ -54,9 +54,13 @@ def take_role(environment: Mapping[str, str] | None = None) -> None:
         _become_server(told)
     if role == "scheduler":
         schedule(
-            _scheduler(told), number(told, "DMLC_NUM_WORKER", 1), number(told, "DMLC_NUM_SERVER", 1),
-            timeout=start_timeout(told), keys=own_keys(told, "servers"), insecure=flag(told, INSECURE),
-        )  # fmt: skip
+            _scheduler(told),
+            number(told, "DMLC_NUM_WORKER", 1),
+            number(told, "DMLC_NUM_SERVER", 1),
+            timeout=start_timeout(told),
+            keys=own_keys(told, "servers"),
+            insecure=flag(told, INSECURE),
+        )
         sys.exit(0)
 
 
@@ -103,11 +107,21 @@ def _become_server(told: Mapping[str, str]) -> NoReturn:
     """Go on as ``gradwire server``, in this process: whoever started it ends the server when it ends the process."""
     scheduler, keys = _scheduler(told), own_keys(told, "servers")
     command = [
-        sys.executable, "-m", "gradwire_command", "server", "--workers", str(number(told, "DMLC_NUM_WORKER", 1)),
-        "--bind", f"tcp://{_own_address(told, scheduler)}:0", "--scheduler", scheduler, "--until-finished",
-        *(("--keys", str(keys)) if keys else ()), *(("--insecure",) if flag(told, INSECURE) else ()),
+        sys.executable,
+        "-m",
+        "gradwire_command",
+        "server",
+        "--workers",
+        str(number(told, "DMLC_NUM_WORKER", 1)),
+        "--bind",
+        f"tcp://{_own_address(told, scheduler)}:0",
+        "--scheduler",
+        scheduler,
+        "--until-finished",
+        *(("--keys", str(keys)) if keys else ()),
+        *(("--insecure",) if flag(told, INSECURE) else ()),
         *shlex.split(told.get("GRADWIRE_SERVER_OPTIONS", "")),
-    ]  # fmt: skip
+    ]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, command)

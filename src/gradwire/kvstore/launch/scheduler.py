@@ -37,11 +37,14 @@ def _text(value: Any) -> bool:
 
 
 CALLS: Mapping[str, Mapping[str, Any]] = {
-    "join": {"version": lambda value: is_int(value, 0), "rank": lambda value: is_int(value, -1, 2**20),
-             "endpoint": _text},
+    "join": {
+        "version": lambda value: is_int(value, 0),
+        "rank": lambda value: is_int(value, -1, 2**20),
+        "endpoint": _text,
+    },
     "ping": {},
     "leave": {},
-}  # fmt: skip
+}
 """What it is sent. A worker's "endpoint" is empty; rank -1 is any."""
 
 ANSWERS: Mapping[str, Mapping[str, Any]] = {

@@ -79,9 +79,15 @@ def _start(told: Mapping[str, str], world: int, store: Store) -> None:
 def _arguments(told: Mapping[str, str], world: int) -> list[str]:
     keys, options = own_keys(told, "servers"), shlex.split(told.get("GRADWIRE_SERVER_OPTIONS", ""))
     return [
-        "--workers", str(world), "--bind", f"tcp://{_address(told, world)}:0", "--until-finished",
-        *(("--keys", str(keys)) if keys else ()), *(("--insecure",) if flag(told, INSECURE) else ()), *options,
-    ]  # fmt: skip
+        "--workers",
+        str(world),
+        "--bind",
+        f"tcp://{_address(told, world)}:0",
+        "--until-finished",
+        *(("--keys", str(keys)) if keys else ()),
+        *(("--insecure",) if flag(told, INSECURE) else ()),
+        *options,
+    ]
 
 
 def _address(told: Mapping[str, str], world: int) -> str:

@@ -49,15 +49,25 @@ class BaseModule(ABC):
     # Training ----------------------------------------------------------------------------------------------------
 
     def fit(
-        self, train_data: Iterable[Any], eval_data: Iterable[Any] | None = None, eval_metric: Measure = "acc",
+        self,
+        train_data: Iterable[Any],
+        eval_data: Iterable[Any] | None = None,
+        eval_metric: Measure = "acc",
         epoch_end_callback: EpochEnd | Sequence[EpochEnd] | None = None,
-        batch_end_callback: BatchEnd | Sequence[BatchEnd] | None = None, kvstore: KVStore | str | None = "local",
-        optimizer: str | OptimizerConfig = "sgd", optimizer_params: Any = RATE,
+        batch_end_callback: BatchEnd | Sequence[BatchEnd] | None = None,
+        kvstore: KVStore | str | None = "local",
+        optimizer: str | OptimizerConfig = "sgd",
+        optimizer_params: Any = RATE,
         eval_end_callback: BatchEnd | Sequence[BatchEnd] | None = None,
-        eval_batch_end_callback: BatchEnd | Sequence[BatchEnd] | None = None, *,
-        arg_params: Mapping[str, Tensor] | None = None, aux_params: Mapping[str, Tensor] | None = None,
-        allow_missing: bool = False, begin_epoch: int = 0, num_epoch: int, validation_metric: Measure | None = None,
-    ) -> None:  # fmt: skip
+        eval_batch_end_callback: BatchEnd | Sequence[BatchEnd] | None = None,
+        *,
+        arg_params: Mapping[str, Tensor] | None = None,
+        aux_params: Mapping[str, Tensor] | None = None,
+        allow_missing: bool = False,
+        begin_epoch: int = 0,
+        num_epoch: int,
+        validation_metric: Measure | None = None,
+    ) -> None:
         """Train. A worker that was started again leaves out the batches that were trained before it came.
 
         Args:
@@ -100,18 +110,25 @@ class BaseModule(ABC):
                 callback(epoch, self.symbol, *self.get_params())
             if eval_data is not None:
                 scores = self.score(
-                    eval_data, validation, batch_end_callback=eval_batch_end_callback,
-                    score_end_callback=eval_end_callback, epoch=epoch,
-                )  # fmt: skip
+                    eval_data,
+                    validation,
+                    batch_end_callback=eval_batch_end_callback,
+                    score_end_callback=eval_end_callback,
+                    epoch=epoch,
+                )
                 self._log(epoch, "Validation-", scores)
 
     # Using -------------------------------------------------------------------------------------------------------
 
     def score(
-        self, eval_data: Iterable[Any], eval_metric: Measure, num_batch: int | None = None,
+        self,
+        eval_data: Iterable[Any],
+        eval_metric: Measure,
+        num_batch: int | None = None,
         batch_end_callback: BatchEnd | Sequence[BatchEnd] | None = None,
-        score_end_callback: BatchEnd | Sequence[BatchEnd] | None = None, epoch: int = 0,
-    ) -> list[tuple[str, float]]:  # fmt: skip
+        score_end_callback: BatchEnd | Sequence[BatchEnd] | None = None,
+        epoch: int = 0,
+    ) -> list[tuple[str, float]]:
         """Measure how good the outputs are; nothing is trained.
 
         Args:
@@ -135,9 +152,12 @@ class BaseModule(ABC):
         return metric.get_global_name_value()
 
     def predict(
-        self, eval_data: Any, num_batch: int | None = None, merge_batches: bool = True,
+        self,
+        eval_data: Any,
+        num_batch: int | None = None,
+        merge_batches: bool = True,
         always_output_list: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Outputs.
 
         Args:
@@ -171,9 +191,12 @@ class BaseModule(ABC):
 
     @abstractmethod
     def init_optimizer(
-        self, kvstore: KVStore | str | None = "local", optimizer: str | OptimizerConfig = "sgd",
-        optimizer_params: Any = RATE, force_init: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        kvstore: KVStore | str | None = "local",
+        optimizer: str | OptimizerConfig = "sgd",
+        optimizer_params: Any = RATE,
+        force_init: bool = False,
+    ) -> None:
         """Make ready to update."""
 
     @abstractmethod
@@ -194,9 +217,12 @@ class BaseModule(ABC):
 
     @abstractmethod
     def set_params(
-        self, arg_params: Mapping[str, Tensor], aux_params: Mapping[str, Tensor], allow_missing: bool = False,
+        self,
+        arg_params: Mapping[str, Tensor],
+        aux_params: Mapping[str, Tensor],
+        allow_missing: bool = False,
         allow_extra: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Give parameters and buffers new values."""
 
     @abstractmethod

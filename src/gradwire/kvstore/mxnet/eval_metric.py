@@ -176,10 +176,15 @@ class Composite(EvalMetric):
 
 
 KNOWN: dict[str, Callable[..., EvalMetric]] = {
-    "acc": Accuracy, "accuracy": Accuracy, "top_k_accuracy": Accuracy, "ce": CrossEntropy,
-    "cross-entropy": CrossEntropy, "mae": lambda: Error("mae", 1), "mse": lambda: Error("mse", 2),
+    "acc": Accuracy,
+    "accuracy": Accuracy,
+    "top_k_accuracy": Accuracy,
+    "ce": CrossEntropy,
+    "cross-entropy": CrossEntropy,
+    "mae": lambda: Error("mae", 1),
+    "mse": lambda: Error("mse", 2),
     "rmse": lambda: Error("rmse", 2, root=True),
-}  # fmt: skip
+}
 
 
 def create(metric: Measure, **options: Any) -> EvalMetric:

@@ -69,9 +69,12 @@ def add_fit_args(parser: argparse.ArgumentParser) -> Any:
 
 
 def fit(
-    args: argparse.Namespace, network: nn.Module, data_loader: Loaders, *,
+    args: argparse.Namespace,
+    network: nn.Module,
+    data_loader: Loaders,
+    *,
     loss: Callable[[Any, Any], Tensor] | None = None,
-) -> Module:  # fmt: skip
+) -> Module:
     """Train as the flags say.
 
     Args:
@@ -98,9 +101,17 @@ def fit(
     module = Module(network, context=_contexts(args), compression_params=_compression(args), loss=loss)
     checkpoint = do_checkpoint(_prefix(args, kv.rank), args.save_period) if args.model_prefix else None
     module.fit(
-        train, evaluation, _metrics(args), checkpoint, Speedometer(args.batch_size, args.disp_batches), kv,
-        args.optimizer, _optimizer_params(args, kv, train, begin), begin_epoch=begin, num_epoch=args.num_epochs,
-    )  # fmt: skip
+        train,
+        evaluation,
+        _metrics(args),
+        checkpoint,
+        Speedometer(args.batch_size, args.disp_batches),
+        kv,
+        args.optimizer,
+        _optimizer_params(args, kv, train, begin),
+        begin_epoch=begin,
+        num_epoch=args.num_epochs,
+    )
     return module
 
 

@@ -56,10 +56,15 @@ class Module(BaseModule):
     """
 
     def __init__(
-        self, symbol: nn.Module, *, logger: logging.Logger | None = None, context: Context | Sequence[Context] = "cpu",
-        fixed_param_names: Sequence[str] = (), compression_params: Mapping[str, Any] | None = None,
+        self,
+        symbol: nn.Module,
+        *,
+        logger: logging.Logger | None = None,
+        context: Context | Sequence[Context] = "cpu",
+        fixed_param_names: Sequence[str] = (),
+        compression_params: Mapping[str, Any] | None = None,
         loss: Callable[[Any, Any], Tensor] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         require(isinstance(symbol, nn.Module), "symbol", "a torch module", symbol)
         contexts = [context] if isinstance(context, str | torch.device) else list(context)
         require(bool(contexts), "context", "a device or a list of them", context)
@@ -77,9 +82,12 @@ class Module(BaseModule):
         self._outputs: list[Tensor] = []
 
     def init_optimizer(
-        self, kvstore: KVStore | str | None = "local", optimizer: str | OptimizerConfig = "sgd",
-        optimizer_params: Any = RATE, force_init: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        kvstore: KVStore | str | None = "local",
+        optimizer: str | OptimizerConfig = "sgd",
+        optimizer_params: Any = RATE,
+        force_init: bool = False,
+    ) -> None:
         """Make ready to update.
 
         Args:
@@ -159,9 +167,12 @@ class Module(BaseModule):
 
     @torch.no_grad()
     def set_params(
-        self, arg_params: Mapping[str, Tensor], aux_params: Mapping[str, Tensor], allow_missing: bool = False,
+        self,
+        arg_params: Mapping[str, Tensor],
+        aux_params: Mapping[str, Tensor],
+        allow_missing: bool = False,
         allow_extra: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Give parameters and buffers new values.
 
         Args:
@@ -188,8 +199,12 @@ class Module(BaseModule):
             if extra and not allow_extra:
                 raise ConfigError(f"the module has none of {extra}, only {sorted(own)}: or say allow_extra=True")
             for name in own.keys() & given.keys():
-                require(own[name].shape == given[name].shape, name, f"of shape {tuple(own[name].shape)}",
-                        tuple(given[name].shape))  # fmt: skip
+                require(
+                    own[name].shape == given[name].shape,
+                    name,
+                    f"of shape {tuple(own[name].shape)}",
+                    tuple(given[name].shape),
+                )
                 own[name].copy_(given[name])
 
     def save_checkpoint(self, prefix: str, epoch: int, save_optimizer_states: bool = False) -> None:

@@ -48,10 +48,14 @@ class Trainer:
     """
 
     def __init__(
-        self, params: Iterable[Copies] | Mapping[str, Copies], optimizer: str | OptimizerConfig,
-        optimizer_params: Mapping[str, Any] | None = None, kvstore: KVStore | str | None = "device",
-        compression_params: Mapping[str, Any] | None = None, update_on_kvstore: bool | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        params: Iterable[Copies] | Mapping[str, Copies],
+        optimizer: str | OptimizerConfig,
+        optimizer_params: Mapping[str, Any] | None = None,
+        kvstore: KVStore | str | None = "device",
+        compression_params: Mapping[str, Any] | None = None,
+        update_on_kvstore: bool | None = None,
+    ) -> None:
         given = list(params.values() if isinstance(params, Mapping) else params)
         self._params = [cast("list[nn.Parameter]", [c] if isinstance(c, Tensor) else list(c)) for c in given]
         right = bool(given) and all(c and all(isinstance(each, Tensor) for each in c) for c in self._params)

@@ -12,8 +12,20 @@ from pathlib import Path
 
 from gradwire.errors import ConfigError
 
-__all__ = ["INSECURE", "KEYS", "SERVERS", "WorkerPlace", "bigarray_bound", "flag", "number", "own_keys", "ranked",
-           "read_place", "server_timeout", "start_timeout"]  # fmt: skip
+__all__ = [
+    "INSECURE",
+    "KEYS",
+    "SERVERS",
+    "WorkerPlace",
+    "bigarray_bound",
+    "flag",
+    "number",
+    "own_keys",
+    "ranked",
+    "read_place",
+    "server_timeout",
+    "start_timeout",
+]
 
 SERVERS = "GRADWIRE_SERVERS"
 KEYS = "GRADWIRE_KEYS"
@@ -22,9 +34,11 @@ START_TIMEOUT = "GRADWIRE_START_TIMEOUT"
 SERVER_TIMEOUT = "GRADWIRE_SERVER_TIMEOUT"
 
 RANKS = (
-    ("GRADWIRE_RANK", "GRADWIRE_WORLD_SIZE"), ("RANK", "WORLD_SIZE"), ("DMLC_RANK", "DMLC_NUM_WORKER"),
+    ("GRADWIRE_RANK", "GRADWIRE_WORLD_SIZE"),
+    ("RANK", "WORLD_SIZE"),
+    ("DMLC_RANK", "DMLC_NUM_WORKER"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
-)  # fmt: skip
+)
 """Rank and number of workers: both of one row."""
 
 

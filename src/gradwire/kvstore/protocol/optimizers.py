@@ -44,9 +44,13 @@ class SignumOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, params: Iterable[Tensor], lr: float = 0.01, momentum: float = 0.9, weight_decay: float = 0.0,
+        self,
+        params: Iterable[Tensor],
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
         wd_lh: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if min(lr, weight_decay, wd_lh) < 0 or not 0 <= momentum < 1:
             raise ValueError("lr, weight_decay and wd_lh must be >= 0, momentum in [0, 1)")
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "wd_lh": wd_lh})
@@ -82,10 +86,18 @@ class SignumOptimizer(torch.optim.Optimizer):
 
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD, "nag": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
-    "adagrad": torch.optim.Adagrad, "adadelta": torch.optim.Adadelta, "adamax": torch.optim.Adamax,
-    "nadam": torch.optim.NAdam, "radam": torch.optim.RAdam, "rmsprop": torch.optim.RMSprop, "signum": SignumOptimizer,
-}  # fmt: skip
+    "sgd": torch.optim.SGD,
+    "nag": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+    "adadelta": torch.optim.Adadelta,
+    "adamax": torch.optim.Adamax,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "rmsprop": torch.optim.RMSprop,
+    "signum": SignumOptimizer,
+}
 """Names and what they are made of."""
 
 TEST = "test"
@@ -218,8 +230,12 @@ class OptimizerConfig:
         counts = count.dtype == torch.int64 and not count.dim() and int(count) >= 0
         require(counts, f"{COUNT} of key {key!r}", "an integer >= 0", count)
         dtype = torch.float32 if wide else value.dtype
-        wanted = {name: torch.empty(value.shape if each.dim() else (), dtype=dtype if each.dim() else each.dtype,
-                                    device="meta") for name, each in self._kept().items()}  # fmt: skip
+        wanted = {
+            name: torch.empty(
+                value.shape if each.dim() else (), dtype=dtype if each.dim() else each.dtype, device="meta"
+            )
+            for name, each in self._kept().items()
+        }
         if wide:
             wanted[MASTER] = torch.empty(value.shape, dtype=dtype, device="meta")
         if got and described(got) != described(wanted):

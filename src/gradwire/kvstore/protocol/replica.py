@@ -122,8 +122,11 @@ class Replica:
         """What a snapshot says besides, as plain values."""
         compressor = self.compressor and self.compressor.to_config()
         return {
-            "number": self.number, "replaced": self.replaced, "steps": self.sender.steps, "compressor": compressor,
-        }  # fmt: skip
+            "number": self.number,
+            "replaced": self.replaced,
+            "steps": self.sender.steps,
+            "compressor": compressor,
+        }
 
     def restore(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
         """Go on from a snapshot."""

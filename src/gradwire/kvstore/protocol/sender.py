@@ -37,9 +37,15 @@ class Sender:
     """
 
     def __init__(
-        self, key: StoreKey, shape: torch.Size, *, seed: int, rank: int, phase: int = 0,
+        self,
+        key: StoreKey,
+        shape: torch.Size,
+        *,
+        seed: int,
+        rank: int,
+        phase: int = 0,
         device: torch.device | str = "cpu",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.key, self.shape, self.device = key, shape, torch.device(device)
         self.kept: dict[str, Tensor] = {}
         self.state: State = {}

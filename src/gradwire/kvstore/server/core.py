@@ -163,9 +163,14 @@ class ServerCore:
     # Waiting -----------------------------------------------------------------------------------------------------
 
     def when(
-        self, topic: Topic, session: WorkerSession, seq: int, what: Callable[[], str], ready: Callable[[], bool],
+        self,
+        topic: Topic,
+        session: WorkerSession,
+        seq: int,
+        what: Callable[[], str],
+        ready: Callable[[], bool],
         answer: Callable[[], list[Outgoing]],
-    ) -> list[Outgoing]:  # fmt: skip
+    ) -> list[Outgoing]:
         """Answer now or later.
 
         Args:
@@ -191,9 +196,13 @@ class ServerCore:
         return self.when(part.topic, session, seq, self.progress.missing(part, session.rank, step), ready, answer)
 
     def when_all(
-        self, session: WorkerSession, seq: int, units: Callable[[], Sequence[tuple[StoredPart, int]]],
-        holds: Callable[[StoredPart, int], bool], answer: Callable[[], list[Outgoing]],
-    ) -> list[Outgoing]:  # fmt: skip
+        self,
+        session: WorkerSession,
+        seq: int,
+        units: Callable[[], Sequence[tuple[StoredPart, int]]],
+        holds: Callable[[StoredPart, int], bool],
+        answer: Callable[[], list[Outgoing]],
+    ) -> list[Outgoing]:
         """Answer when something holds for several keys, one after the other.
 
         Args:

@@ -146,19 +146,32 @@ class Joint:
         """Whether all members are at the same point, with nothing that waits."""
         first = self.members[0]
         return all(
-            not each.pending and not each.replicas and each.version == first.version and each.last == first.last
-            and each.durable == first.durable and each.durable_of == first.durable_of
+            not each.pending
+            and not each.replicas
+            and each.version == first.version
+            and each.last == first.last
+            and each.durable == first.durable
+            and each.durable_of == first.durable_of
             and each.replaced == first.replaced
             for each in self.members
-        )  # fmt: skip
+        )
 
     def join(self) -> None:
         """Bring members together that are alike."""
         first = self.members[0]
         self.entry = JoinedParts(
-            self.title, self.values(), 0, self.numel, sparse=False, version=first.version, durable=first.durable,
-            durable_of=dict(first.durable_of), last=dict(first.last), replaced=first.replaced, joint=self,
-        )  # fmt: skip
+            self.title,
+            self.values(),
+            0,
+            self.numel,
+            sparse=False,
+            version=first.version,
+            durable=first.durable,
+            durable_of=dict(first.durable_of),
+            last=dict(first.last),
+            replaced=first.replaced,
+            joint=self,
+        )
         for each in self.members:
             # Its form without its memory: whoever wants the value has them put apart first.
             each.value = torch.zeros((), dtype=self.dtype).expand(each.value.shape)

@@ -22,9 +22,19 @@ __all__ = ["follow", "init", "pull", "push", "rows"]
 
 
 def init(
-    core: ServerCore, session: WorkerSession, rest: list[memoryview], seq: int, chunk: int, chunks: int, key: StoreKey,
-    shape: list[int], dtype: str, start: int, total: int, sparse: bool,
-) -> list[Outgoing]:  # fmt: skip
+    core: ServerCore,
+    session: WorkerSession,
+    rest: list[memoryview],
+    seq: int,
+    chunk: int,
+    chunks: int,
+    key: StoreKey,
+    shape: list[int],
+    dtype: str,
+    start: int,
+    total: int,
+    sparse: bool,
+) -> list[Outgoing]:
     """Take a key's first value from rank 0; the others wait for it."""
     kind, values = DTYPES[dtype], core.values
     nbytes = math.prod(shape) * kind.itemsize
@@ -58,9 +68,18 @@ def init(
 
 
 def push(
-    core: ServerCore, session: WorkerSession, rest: list[memoryview], seq: int, chunk: int, chunks: int, key: StoreKey,
-    step: int, config: int, optimizer: int, rows: int,
-) -> list[Outgoing]:  # fmt: skip
+    core: ServerCore,
+    session: WorkerSession,
+    rest: list[memoryview],
+    seq: int,
+    chunk: int,
+    chunks: int,
+    key: StoreKey,
+    step: int,
+    config: int,
+    optimizer: int,
+    rows: int,
+) -> list[Outgoing]:
     """Take a gradient of one step, dense or of some rows."""
     part, compression = core.values.alone(key), session.compression(config)
     core.optimizers.check(optimizer)
@@ -73,10 +92,13 @@ def push(
         return []
     core.take_push(session, part, step, part.contribution(compression, data, rows, optimizer))
     return core.when(
-        key, session, seq, core.progress.missing(part, session.rank, step),
+        key,
+        session,
+        seq,
+        core.progress.missing(part, session.rank, step),
         partial(core.progress.within_bound, part, step),
         lambda: core.reached(session, seq, [core.values.alone(key)]),
-    )  # fmt: skip
+    )
 
 
 def pull(core: ServerCore, session: WorkerSession, seq: int, key: StoreKey, step: int) -> list[Outgoing]:
@@ -91,9 +113,14 @@ def pull(core: ServerCore, session: WorkerSession, seq: int, key: StoreKey, step
 
 
 def follow(
-    core: ServerCore, session: WorkerSession, seq: int, key: StoreKey, step: int, config: int,
+    core: ServerCore,
+    session: WorkerSession,
+    seq: int,
+    key: StoreKey,
+    step: int,
+    config: int,
     have: int,
-) -> list[Outgoing]:  # fmt: skip
+) -> list[Outgoing]:
     """Give a value compressed, to a worker that holds what an answer before led to."""
     part, compressor = core.values.alone(key), session.compression(config).pull
 
@@ -109,9 +136,15 @@ def follow(
 
 
 def rows(
-    core: ServerCore, session: WorkerSession, rest: list[memoryview], seq: int, chunk: int, chunks: int, key: StoreKey,
+    core: ServerCore,
+    session: WorkerSession,
+    rest: list[memoryview],
+    seq: int,
+    chunk: int,
+    chunks: int,
+    key: StoreKey,
     step: int,
-) -> list[Outgoing]:  # fmt: skip
+) -> list[Outgoing]:
     """Give some rows of a value."""
     part = core.values.alone(key)
     data = session.take(seq, chunk, chunks, rest, range(8 * core.rules.max_keys))

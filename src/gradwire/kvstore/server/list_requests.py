@@ -38,9 +38,16 @@ def join(core: ServerCore, session: WorkerSession, seq: int, number: int, keys: 
 
 
 def pushes(
-    core: ServerCore, session: WorkerSession, rest: list[memoryview], seq: int, chunk: int, chunks: int,
-    items: list[list[Any]], config: int, optimizer: int,
-) -> list[Outgoing]:  # fmt: skip
+    core: ServerCore,
+    session: WorkerSession,
+    rest: list[memoryview],
+    seq: int,
+    chunk: int,
+    chunks: int,
+    items: list[list[Any]],
+    config: int,
+    optimizer: int,
+) -> list[Outgoing]:
     """Take pushes of several units, each with its step."""
     compression = session.compression(config)
     core.optimizers.check(optimizer)
@@ -71,9 +78,12 @@ def pushes(
     for part, step, push in taken:
         core.take_push(session, part, step, push)
     return core.when_all(
-        session, seq, partial(parts_of, core, steps), core.progress.within_bound,
+        session,
+        seq,
+        partial(parts_of, core, steps),
+        core.progress.within_bound,
         lambda: [(session.peer, [pack("dones", seq=seq, durable=durables(core, session, units))])],
-    )  # fmt: skip
+    )
 
 
 def pulls(core: ServerCore, session: WorkerSession, seq: int, items: list[list[Any]]) -> list[Outgoing]:

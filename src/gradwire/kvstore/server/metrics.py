@@ -34,9 +34,11 @@ class ServerCollector(Collector):
         yield CounterMetricFamily("gradwire_repeated_pushes", "Pushes that came again", value=counters.repeated)
         yield CounterMetricFamily("gradwire_refused", "Messages answered with an error", value=counters.refused)
         yield SummaryMetricFamily(
-            "gradwire_step_seconds", "From the first push of a step of a key to its update", counters.steps,
+            "gradwire_step_seconds",
+            "From the first push of a step of a key to its update",
+            counters.steps,
             counters.waited,
-        )  # fmt: skip
+        )
         yield GaugeMetricFamily("gradwire_waiting", "Requests that wait", value=len(self.core.waits))
         yield GaugeMetricFamily("gradwire_dead_workers", "Workers that are silent", value=len(self.core.members.dead))
 

@@ -43,27 +43,65 @@ class Row(NamedTuple):
 
 
 REQUESTS: dict[str, Row] = {
-    "hello": Row(run_requests.hello, {
-        "version": count(0), "rank": count(0, 2**20), "world": count(1, 2**20), "sync": boolean, "session": token,
-    }),
-    "init": Row(key_requests.init, {
-        **SEQ, "chunk": count(0), "chunks": count(0, 2**20), "key": key, "shape": shape, "dtype": dtype,
-        "start": count(0), "total": count(0), "sparse": boolean,
-    }),
+    "hello": Row(
+        run_requests.hello,
+        {
+            "version": count(0),
+            "rank": count(0, 2**20),
+            "world": count(1, 2**20),
+            "sync": boolean,
+            "session": token,
+        },
+    ),
+    "init": Row(
+        key_requests.init,
+        {
+            **SEQ,
+            "chunk": count(0),
+            "chunks": count(0, 2**20),
+            "key": key,
+            "shape": shape,
+            "dtype": dtype,
+            "start": count(0),
+            "total": count(0),
+            "sparse": boolean,
+        },
+    ),
     "config": Row(run_requests.config, {**SEQ, "number": count(1), "config": mapping}),
     "optimizer": Row(run_requests.optimizer, {**SEQ, "number": count(1, 2**31), "name": text, "numbers": mapping}),
-    "push": Row(key_requests.push, {
-        **CHUNKED, "key": key, "step": count(1), "config": count(0), "optimizer": count(0), "rows": count(-1, 2**40),
-    }),
+    "push": Row(
+        key_requests.push,
+        {
+            **CHUNKED,
+            "key": key,
+            "step": count(1),
+            "config": count(0),
+            "optimizer": count(0),
+            "rows": count(-1, 2**40),
+        },
+    ),
     "pull": Row(key_requests.pull, {**SEQ, "key": key, "step": count(0)}),
-    "follow": Row(key_requests.follow, {
-        **SEQ, "key": key, "step": count(0), "config": count(0), "have": count(-1),
-    }),
+    "follow": Row(
+        key_requests.follow,
+        {
+            **SEQ,
+            "key": key,
+            "step": count(0),
+            "config": count(0),
+            "have": count(-1),
+        },
+    ),
     "rows": Row(key_requests.rows, {**CHUNKED, "key": key, "step": count(0)}),
     "join": Row(list_requests.join, {**SEQ, "number": count(1), "keys": keys}),
-    "pushes": Row(list_requests.pushes, {
-        **CHUNKED, "items": several(unit, count(1), count(0, ROOM)), "config": count(0), "optimizer": count(0),
-    }),
+    "pushes": Row(
+        list_requests.pushes,
+        {
+            **CHUNKED,
+            "items": several(unit, count(1), count(0, ROOM)),
+            "config": count(0),
+            "optimizer": count(0),
+        },
+    ),
     "pulls": Row(list_requests.pulls, {**SEQ, "items": several(unit, count(0))}),
     "staleness": Row(run_requests.staleness, {**SEQ, "steps": count(0, 2**31)}),
     "barrier": Row(run_requests.barrier, {**SEQ, "number": count(1)}),
@@ -73,7 +111,7 @@ REQUESTS: dict[str, Row] = {
     "finish": Row(run_requests.finish, SEQ),
     "leave": Row(run_requests.leave, {}),
     "ping": Row(run_requests.ping, {}),
-}  # fmt: skip
+}
 """What a worker may send."""
 
 FIELDS: Mapping[str, Mapping[str, Check]] = {op: row.fields for op, row in REQUESTS.items()}

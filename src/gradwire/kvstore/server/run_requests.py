@@ -17,8 +17,18 @@ if TYPE_CHECKING:
     from gradwire.kvstore.server.core import ServerCore
 
 __all__ = [
-    "barrier", "config", "finish", "hello", "leave", "optimizer", "ping", "restore", "staleness", "states", "why",
-]  # fmt: skip
+    "barrier",
+    "config",
+    "finish",
+    "hello",
+    "leave",
+    "optimizer",
+    "ping",
+    "restore",
+    "staleness",
+    "states",
+    "why",
+]
 
 
 def hello(
@@ -68,9 +78,13 @@ def config(core: ServerCore, session: WorkerSession, seq: int, number: int, conf
 
 
 def optimizer(
-    core: ServerCore, session: WorkerSession, seq: int, number: int, name: str,
+    core: ServerCore,
+    session: WorkerSession,
+    seq: int,
+    number: int,
+    name: str,
     numbers: dict[str, Any],
-) -> list[Outgoing]:  # fmt: skip
+) -> list[Outgoing]:
     """Know a setting of the optimizer by a number, and say which it is."""
     known = core.optimizers.declare(number, OptimizerConfig(name, numbers), joined=session.joined)
     return core.done(session, seq, known)

@@ -135,9 +135,13 @@ class Server:
     """
 
     def __init__(
-        self, core: ServerCore, endpoint: str = "tcp://127.0.0.1:0", *, keys: str | Path | None = None,
+        self,
+        core: ServerCore,
+        endpoint: str = "tcp://127.0.0.1:0",
+        *,
+        keys: str | Path | None = None,
         insecure: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         check_exposure(endpoint, keys is not None, insecure)
         self.core = core
         self._context = zmq.Context()
@@ -147,9 +151,15 @@ class Server:
         self._guard = Guard(self._socket, core.rules.workers)
         self._ranks: dict[str, int] = {}
         # A peer that is gone is an error here and not a silent loss; a worker that comes again takes its name over.
-        for option, value in ((zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.LINGER, 0),
-                              (zmq.SNDHWM, QUEUED), (zmq.RCVHWM, QUEUED), (zmq.HANDSHAKE_IVL, HANDSHAKE),
-                              (zmq.MAXMSGSIZE, max(CHUNK, MAX_HEADER))):  # fmt: skip
+        for option, value in (
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.ROUTER_HANDOVER, 1),
+            (zmq.LINGER, 0),
+            (zmq.SNDHWM, QUEUED),
+            (zmq.RCVHWM, QUEUED),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE),
+            (zmq.MAXMSGSIZE, max(CHUNK, MAX_HEADER)),
+        ):
             self._socket.setsockopt(option, value)
         try:
             if keys is not None:

@@ -48,11 +48,18 @@ def save_core(core: ServerCore, path: Path) -> None:
                 tensors[f"{i}/optimizer/{name}"] = torch.as_tensor(value).detach()
         for rank, replica in entry.replicas.items():
             tensors |= {f"{i}/replica/{rank}/{name}": tensor for name, tensor in replica.tensors().items()}
-        told.append({
-            "replicas": [[rank, replica.to_config()] for rank, replica in entry.replicas.items()],
-            "key": entry.key, "start": entry.start, "total": entry.total, "sparse": entry.sparse,
-            "version": entry.version, "replaced": entry.replaced, "last": sorted(entry.last.items()),
-        })  # fmt: skip
+        told.append(
+            {
+                "replicas": [[rank, replica.to_config()] for rank, replica in entry.replicas.items()],
+                "key": entry.key,
+                "start": entry.start,
+                "total": entry.total,
+                "sparse": entry.sparse,
+                "version": entry.version,
+                "replaced": entry.replaced,
+                "last": sorted(entry.last.items()),
+            }
+        )
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     metadata = {"format": FORMAT, "entries": json.dumps(told), "sync": json.dumps(core.progress.sync)}
     data = save(contiguous, metadata=metadata)

@@ -54,9 +54,16 @@ class Client:
     """
 
     def __init__(
-        self, endpoints: Sequence[str], rank: int, world: int, *, sync: bool, timeout: float,
-        keys: Path | None = None, server_timeout: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        endpoints: Sequence[str],
+        rank: int,
+        world: int,
+        *,
+        sync: bool,
+        timeout: float,
+        keys: Path | None = None,
+        server_timeout: float | None = None,
+    ) -> None:
         self.timeout, self.endpoints = timeout, list(endpoints)
         self._seq = itertools.count(1)
         self._inbox: queue.SimpleQueue[tuple[int, Request] | None] = queue.SimpleQueue()
@@ -70,10 +77,17 @@ class Client:
         token = os.urandom(16)
         hello = pack("hello", version=VERSION, rank=rank, world=world, sync=sync, session=token)
         self._connections = [
-            ServerConnection(self._context, f"server {index} at {endpoint}", endpoint,
-                 b"worker-%d-" % rank + token.hex().encode(), hello, keys, server_timeout)
+            ServerConnection(
+                self._context,
+                f"server {index} at {endpoint}",
+                endpoint,
+                b"worker-%d-" % rank + token.hex().encode(),
+                hello,
+                keys,
+                server_timeout,
+            )
             for index, endpoint in enumerate(endpoints)
-        ]  # fmt: skip
+        ]
         arguments = (ear, self._connections, self._inbox, timeout)
         thread = threading.Thread(target=_serve, args=arguments, name="gradwire-kvstore", daemon=True)
         thread.start()
@@ -202,9 +216,12 @@ def _drain(
 
 
 def _end(
-    inbox: queue.SimpleQueue[Any], bell: zmq.Socket[Any], lock: threading.Lock, thread: threading.Thread,
+    inbox: queue.SimpleQueue[Any],
+    bell: zmq.Socket[Any],
+    lock: threading.Lock,
+    thread: threading.Thread,
     context: zmq.Context[Any],
-) -> None:  # fmt: skip
+) -> None:
     inbox.put(None)
     _ring(bell, lock)
     if thread is not threading.current_thread():

@@ -70,14 +70,27 @@ class ServerConnection:
     """
 
     def __init__(
-        self, context: zmq.Context[Any], who: str, endpoint: str, name: bytes, hello: bytes, keys: Path | None,
+        self,
+        context: zmq.Context[Any],
+        who: str,
+        endpoint: str,
+        name: bytes,
+        hello: bytes,
+        keys: Path | None,
         grace: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.who, self.endpoint, self.hello = who, endpoint, hello
         self.socket = context.socket(zmq.DEALER)
-        for option, value in ((zmq.IDENTITY, name), (zmq.LINGER, 1000), (zmq.SNDHWM, QUEUED), (zmq.RCVHWM, 0),
-                              (zmq.RECONNECT_IVL, 50), (zmq.RECONNECT_IVL_MAX, 500), (zmq.HEARTBEAT_IVL, BEAT),
-                              (zmq.HEARTBEAT_TIMEOUT, SILENT)):  # fmt: skip
+        for option, value in (
+            (zmq.IDENTITY, name),
+            (zmq.LINGER, 1000),
+            (zmq.SNDHWM, QUEUED),
+            (zmq.RCVHWM, 0),
+            (zmq.RECONNECT_IVL, 50),
+            (zmq.RECONNECT_IVL_MAX, 500),
+            (zmq.HEARTBEAT_IVL, BEAT),
+            (zmq.HEARTBEAT_TIMEOUT, SILENT),
+        ):
             self.socket.setsockopt(option, value)
         if keys is not None:
             lock_worker(self.socket, keys)

@@ -166,10 +166,13 @@ class Roster:
         singles = [each[0] if isinstance(each, list | tuple) and len(each) == 1 else each for each in tensors]
         small = [singles[place] for _, places in self.lanes for place in places]
         fit = all(isinstance(each, Tensor) for each in small) and all(
-            each.shape == shape and each.dtype is dtype and each.is_cpu and each.layout is torch.strided
+            each.shape == shape
+            and each.dtype is dtype
+            and each.is_cpu
+            and each.layout is torch.strided
             and (not contiguous or each.is_contiguous())
             for each, shape, dtype in zip(small, self.shapes, self.dtypes, strict=True)
-        )  # fmt: skip
+        )
         return singles if fit else None
 
     def together(self) -> bool:

@@ -60,9 +60,16 @@ class DistStore(KVStore):
     """
 
     def __init__(
-        self, type: str, where: WorkerPlace | Callable[[], WorkerPlace], *, timeout: float = 120.0,  # noqa: A002
-        bound: int | None = None, seed: int = 0, staleness: int | None = None, server_timeout: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        type: str,  # noqa: A002
+        where: WorkerPlace | Callable[[], WorkerPlace],
+        *,
+        timeout: float = 120.0,
+        bound: int | None = None,
+        seed: int = 0,
+        staleness: int | None = None,
+        server_timeout: float | None = None,
+    ) -> None:
         super().__init__(type)
         self._keys: dict[StoreKey, WorkerKey] = {}
         self._lanes = Lanes(self._keys)
@@ -77,9 +84,14 @@ class DistStore(KVStore):
         self._optimizers = [0] * len(self.place.servers)
         self._optimizer_name: str | None = None
         self._client = Client(
-            self.place.servers, self.place.rank, self.place.world, sync="async" not in type, timeout=timeout,
-            keys=self.place.keys, server_timeout=told_timeout() if server_timeout is None else server_timeout,
-        )  # fmt: skip
+            self.place.servers,
+            self.place.rank,
+            self.place.world,
+            sync="async" not in type,
+            timeout=timeout,
+            keys=self.place.keys,
+            server_timeout=told_timeout() if server_timeout is None else server_timeout,
+        )
         # A process's own store lasts as long as the process, or its end would not be said: nobody must wait for that.
         LASTING.extend([self] if callable(where) else [])
         # After whatever ``where`` registered: what comes later is called earlier.
@@ -172,8 +184,10 @@ class DistStore(KVStore):
         for server, request in enumerate(requests):
             theirs, config = from_bytes(bytes(request.answer or b""))
             states |= of_server(server, theirs)
-        replace_file(Path(fname), lambda temporary: Path(temporary).write_bytes(
-            to_bytes(states, config if dump_optimizer else None)))  # fmt: skip
+        replace_file(
+            Path(fname),
+            lambda temporary: Path(temporary).write_bytes(to_bytes(states, config if dump_optimizer else None)),
+        )
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read what ``save_optimizer_states`` wrote: all workers, or one of them between two barriers.
@@ -211,9 +225,13 @@ class DistStore(KVStore):
         requests = []
         for part in parts:
             fields = {
-                "key": key, "shape": list(shared.part_shape(part)), "dtype": str(dense.dtype).removeprefix("torch."),
-                "start": part.start, "total": dense.numel(), "sparse": value.is_sparse,
-            }  # fmt: skip
+                "key": key,
+                "shape": list(shared.part_shape(part)),
+                "dtype": str(dense.dtype).removeprefix("torch."),
+                "start": part.start,
+                "total": dense.numel(),
+                "sparse": value.is_sparse,
+            }
             if self.rank == 0:
                 requests.append(Request("init", fields, as_bytes(dense.view(-1)[part.start : part.stop].clone())))
             else:
@@ -379,9 +397,12 @@ class DistStore(KVStore):
         self._wait([Request(op, fields, declare=declare) for _ in self.place.servers], what)
 
     def _wait(
-        self, requests: Sequence[Request], what: str, servers: Sequence[int] | None = None,
+        self,
+        requests: Sequence[Request],
+        what: str,
+        servers: Sequence[int] | None = None,
         first: Sequence[Future[int]] = (),
-    ) -> list[int]:  # fmt: skip
+    ) -> list[int]:
         places = range(len(requests)) if servers is None else servers
         futures = self._client.ask_all(list(zip(places, requests, strict=True)))
         return self._client.wait([*first, *futures], what)[len(first) :]

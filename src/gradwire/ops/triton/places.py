@@ -37,9 +37,14 @@ def bitmap_encode(indices: Tensor, counts: Tensor, bitmap: Tensor, n: int) -> No
 
 @triton.jit
 def _write_places(
-    bitmap: tl.tensor, starts: tl.tensor, indices: tl.tensor, size: tl.tensor, n: tl.tensor, k: tl.tensor,
+    bitmap: tl.tensor,
+    starts: tl.tensor,
+    indices: tl.tensor,
+    size: tl.tensor,
+    n: tl.tensor,
+    k: tl.tensor,
     PART: tl.constexpr,
-) -> None:  # fmt: skip
+) -> None:
     bits = bits_of(bitmap, size, n, PART)
     place = tl.load(starts + tl.program_id(0)) + rank(bits)
     tl.store(indices + place, elements(PART).to(tl.int16), mask=bits & (place < k))
