@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
-from importlib.abc import InspectLoader, Loader, MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -43,7 +43,9 @@ class Moved(MetaPathFinder, Loader):
         """The code of the module where it is now, for ``python -m``."""
         old = self.find_spec(fullname, None)
         spec = importlib.util.find_spec(str(old.origin)) if old is not None else None
-        return spec.loader.get_code(spec.name) if spec is not None and isinstance(spec.loader, InspectLoader) else None
+        # Asked for as runpy does: an editable installation has loaders of no known class.
+        ask: Callable[[str], CodeType | None] | None = getattr(spec and spec.loader, "get_code", None)
+        return None if spec is None or ask is None else ask(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         # The import system has just named it anew.

@@ -59,9 +59,14 @@ def made(tree: Path) -> list[Path]:
 
 
 def _run(tree: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    places = {"PYTHONPATH": f"{tree / 'src'}:{tree}", "GRADWIRE_KERNELS": "reference"}
+    """Run Python with the package of the tree: without what leads an installation to the files of this one."""
+    installed = [path for path in sys.path if path.endswith("site-packages")]
+    places = {
+        "PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree), *installed]),
+        "GRADWIRE_KERNELS": "reference",
+    }
     return subprocess.run(
-        [sys.executable, *command], cwd=tree, env=os.environ | places, capture_output=True, text=True, timeout=600
+        [sys.executable, "-S", *command], cwd=tree, env=os.environ | places, capture_output=True, text=True, timeout=600
     )
 
 

@@ -80,5 +80,5 @@ def test_two_workers_train_and_stay_the_same(tmp_path) -> None:
 def test_files_that_are_no_modules_came_along() -> None:
     package = importlib.resources.files("gradwire")
     assert package.joinpath("py.typed").is_file()
-    assert json.loads(package.joinpath("bench", "advise", "convergence.json").read_text())
-    assert package.joinpath("bench", "report", "page.html").is_file()
+    assert json.loads(package.joinpath("advise", "convergence.json").read_text())
+    assert package.joinpath("report", "page.html").is_file()
