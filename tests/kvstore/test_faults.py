@@ -236,13 +236,17 @@ def test_one_of_two_servers_is_killed_and_comes_again(tmp_path, servers):
 
 
 @beside
-def test_without_a_snapshot_the_values_are_lost_and_every_worker_is_told(servers):
+@pytest.mark.parametrize("reconnected", [False, True])
+def test_without_a_snapshot_the_values_are_lost_and_every_worker_is_told(servers, reconnected):
+    """Whether workers ask before they have heard that the server is another one, or after it."""
     process, endpoint = servers.start()
     workers = both([endpoint], 10, allowed=2)
     for worker in workers:
         worker.wait(2)
     kill(process)
     servers.start(bind=endpoint)
+    if reconnected:
+        time.sleep(2)
     for worker in workers:
         worker.go_on()
     for worker in workers:

@@ -98,6 +98,7 @@ class ServerConnection:
         self.socket.connect(endpoint)
         self._grace, self._snapshots, self._told_away = grace, False, False
         self.up, self.epoch = False, b""
+        self._lost: GroupError | None = None
         self._owed = False
         self._refused: tuple[float, float] | None = None
         self.heard = time.monotonic()
@@ -264,7 +265,8 @@ class ServerConnection:
         another, self.epoch = self.epoch not in (b"", epoch), epoch
         self._snapshots, self._told_away = snapshots, False
         if another and not restored:
-            self.fail(GroupError(f"{self.who} was restarted without a snapshot: its values are lost"))
+            self._lost = GroupError(f"{self.who} was restarted without a snapshot: its values are lost")
+            self.fail(self._lost)
         self.up, self._heap, self._begun, self._refused = True, [], 0, None
         again = {request.seq: request for request in self.declared} if another else {}
         if another:
@@ -342,7 +344,8 @@ class ServerConnection:
             if now - since < PATIENCE:
                 return
         kinds: dict[str, type[Exception]] = {"config": ConfigError, "wire": WireError}
-        error = kinds.get(kind, GroupError)(f"{self.who}: {text}")
+        # A server that has lost everything may answer what is asked later: what it does not know is no news.
+        error = self._lost or kinds.get(kind, GroupError)(f"{self.who}: {text}")
         if seq in self.unanswered:
             self._finish(self.unanswered[seq], error=error)
         else:
