@@ -16,6 +16,8 @@ import time
 from functools import partial
 from multiprocessing.connection import Connection
 
+import pytest
+
 from gradwire.experiments import launch
 from gradwire.kvstore.launch.machines import Machine, new_lines, pump
 
@@ -48,6 +50,12 @@ def fork_workers(monkeypatch):
     """Let ``experiments.launch`` fork its workers, which it starts with interpreters of their own otherwise."""
     context()
     monkeypatch.setattr(launch, "LaunchConfig", partial(launch.LaunchConfig, start_method="forkserver"))
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(monkeypatch, one_thread):
+    """Of a ``conftest.py`` that imports it: workers fork, and this process computes with one thread as they do."""
+    fork_workers(monkeypatch)
 
 
 def fork_own_workers():

@@ -4,18 +4,7 @@ import sys
 import pytest
 
 from gradwire import compressors, registry
-from tests.forked import fork_workers
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(one_thread):
-    return one_thread
-
-
-@pytest.fixture(autouse=True)
-def _forked_workers(monkeypatch):
-    fork_workers(monkeypatch)
-
+from tests.forked import forked_workers  # noqa: F401
 
 _FILE = """
 from dataclasses import dataclass

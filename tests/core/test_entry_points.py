@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,9 @@ print(json.dumps(found))
 @once
 def told(folder: Path) -> dict[str, object]:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", str(folder), str(PACKAGE)], check=True, timeout=300)
+    # A copy: a build leaves files beside its sources.
+    source = shutil.copytree(PACKAGE, folder / "source")
+    subprocess.run([*pip, "--target", str(folder), str(source)], check=True, timeout=300)
     another = folder / "another_gradwire-1.dist-info"
     another.mkdir()
     (another / "METADATA").write_text("Metadata-Version: 2.1\nName: another-gradwire\nVersion: 1\n")

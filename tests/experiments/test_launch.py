@@ -20,7 +20,7 @@ from tests.forked import fork_workers
 
 
 @pytest.fixture(autouse=True)
-def _forked_workers() -> None:
+def forked_workers(one_thread: None) -> None:
     """Here workers have interpreters of their own, as they have wherever a user starts them, unless a test says so."""
 
 

@@ -359,7 +359,7 @@ class MultiRound(Compressor):
     own_share: ClassVar[bool] = False
     """What a rank has contributed can be told from the mean: ``add_own`` is its own."""
 
-    declared_by: ClassVar = {"settles": ("settle",), "own_share": ("add_own",)}
+    declared_by: ClassVar = {**Compressor.declared_by, "own_share": ("add_own",)}
 
     rounds_only: ClassVar[tuple[str, ...]] = ()
     """Fields that only rounds read, or this rank alone: ``add_decoded`` does without them. A worker that runs its
