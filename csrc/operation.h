@@ -9,12 +9,16 @@
 //
 // After them come the addresses of the tables of the declaration, its symbols, n as the last, and where the work is shared
 // out the number of threads.
+// Each has a second form, NAME_each, that does the same to all rows of a table in one call.
 // What a tensor is has been checked in Python; here only what would make C++ itself undefined.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -156,6 +160,72 @@ void define(nb::module_& m, const char* name, void (*function)(P...), Types<Give
   m.def(name, run, nb::call_guard<nb::gil_scoped_release>());
 }
 
+// What a row of a table adds to what is given to all of its rows: an offset to an address, a value of its own to 0.
+inline std::uintptr_t added(std::uintptr_t given, Size own) { return given + std::uintptr_t(own); }
+inline Size added(Size given, Size own) { return given + own; }
+inline int added(int given, Size own) { return given + int(own); }
+inline bool added(bool given, Size own) { return given || own != 0; }
+inline double added(double given, Size own) {
+  double value;
+  std::memcpy(&value, &own, sizeof value);
+  return own == 0 ? given : given + value;
+}
+
+template <class All, std::size_t... i>
+All row_of(const All& given, const Size* own, std::index_sequence<i...>) {
+  return All(added(std::get<i>(given), own[i])...);
+}
+
+// The same operation on many pieces in one call. A row of the table has a number for each of the arguments but the
+// threads. A large piece is worked on by all threads; the others are handed out, so that they cost no region each.
+template <class... P, class... Given>
+void define_each(nb::module_& m, const char* name, void (*function)(P...), Types<Given...>) {
+  using All = std::tuple<Given...>;
+  constexpr std::size_t last = sizeof...(Given) - 1;
+  constexpr bool shares = std::is_same_v<std::tuple_element_t<last, All>, int>;
+  constexpr std::size_t columns = shares ? last : last + 1;
+  const auto run = [function](std::uintptr_t table, Size rows, int threads, Given... given) {
+    const auto each = [&](Size row, int helpers) {
+      const Size* own = reinterpret_cast<const Size*>(table) + row * Size(columns);
+      All all = [&] {
+        if constexpr (shares) {
+          // The threads are no column: a row of zeros and its own numbers.
+          Size numbers[columns + 1] = {};
+          std::copy_n(own, columns, numbers);
+          return row_of(All(given...), numbers, std::index_sequence_for<Given...>());
+        } else {
+          return row_of(All(given...), own, std::index_sequence_for<Given...>());
+        }
+      }();
+      if constexpr (shares) std::get<last>(all) = helpers;
+      const Size n = std::get<columns - 1>(all);
+      if (n < 0) throw std::invalid_argument("a size must not be negative");
+      call(function, all, n, std::index_sequence_for<P...>());
+    };
+    const auto elements = [&](Size row) {
+      return reinterpret_cast<const Size*>(table)[row * Size(columns) + Size(columns) - 1];
+    };
+    std::vector<Size> small;
+    Size sum = 0;
+    for (Size row = 0; row < rows; ++row) {
+      if (shares && threads > 1 && elements(row) >= kAlone) {
+        each(row, threads);
+      } else {
+        small.push_back(row), sum += elements(row);
+      }
+    }
+    parallel_each(Size(small.size()), sum, threads, [&](Size i) { each(small[std::size_t(i)], 1); });
+  };
+  m.def(name, run, nb::call_guard<nb::gil_scoped_release>());
+}
+
+// Whether a table can say all that an operation is given.
+template <class... Given>
+constexpr bool in_a_table(Types<Given...>) {
+  return sizeof...(Given) > 0 && !(std::is_same_v<Given, std::vector<std::uintptr_t>> || ...) &&
+         !(std::is_same_v<Given, std::vector<Size>> || ...);
+}
+
 // The operations of all families: a list that is made while the library is loaded.
 struct Operation {
   void (*define)(nb::module_& m);
@@ -167,7 +237,9 @@ struct Operation {
 
 template <class... P>
 void define_in(nb::module_& m, const char* name, void (*function)(P...)) {
-  define(m, name, function, decltype((Types<>{} + ... + typename Take<P>::Given{})){});
+  using Given = decltype((Types<>{} + ... + typename Take<P>::Given{}));
+  define(m, name, function, Given{});
+  if constexpr (in_a_table(Given{})) define_each(m, (std::string(name) + "_each").c_str(), function, Given{});
 }
 
 }  // namespace gradwire::operations

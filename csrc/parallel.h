@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <exception>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -53,6 +55,33 @@ template <class F>
 void parallel_for(std::int64_t n, std::int64_t align, int threads, const F& f) {
   const std::int64_t size = range_size(n, align, threads);
   parallel_tasks(int((n + size - 1) / size), [&](int i) { f(i * size, std::min((i + 1) * size, n), i); });
+}
+
+// From this many elements on a piece is worked on by all threads.
+constexpr std::int64_t kAlone = 131072;
+
+// Calls f(0) .. f(count - 1), each in the thread that is free next; `elements` is how many all of them have together.
+// What f throws first is thrown again when all of them are done.
+template <class F>
+void parallel_each(std::int64_t count, std::int64_t elements, int threads, const F& f) {
+  if (count <= 1 || elements < kSerialBelow || threads <= 1 || in_forked_child()) {
+    for (std::int64_t i = 0; i < count; ++i) f(i);
+    return;
+  }
+  std::exception_ptr thrown;
+  std::mutex first;
+#if defined(_OPENMP)
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+#endif
+  for (std::int64_t i = 0; i < count; ++i) {
+    try {
+      f(i);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(first);
+      if (!thrown) thrown = std::current_exception();
+    }
+  }
+  if (thrown) std::rethrow_exception(thrown);
 }
 
 // Zeros over what may be a large part of a capacity.

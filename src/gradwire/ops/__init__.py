@@ -5,9 +5,12 @@ Those of one family of compressors are in its folder, as ``gradwire.compressors.
 
 from gradwire.ops.auto_threshold import auto_threshold
 from gradwire.ops.native import kernel_info
+from gradwire.ops.pieces import Each, Pieces, Places
 from gradwire.ops.places import bitmap_decode, bitmap_encode, rice_decode, rice_encode
 from gradwire.ops.shared import (
     accumulate,
+    copy_where,
+    fill_where,
     momentum_update,
     nonfinite,
     philox,
@@ -17,10 +20,15 @@ from gradwire.ops.shared import (
 )
 
 __all__ = [
+    "Each",
+    "Pieces",
+    "Places",
     "accumulate",
     "auto_threshold",
     "bitmap_decode",
     "bitmap_encode",
+    "copy_where",
+    "fill_where",
     "kernel_info",
     "momentum_update",
     "nonfinite",

@@ -16,6 +16,7 @@ import ast
 import builtins
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -116,6 +117,14 @@ class Declaration:
     @property
     def schema(self) -> str:
         """The schema as ``torch.library`` reads it."""
+        return f"{self.name}({', '.join(self._schema_parts())}) -> ()"
+
+    @property
+    def schema_of_many(self) -> str:
+        """The schema of the operation on many pieces, with their table in front."""
+        return f"{self.name}_each({', '.join(['Tensor table', *self._schema_parts()])}) -> ()"
+
+    def _schema_parts(self) -> list[str]:
         letters = iter("abcdefghijklmnopqrstuvwxyz")
         parts = []
         for name, parameter in self._parameters.items():
@@ -128,7 +137,7 @@ class Declaration:
                 kind = _SCALARS[self.types[name]]
             default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
             parts.append(f"{kind} {name}{default}")
-        return f"{self.name}({', '.join(parts)}) -> ()"
+        return parts
 
     def checked(self, call: Callable[..., None]) -> Callable[..., None]:
         """A function that checks the arguments and calls ``call`` with them."""
@@ -146,6 +155,76 @@ class Declaration:
         symbols = sorted(self._symbols, key=lambda symbol: symbol == "n")
         given += [*symbols, *(["n"] if "n" in self._parameters else []), *(["get_num_threads()"] if threads else [])]
         return self._function([*self._checks(), f"kernels.{self.name}({', '.join(given)})"], kernels=kernels)
+
+    @cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of all parameters, in order."""
+        return tuple(self._parameters)
+
+    @cached_property
+    def defaults(self) -> dict[str, Any]:
+        """What parameters are that are not given."""
+        return {name: p.default for name, p in self._parameters.items() if p.default is not p.empty}
+
+    @cached_property
+    def neutral(self) -> dict[str, Any]:
+        """For each number what it is in a call for many pieces where every piece has its own."""
+        return {name: kind() for name, kind in self.types.items() if kind in (int, float, bool)}
+
+    @cached_property
+    def decisive(self) -> frozenset[str]:
+        """The numbers and words on which it depends what a table must be: sizes, and checks that need a tensor."""
+        scalars = {name for name, kind in self.types.items() if kind in _SCALARS}
+        written = [*self._tables, *self._symbols.values()]
+        for name, mark in self.marks.items():
+            if isinstance(mark, Flat | Rows):
+                written.append((mark.size if isinstance(mark, Flat) else mark.length) or "0")
+            elif isinstance(mark, Where) and not self._of_numbers(mark):
+                written.append(mark.condition)
+            elif isinstance(mark, Names):
+                written.append(name)
+        named = set(inspect.signature(self._check).parameters) if self._check is not None else set()
+        for expression in written:
+            named |= {node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name)}
+        return frozenset(named & scalars)
+
+    def _of_numbers(self, mark: Where) -> bool:
+        """Whether a condition is one on the numbers of a call alone."""
+        names = {node.id for node in ast.walk(ast.parse(mark.condition)) if isinstance(node, ast.Name)}
+        return all(self.types.get(name) in (int, float, bool) for name in names if name not in self._known)
+
+    def row(self) -> Callable[..., tuple[int, ...]]:
+        """A function that checks the arguments of one piece and gives what the kernel is given, but for the threads."""
+        given = [argument for name in self._parameters for argument in self._given(name)]
+        given += [f"{self._expression(table)}.data_ptr()" for table in self._tables]
+        symbols = sorted(self._symbols, key=lambda symbol: symbol == "n")
+        given += [*symbols, *(["n"] if "n" in self._parameters else [])]
+        return self._function([*self._checks(), f"return ({', '.join(given)},)"])
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The parameter to which each number of a row belongs; "" for tables and symbols, which come last."""
+        owned = [name for name in self._parameters for _ in self._given(name)]
+        rest = len(self._tables) + len(self._symbols)
+        return (*owned, *[""] * rest, *(["n"] if "n" in self._parameters else []))
+
+    def kernel_of_many(self, kernels: Any, threads: bool) -> Callable[..., None] | None:
+        """A function of a table and the arguments that all rows share, which calls the kernel for many pieces."""
+        if getattr(kernels, f"{self.name}_each", None) is None:
+            return None
+        given = [argument for name in self._parameters for argument in self._given(name)]
+        given += ["0"] * (len(self._tables) + len(self._symbols))
+        given += [*(["n"] if "n" in self._parameters else []), *(["1"] if threads else [])]
+        call = f"kernels.{self.name}_each(each_row.data_ptr(), each_row.size(0), get_num_threads(), {', '.join(given)})"
+        return self._function([call], first="each_row", kernels=kernels)
+
+    def number_checks(self) -> dict[str, Callable[..., None]]:
+        """For each number with a condition on numbers alone, a function of all arguments that checks it."""
+        return {
+            name: self._function([f"if not ({mark.condition}): refuse({self._told(name)}, f{mark.allowed!r}, {name})"])
+            for name, mark in self.marks.items()
+            if isinstance(mark, Where) and self._of_numbers(mark)
+        }
 
     def _given(self, name: str) -> Iterator[str]:
         mark = self.marks.get(name)
@@ -232,13 +311,14 @@ class Declaration:
         self._known[name] = value
         return name
 
-    def _function(self, lines: list[str], **names: Any) -> Callable[..., None]:
-        parameters = [
+    def _function(self, lines: list[str], first: str = "", **names: Any) -> Callable[..., Any]:
+        parameters = [first] if first else []
+        parameters += [
             name if parameter.default is parameter.empty else f"{name}={parameter.default!r}"
             for name, parameter in self._parameters.items()
         ]
         source = "\n    ".join([f"def {self.name}({', '.join(parameters)}):", *lines])
         scope = {**self._known, **names}
         exec(compile(source, f"<gradwire operation {self.name}>", "exec"), scope)
-        function: Callable[..., None] = scope[self.name]
+        function: Callable[..., Any] = scope[self.name]
         return function

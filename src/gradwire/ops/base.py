@@ -13,15 +13,18 @@
 import functools
 import importlib
 import importlib.util
+import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Generic, ParamSpec, overload
 
 import torch
 
 from gradwire.ops._declared import Declaration
 from gradwire.ops.native import check_environment, kernels, problem, reference_forced
+from gradwire.ops.pieces import Each, Pieces
 
-__all__ = ["OPERATIONS", "Op", "declared", "operation"]
+__all__ = ["OPERATIONS", "Many", "Op", "declared", "operation"]
 
 P = ParamSpec("P")
 
@@ -42,6 +45,7 @@ class Op(Generic[P]):
         reference: the plain-torch version, without the checks.
         declaration: what its annotations say; None where they say nothing.
         triton: the module that has its GPU kernel, if there is one.
+        kernel_of_many: the call of its C++ kernel for many pieces, if there is one.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Op(Generic[P]):
         self.triton = f"{family}.triton" if last == "ops" else f"{family}.triton.{last}"
         # Once, here: whether the environment is right is no question of each call.
         self._checked = checked if problem is None else _refused
+        self.kernel_of_many: Callable[..., None] | None = None
         functools.update_wrapper(self, reference)
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(self.name, self._checked(reference), "CompositeExplicitAutograd")
@@ -64,8 +69,24 @@ class Op(Generic[P]):
         OPERATIONS[self.name] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Check the arguments and run the kernel of their device."""
-        self._dispatch(*args, **kwargs)
+        """Check the arguments and run the kernel of their device; once for all where the first is ``Pieces``."""
+        if type(args[0]) is Pieces:
+            self._many(*args, **kwargs)
+        else:
+            self._dispatch(*args, **kwargs)
+
+    @functools.cached_property
+    def _many(self) -> "Many":
+        return Many(self)
+
+    @functools.cached_property
+    def gpu_takes_many(self) -> bool:
+        """Whether the GPU kernel of this operation takes many pieces in one launch; it is not imported for that."""
+        folder = self.triton.rpartition(".")[0]
+        found = importlib.util.find_spec(self.triton) if importlib.util.find_spec(folder) is not None else None
+        if reference_forced or found is None or found.origin is None:
+            return False
+        return f"\ndef {self.name}_each(" in Path(found.origin).read_text()
 
     def kernel(self, device: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
         """Register the decorated function as the kernel of a device type; without the C++ extension this does nothing.
@@ -91,6 +112,117 @@ class Op(Generic[P]):
             return self.reference
         kernel: Callable[P, None] = getattr(importlib.import_module(self.triton), self.name, self.reference)
         return kernel
+
+
+class Many:
+    """An operation on many pieces in one call: ``torch.ops.gradwire.<name>_each``, with a table in front.
+
+    A table has a row for each piece: what is added to the arguments of the kernel, to the address of a tensor as to a
+    number that every piece has of its own. It is made once for pieces that lie where they lay before, on the host, and
+    a GPU's own form of it is made from it.
+    """
+
+    def __init__(self, op: Op[Any]) -> None:
+        if op.declaration is None:
+            raise TypeError(f"{op.name} is not declared by its annotations, so it takes one tensor and not many")
+        self.op, self.said = op, op.declaration
+        self._row = self.said.row()
+        self._conditions = self.said.number_checks()
+        name = f"{op.name}_each"
+        _library.define(self.said.schema_of_many, tags=(torch.Tag.pt2_compliant_tag,))
+        _library.impl(name, lambda *_args, **_kwargs: None, "Meta")
+        if op.kernel_of_many is not None:
+            _library.impl(name, op.kernel_of_many, "CPU")
+        if op.gpu_takes_many:
+            _library.impl(name, self._on_gpu, "CUDA")
+        self._dispatch: Any = getattr(torch.ops.gradwire, name).default
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Do it to all pieces."""
+        if kwargs:
+            args = tuple({**self.said.defaults, **dict(zip(self.said.parameters, args)), **kwargs}.values())
+        elif len(args) < len(self.said.parameters):
+            args += tuple(self.said.defaults[name] for name in self.said.parameters[len(args) :])
+        first: Pieces = args[0]
+        device = first.base.device.type
+        at_once = self.op.kernel_of_many is not None if device == "cpu" else self.op.gpu_takes_many
+        if not at_once or device not in ("cpu", "cuda", "meta"):
+            for i in range(len(first)):
+                self.op(*(_of_piece(value, i) for value in args))
+            return
+        given = dict(zip(self.said.parameters, args, strict=True))
+        for name, check in self._conditions.items():
+            if type(given[name]) is not Each:
+                check(**given)
+        table = self._table(first, given)
+        self._dispatch(table, *(self._shared(name, value) for name, value in given.items()))
+
+    def _shared(self, name: str, value: Any) -> Any:
+        if type(value) is Pieces:
+            return value.base
+        return self.said.neutral[name] if type(value) is Each else value
+
+    def _table(self, first: Pieces, given: dict[str, Any]) -> torch.Tensor:
+        """The table for these places; what it depends on is kept with it, so that no other object has its place."""
+        key: list[object] = [self.op.name]
+        kept: list[object] = []
+        for name, value in given.items():
+            if type(value) is Pieces:
+                key += [id(value.places), value.base.dtype, value.base.dim()]
+                kept.append(value.places)
+            elif type(value) is Each:
+                key.append(id(value))
+                kept.append(value)
+            elif isinstance(value, torch.Tensor):
+                key += [value.dtype, tuple(value.shape), value.stride(), value.device]
+            elif value is None or name in self.said.decisive:
+                key.append(value)
+        tables = first.places.tables
+        found = tables.get(tuple(key))
+        if found is None:
+            if len(tables) > MOST_TABLES:
+                tables.clear()
+            found = tables[tuple(key)] = (self._make(len(first), given), tuple(kept))
+        return found[0]
+
+    def _make(self, rows: int, given: dict[str, Any]) -> torch.Tensor:
+        bases = {name: value.base if type(value) is Pieces else value for name, value in given.items()}
+        table = []
+        for i in range(rows):
+            own = {name: _of_piece(value, i) for name, value in given.items()}
+            numbers = self._row(**own)
+            table.append([self._added(n, v, given, own, bases) for n, v in zip(self.said.columns, numbers, strict=True)])
+        return torch.tensor(table, dtype=torch.int64).view(rows, len(self.said.columns))
+
+    def _added(self, name: str, number: Any, given: dict[str, Any], own: dict[str, Any], bases: dict[str, Any]) -> int:
+        """What a row adds to the kernel's argument: nothing to what all pieces share."""
+        value = given.get(name)
+        if not name:
+            return int(number)
+        if type(value) is Each:
+            return int.from_bytes(struct.pack("<d", number), "little", signed=True) if type(number) is float else number
+        if type(value) is Pieces and number == own[name].data_ptr() and number:
+            return int(number - bases[name].data_ptr())
+        return 0
+
+    def _on_gpu(self, *args: Any) -> None:
+        self._gpu(*args)
+
+    @functools.cached_property
+    def _gpu(self) -> Callable[..., None]:
+        kernel: Callable[..., None] = getattr(importlib.import_module(self.op.triton), f"{self.op.name}_each")
+        return kernel
+
+
+MOST_TABLES = 64
+"""Of calls whose first pieces lie at the same places: a number on which a size depends may change in every step."""
+
+
+def _of_piece(value: Any, i: int) -> Any:
+    if type(value) is Pieces:
+        lo = value.places.offsets[i]
+        return value.base[..., lo : lo + value.places.sizes[i]]
+    return value[i] if type(value) is Each else value
 
 
 def _refused(_: Callable[P, None]) -> Callable[P, None]:
@@ -149,6 +281,7 @@ def declared(
         op = Op(said.schema, function, said.checked, said)
         if native and kernels is not None and problem is None:
             _library.impl(op.name, said.kernel(kernels, threads), "CPU")
+            op.kernel_of_many = said.kernel_of_many(kernels, threads)
         return op
 
     return make if reference is None else make(reference)

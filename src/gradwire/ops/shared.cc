@@ -27,6 +27,18 @@ struct Swap {
 };
 GRADWIRE_KERNEL(swap, Swap)
 
+struct Copy {
+  const float* source;
+  float* target;
+};
+GRADWIRE_KERNEL(copy_floats, Copy)
+
+struct Fill {
+  float* out;
+  float value;
+};
+GRADWIRE_KERNEL(fill_floats, Fill)
+
 GRADWIRE_KERNEL(accumulate, Feedback)
 
 GRADWIRE_KERNEL(momentum_update, MomentumUpdate)
@@ -92,6 +104,18 @@ GRADWIRE_INLINE void swap_step(const Swap& k, std::int64_t i, int count) {
 }
 
 GRADWIRE_RANGE_KERNEL(swap, Swap, kLanes)
+
+GRADWIRE_INLINE void copy_floats_step(const Copy& k, std::int64_t i, int count) {
+  store(k.target + i, load_ahead(k.source + i, count), count);
+}
+
+GRADWIRE_RANGE_KERNEL(copy_floats, Copy, kLanes)
+
+GRADWIRE_INLINE void fill_floats_step(const Fill& k, std::int64_t i, int count) {
+  store(k.out + i, set(k.value), count);
+}
+
+GRADWIRE_RANGE_KERNEL(fill_floats, Fill, kLanes)
 
 // residual = residual + grad: the first step of error feedback alone.
 GRADWIRE_INLINE void accumulate_step(const Feedback& k, std::int64_t i, int count, U32& worst) {
@@ -211,6 +235,19 @@ GRADWIRE_OPERATION(nonfinite)
 void swap(float* a, float* b, Size n, int threads) { run(kernels::swap, {a, b}, n, 16, threads); }
 GRADWIRE_OPERATION(swap)
 
+// `when` may be null: always.
+bool wanted(Maybe<const std::uint8_t> when) { return when.data == nullptr || *when.data != 0; }
+
+void copy_where(const float* source, float* target, Maybe<const std::uint8_t> when, Size n, int threads) {
+  if (wanted(when)) run(kernels::copy_floats, {source, target}, n, 16, threads);
+}
+GRADWIRE_OPERATION(copy_where)
+
+void fill_where(float* out, double value, Maybe<const std::uint8_t> when, Size n, int threads) {
+  if (wanted(when)) run(kernels::fill_floats, {out, float(value)}, n, 16, threads);
+}
+GRADWIRE_OPERATION(fill_where)
+
 void accumulate(float* grad, float* residual, Maybe<std::int32_t> status, Size n, int threads) {
   run(kernels::accumulate, {grad, residual, status.data}, n, 16, threads);
 }
@@ -261,6 +298,8 @@ GRADWIRE_SELFTEST_OF(shared) {
   check(target, "nonfinite", kernels::nonfinite,
         [](Buffers& x, Size) { return Nonfinite{x.a.data(), x.status.data()}; });
   check(target, "swap", kernels::swap, [](Buffers& x, Size) { return Swap{x.a.data(), x.b.data()}; });
+  check(target, "copy_floats", kernels::copy_floats, [](Buffers& x, Size) { return Copy{x.a.data(), x.b.data()}; });
+  check(target, "fill_floats", kernels::fill_floats, [](Buffers& x, Size) { return Fill{x.a.data(), 0.5f}; });
   check(target, "accumulate", kernels::accumulate,
         [](Buffers& x, Size) { return Feedback{x.a.data(), x.b.data(), x.status.data()}; });
   check(target, "momentum_update", kernels::momentum_update, [](Buffers& x, Size) {

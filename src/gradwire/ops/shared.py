@@ -17,6 +17,8 @@ from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums
 
 __all__ = [
     "accumulate",
+    "copy_where",
+    "fill_where",
     "momentum_update",
     "nonfinite",
     "philox",
@@ -60,6 +62,54 @@ def accumulate(grad: Written, residual: Written, status: Status = None) -> None:
     ([0.5, -2.0], [1.5, 0.0])
     """
     residual.copy_(compensate(grad, residual, status))
+
+
+When = Annotated[Tensor | None, Flat(torch.bool, "1")]
+
+
+@declared
+def copy_where(source: Floats, target: Written, when: When = None) -> None:
+    """Copy a tensor where a flag on the device says so: target = source if when.
+
+    Nothing waits for the device, and where the flag is not set nothing is read or written.
+
+    Args:
+        source: float32, n elements.
+        target: float32, n elements, not overlapping ``source``.
+        when: bool, 1 element; None: always.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> source, target = torch.ones(2), torch.zeros(2)
+    >>> copy_where(source, target, torch.tensor([False]))
+    >>> target.tolist()
+    [0.0, 0.0]
+    """
+    target.copy_(source if when is None else torch.where(when, source, target))
+
+
+@declared
+def fill_where(out: Written, value: float, when: When = None) -> None:
+    """Fill a tensor where a flag on the device says so: out = value if when.
+
+    Args:
+        out: float32, n elements.
+        value: any number; it is rounded to float32.
+        when: bool, 1 element; None: always.
+
+    Raises:
+        ConfigError: a tensor is not of this form.
+
+    >>> out = torch.ones(2)
+    >>> fill_where(out, 0.5, torch.tensor([True]))
+    >>> out.tolist()
+    [0.5, 0.5]
+    """
+    if when is None:
+        out.fill_(value)
+    else:
+        out.masked_fill_(when, value)
 
 
 @declared

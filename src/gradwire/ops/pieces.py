@@ -1,0 +1,156 @@
+"""Many tensors for one call: pieces of a flat tensor that an operation works on together.
+
+Law: an operation that is given ``Pieces`` in place of its first tensor does for piece i of all of them what it does for
+single tensors, with the same bits, in one call of its kernel: one launch or one parallel region, however many pieces
+there are. Every argument is ``Pieces`` of as many, or one tensor or number for all of them, or ``Each`` with one number
+for every piece. What is checked of single tensors is checked once for each combination of places, when its table is
+made; after that a call costs the same for one piece and for hundreds.
+
+So a method whose code is operations and nothing else works on the pieces of a bucket as it does on one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.errors import Told, require
+
+__all__ = ["Each", "Pieces", "Places"]
+
+
+class Each(tuple[Any, ...]):
+    """One number for every piece; tables are kept for as long as this very object is used again."""
+
+    __slots__ = ()
+
+
+class Places:
+    """Where pieces lie in any flat tensor of ``length`` elements.
+
+    Args:
+        length: of the flat tensor, or of each row of one with two dimensions.
+        offsets: first element of each piece.
+        sizes: elements of each piece.
+
+    Attributes:
+        tables: made by operations for calls whose first pieces lie here.
+    """
+
+    def __init__(self, length: int, offsets: Sequence[int], sizes: Sequence[int]) -> None:
+        ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+        inside = all(0 <= lo <= hi <= length for lo, hi in zip(offsets, ends, strict=True))
+        require(inside, "Places.offsets", f"pieces inside {length} elements", Told(f"{offsets} of sizes {sizes}"))
+        self.length, self.offsets, self.sizes = length, Each(offsets), Each(sizes)
+        self.tables: dict[tuple[object, ...], tuple[Tensor, tuple[object, ...]]] = {}
+
+
+class Pieces:
+    """Parts of one tensor.
+
+    Args:
+        base: contiguous, of one dimension; or of two, whose rows have the same pieces.
+        places: where they lie.
+
+    Raises:
+        ConfigError: the base is not as long as the places say.
+
+    Example:
+        >>> from gradwire import ops
+        >>> x = torch.arange(8.0)
+        >>> ops.fill_where(Pieces(x, Places(8, [0, 5], [2, 1])), 0.5)
+        >>> x.tolist()
+        [0.5, 0.5, 2.0, 3.0, 4.0, 0.5, 6.0, 7.0]
+    """
+
+    __slots__ = ("base", "places")
+
+    def __init__(self, base: Tensor, places: Places) -> None:
+        fits = base.dim() in (1, 2) and base.size(-1) == places.length and base.is_contiguous()
+        got = Told(f"{base.dtype} of shape {tuple(base.shape)} with strides {base.stride()}")
+        require(fits, "Pieces.base", f"contiguous, {places.length} elements or rows of as many", got)
+        self.base, self.places = base, places
+
+    @classmethod
+    def of(cls, views: Sequence[Tensor]) -> Pieces | None:
+        """These views as pieces of the tensor that they are views of; None where they are not of one, or have gaps.
+
+        Args:
+            views: contiguous tensors of one dimension; or all of shape (ranks, elements), with contiguous rows that
+                are equally far apart.
+        """
+        first = views[0]
+        storage = first.untyped_storage()
+        alike = all(
+            view.dtype is first.dtype and view.device == first.device and view.untyped_storage()._cdata == storage._cdata
+            for view in views
+        )
+        if not alike or storage.nbytes() % first.dtype.itemsize:
+            return None
+        length = storage.nbytes() // first.dtype.itemsize
+        whole = torch.empty(0, dtype=first.dtype, device=first.device).set_(storage, 0, (length,), (1,))
+        offsets = [view.storage_offset() for view in views]
+        if all(view.dim() == 1 and view.is_contiguous() for view in views):
+            return cls(whole, Places(length, offsets, [view.numel() for view in views]))
+        if any(view.dim() != 2 or (view.size(1) > 1 and view.stride(1) != 1) for view in views):
+            return None
+        ranks, sizes = first.size(0), [view.size(1) for view in views]
+        stride = length if ranks == 1 else first.stride(0)
+        alike = all(view.size(0) == ranks and (ranks == 1 or view.stride(0) == stride) for view in views)
+        ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+        if not alike or ranks * stride != length or max(ends) > stride:
+            return None
+        return cls(whole.view(ranks, stride), Places(stride, offsets, sizes))
+
+    def at(self, base: Tensor) -> Pieces:
+        """The same places of another tensor."""
+        return Pieces(base, self.places)
+
+    def fresh(self) -> Pieces:
+        """New elements for all pieces, at the same places; what they hold is not defined."""
+        return Pieces(torch.empty_like(self.base), self.places)
+
+    def __len__(self) -> int:
+        return len(self.places.sizes)
+
+    def each(self) -> list[Tensor]:
+        """The pieces one by one, as views."""
+        ends = zip(self.places.offsets, self.places.sizes, strict=True)
+        return [self.base[..., lo : lo + size] for lo, size in ends]
+
+    @property
+    def device(self) -> torch.device:
+        """That of the tensor."""
+        return self.base.device
+
+    def numel(self) -> Each:
+        """Elements of every piece."""
+        return self.places.sizes
+
+    def view(self, *shape: int) -> Pieces:
+        """The pieces themselves: each of them is flat."""
+        require(shape == (-1,), "Pieces.view", "-1", shape)
+        return self
+
+    def unsqueeze(self, dim: int) -> Pieces:
+        """The pieces as those of the only row."""
+        require(dim == 0 and self.base.dim() == 1, "Pieces.unsqueeze", "0, of a flat tensor", dim)
+        return Pieces(self.base.unsqueeze(0), self.places)
+
+    def copy_(self, source: Pieces) -> Pieces:
+        """Copy piece by piece: float32 only."""
+        from gradwire.ops.shared import copy_where
+
+        copy_where(source, self)
+        return self
+
+    def zero_(self) -> Pieces:
+        """Set all elements of the pieces to zero: float32 only."""
+        from gradwire.ops.shared import fill_where
+
+        fill_where(self, 0.0)
+        return self
+
