@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -62,19 +63,19 @@ def test_a_bad_step_is_taken_back_and_delivers_nan() -> None:
     for bad in (True, False):
         work = flat.clone()
         part.encode(work, message, Key())
-        part.deliver(work, torch.tensor(bad), lambda: None)
+        part.deliver(work, torch.tensor(bad), partial(part.begin, work))
         assert work.isnan().all() if bad else work.eq(0).all()
         assert part.pieces[0].kept["residual"].eq(0.0 if bad else 0.3).all()
 
 
-def test_the_select_of_an_accelerator_does_what_the_branch_does() -> None:
+def test_what_an_accelerator_takes_back_is_what_the_branch_does() -> None:
     part = part_of(TwoBit(), 16)
     residual, message = part.pieces[0].kept["residual"], Message(part.packing, torch.device("cpu"))
     for bad in (torch.tensor(True), torch.tensor(False)):
         residual.fill_(0.1)
         work = torch.full((16,), 0.3)
         part.encode(work, message, Key())
-        part.select(work, bad)
+        part.restore(work, bad)
         assert residual.eq(torch.tensor(0.1) if bad else torch.tensor(0.1) + 0.3).all()
 
 

@@ -35,7 +35,7 @@ def test_a_retired_shard_returns_its_share_of_the_mean() -> None:
     worker = residuals.keep(whole)["residual"]
     worker.fill_(1.0)
     piece = Piece(whole, whole.memory, (32,), lo=0, start=16)
-    server = residuals.server(piece, ("residual",))["residual"]
+    server = residuals.servers([(piece, ("residual",))])[0]["residual"]
     server.copy_(torch.arange(32.0))
     residuals.retire(["a", "b"])
     expected = torch.ones(64)
@@ -51,7 +51,7 @@ def test_a_retired_shard_of_estimates_is_taken_out_of_them() -> None:
     local = residuals.keep(whole)["local"]
     local.fill_(1.0)
     piece = Piece(whole, whole.memory, (32,), lo=0, start=16)
-    residuals.server(piece, ("residual",))["residual"].copy_(torch.arange(32.0))
+    residuals.servers([(piece, ("residual",))])[0]["residual"].copy_(torch.arange(32.0))
     residuals.retire(["a", "b"])
     expected = torch.ones(64)
     expected[16:48] -= 4 * torch.arange(32.0)
@@ -62,7 +62,9 @@ def test_all_residuals_are_scaled_and_nothing_else() -> None:
     residuals = Residuals(2, CPU, 0)
     whole = unit(("a", 32), ("b", 32))
     worker = residuals.keep(whole)["residual"].fill_(1.0)
-    server = residuals.server(Piece(whole, whole.memory, (32,), lo=0, start=16), ("residual",))["residual"].fill_(2.0)
+    server = residuals.servers([(Piece(whole, whole.memory, (32,), lo=0, start=16), ("residual",))])[0][
+        "residual"
+    ].fill_(2.0)
     momentum = residuals.keep(Unit((("c", 3),), (3,), 0, TwoBit(), DGCMemory()))["momentum"].fill_(3.0)
     residuals.scale(0.5)
     assert (worker.unique().tolist(), server.unique().tolist(), momentum.unique().tolist()) == ([0.5], [1.0], [3.0])
@@ -72,7 +74,9 @@ def test_what_an_owner_keeps_of_estimates_is_not_scaled_with_the_rate() -> None:
     residuals = Residuals(2, CPU, 0)
     whole = Unit((("a", 32),), (32,), 0, TwoBit(), EF21Memory())
     local = residuals.keep(whole)["local"].fill_(1.0)
-    shard = residuals.server(Piece(whole, whole.memory, (16,), lo=0, start=16), ("residual",))["residual"].fill_(2.0)
+    shard = residuals.servers([(Piece(whole, whole.memory, (16,), lo=0, start=16), ("residual",))])[0][
+        "residual"
+    ].fill_(2.0)
     residuals.scale(0.5)
     assert (local.unique().tolist(), shard.unique().tolist()) == ([1.0], [2.0])
     residuals.rescale(0.5)
@@ -109,7 +113,7 @@ def test_the_norm_is_over_all_residuals() -> None:
 def test_a_shard_that_waits_is_saved_beside_one_that_begins_at_the_same_element() -> None:
     residuals, whole = Residuals(2, CPU, 0), unit(("a", 32))
     residuals.load_state_dict({"worker": {}, "owned": {"a": {"residual": {"0": torch.ones(32)}}}})
-    residuals.server(Piece(whole, whole.memory, (16,), lo=0), ("residual",))["residual"].fill_(2.0)
+    residuals.servers([(Piece(whole, whole.memory, (16,), lo=0), ("residual",))])[0]["residual"].fill_(2.0)
     assert residuals.state_dict()["owned"]["a"]["residual"]["0"].tolist() == [3.0] * 16 + [1.0] * 16
 
 

@@ -54,6 +54,7 @@ VALUES = {
     "tie": 1.0,
     "top": 127,
     "unit": 1.0,
+    "value": 0.25,
     "whole_k": 4,
 }
 """Of numbers and of symbols, by name; a flag is False."""

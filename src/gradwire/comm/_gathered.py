@@ -22,7 +22,7 @@ class GatheredSession(Session):
 
     def __init__(self, units: Sequence[Unit], site: Site, move: Callable[[Channel, Tensor], None]) -> None:
         self.channel, self.move = site.channel, move
-        self.part = Part([site.whole(unit) for unit in units])
+        self.part = Part(site.pieces(units))
         self.rows = Message(self.part.packing, site.device, rows=self.channel.world)
         self.own = self.rows.row(self.channel.rank)
 
@@ -32,10 +32,10 @@ class GatheredSession(Session):
             self.part.encode(flat, self.own, key)
         self.move(self.channel, self.rows.buffer)
         with metrics.timed("decode"):
-            bad = (self.rows.status != 0).any() | dense()
+            bad = self.rows.status.any() | dense()
             self.part.deliver(flat, bad, lambda: self._decode(flat))
         return bad
 
     def _decode(self, flat: Tensor) -> None:
-        self.part.add_decoded(self.rows, flat, 1.0 / self.channel.world)
+        self.part.decode(self.rows, flat, 1.0 / self.channel.world)
         self.part.settle(flat)

@@ -29,7 +29,7 @@ class VariableSession(Session):
 
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
         self.channel, self.device = site.channel, site.device
-        self.part = Part([site.whole(unit) for unit in units])
+        self.part = Part(site.pieces(units))
         self.own = Message(self.part.packing, site.device)
         self.send = torch.zeros_like(self.own.buffer)
         self.sizes = torch.zeros(self.channel.world, dtype=torch.int64, device=site.device)
@@ -64,6 +64,7 @@ class VariableSession(Session):
         return rows
 
     def _decode(self, rows: Sequence[Tensor], flat: Tensor) -> None:
+        self.part.begin(flat)
         for row in rows:
             for piece, payload in zip(self.part.pieces, self.part.payloads(row), strict=True):
                 piece.unit.compressor.add_decoded(payload, piece.of(flat), 1.0 / self.channel.world)

@@ -14,7 +14,7 @@ from gradwire import ops
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
-from gradwire.group.part import Part, Piece, Unit, fill_nonfinite, nonfinite
+from gradwire.group.part import Batch, Part, Piece, Unit, fill_nonfinite, nonfinite, pieces_of
 from gradwire.types import Key, Payload, State
 
 __all__ = ["AllReduce"]
@@ -53,17 +53,24 @@ class SummedSession(Session):
     """One all-reduce over the payloads of all units; they share one float dtype."""
 
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
-        self.channel, self.part = site.channel, Part([site.whole(unit) for unit in units])
+        self.channel = site.channel
+        compressor = units[0].compressor
+        self.scale = 1.0 / self.channel.world if compressor.average else 1.0
+        self.part = Part(site.pieces(units), self.scale)
         dtypes = {field.dtype for layout in self.part.packing.layouts for field in layout.fields}
         (dtype,) = dtypes
         layouts = self.part.packing.layouts
         counts = [sum(field.count for field in layout.fields) for layout in layouts]
         self.sums = torch.zeros(sum(counts), dtype=dtype, device=site.device)
         runs = zip(torch.split(self.sums, counts), layouts, strict=True)
-        self.payloads: list[Payload] = [
-            torch.split(run, [field.count for field in layout.fields]) for run, layout in runs
-        ]
+        payloads = [torch.split(run, [field.count for field in layout.fields]) for run, layout in runs]
+        self.payloads = [together(batch, payloads) for batch in self.part.batches]
+        rows = [tuple(run.unsqueeze(0) for run in each) for each in payloads]
+        self.rows = [together(batch, rows) for batch in self.part.batches]
         self.status = torch.zeros(1, dtype=torch.int32, device=site.device)
+        # The sums tell of what is not finite, where nothing was kept that must be taken back by another sign.
+        plain = [batch.compressor.tells_nonfinite and batch.memory.keeps_nothing for batch in self.part.batches]
+        self.tells = all(plain)
 
     def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
         metrics = self.channel.metrics
@@ -77,25 +84,29 @@ class SummedSession(Session):
 
     def _encode(self, flat: Tensor, key: Key) -> None:
         self.status.zero_()
-        self.part.remember()
-        for piece, payload in zip(self.part.pieces, self.payloads, strict=True):
-            compressor = piece.unit.compressor
-            piece.memory.encode(
-                compressor,
-                piece.of(flat),
-                piece.kept,
-                payload,
-                piece.state,
-                key.of(piece.id),
-                self.status,
-                scale=1.0 / self.channel.world if compressor.average else 1.0,
-            )
-        poison(self.sums, self.status)
+        for batch, payload in zip(self.part.batches, self.payloads, strict=True):
+            batch.remember()
+            x, state, own = batch.of(flat), batch.state, batch.key(key)
+            if self.tells:
+                batch.memory.encoded(batch.compressor, x, payload, state, own, self.scale)
+            else:
+                batch.memory.encode(batch.compressor, x, batch.kept, payload, state, own, self.status, self.scale)
+        if not self.tells:
+            poison(self.sums, self.status)
 
     def _decode(self, flat: Tensor) -> None:
-        for piece, payload in zip(self.part.pieces, self.payloads, strict=True):
-            piece.unit.compressor.add_decoded(payload, piece.of(flat), 1.0)
+        for batch, rows in zip(self.part.batches, self.rows, strict=True):
+            batch.deliver(rows, flat, 1.0)
         self.part.settle(flat)
+
+
+def together(batch: Batch, payloads: Sequence[Payload]) -> Payload:
+    """The payloads of a batch: of several pieces the ``Pieces`` of each field."""
+    if not batch.several:
+        return payloads[batch.numbers[0]]
+    found = pieces_of([payloads[i] for i in batch.numbers])
+    assert found is not None, "they lie in one tensor"
+    return found
 
 
 def poison(sums: Tensor, status: Tensor, value: float = math.nan) -> None:
@@ -111,7 +122,7 @@ class RoundsSession(Session):
     """
 
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
-        self.channel, self.part = site.channel, Part([site.whole(unit) for unit in units])
+        self.channel, self.part = site.channel, Part(site.pieces(units))
         self.units = units
         layouts = self.part.packing.layouts
         self.areas: list[Tensor] = []

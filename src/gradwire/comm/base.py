@@ -22,7 +22,7 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.group.channel import Channel
-from gradwire.group.part import Piece, Unit
+from gradwire.group.part import Piece, Unit, pack_states
 from gradwire.memory.base import Memory
 from gradwire.types import Configuration, Key, State
 
@@ -36,6 +36,10 @@ class Kept(Protocol):
         """Give the flat tensors of a unit's memory, by buffer."""
         ...
 
+    def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
+        """Give the same for several units, those of one form in one tensor."""
+        ...
+
     def remember(self, unit: Unit) -> State:
         """Give the compressor's state of a unit."""
         ...
@@ -44,8 +48,8 @@ class Kept(Protocol):
         """Give what a session keeps of a unit between steps, which is ``fresh`` at first."""
         ...
 
-    def server(self, piece: Piece, buffers: Sequence[str]) -> Mapping[str, Tensor]:
-        """Give the tensors that a shard's owner keeps for a piece which it compresses a second time."""
+    def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
+        """Give the tensors that a shard's owner keeps for pieces which it compresses a second time, by buffer."""
         ...
 
 
@@ -63,10 +67,20 @@ class Site:
     device: torch.device
     kept: Kept
 
-    def whole(self, unit: Unit) -> Piece:
-        """The unit as one piece, at its place in the bucket."""
-        kept = {name: flat.view(unit.shape) for name, flat in self.kept.keep(unit).items()}
-        return Piece(unit, unit.memory, unit.shape, unit.lo, state=self.kept.remember(unit), kept=kept)
+    def pieces(self, units: Sequence[Unit]) -> list[Piece]:
+        """Each unit as one piece, at its place in the bucket; what is kept of them lies together, for calls on many."""
+        states = [self.kept.remember(unit) for unit in units]
+        groups: dict[object, list[State]] = {}
+        for unit, state in zip(units, states, strict=True):
+            if unit.compressor.takes_pieces:
+                groups.setdefault((id(unit.compressor), *state), []).append(state)
+        for group in groups.values():
+            pack_states(group, list(group[0]))
+        pieces = []
+        for unit, state, flats in zip(units, states, self.kept.keep_all(units), strict=True):
+            kept = {name: flat.view(unit.shape) for name, flat in flats.items()}
+            pieces.append(Piece(unit, unit.memory, unit.shape, unit.lo, state=state, kept=kept))
+        return pieces
 
 
 class Session(ABC):

@@ -83,7 +83,7 @@ class OkTopkSession(Session):
 
     def __init__(self, units: Sequence[Unit], site: Site, period: int) -> None:
         self.channel, self.period = site.channel, period
-        self.part = Part([site.whole(unit) for unit in units])
+        self.part = Part(site.pieces(units))
         self.own = Message(self.part.packing, site.device)
         self.wanted = [payload[0].numel() for payload in self.own.payloads]
         fresh = {"threshold": torch.zeros((), device=site.device), "age": torch.zeros((), dtype=torch.int64)}

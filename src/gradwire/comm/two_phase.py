@@ -58,11 +58,12 @@ class TwoPhaseSession(Session):
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
         self.channel = site.channel
         rank, world = self.channel.rank, self.channel.world
-        shards = cut([site.whole(unit) for unit in units], world)
+        shards = cut(site.pieces(units), world)
         self.parts = [Part(pieces) for pieces in shards]
         self.sends = [Message(part.packing, site.device) for part in self.parts]
         self.receives = Message(self.parts[rank].packing, site.device, rows=world)
         self.means = [Message(part.packing, site.device) for part in self.parts]
+        self.stacked = [mean.stacked() for mean in self.means]
         self.owned = Part(own_pieces(shards[rank], site))
         self.sum = torch.zeros(sum(piece.numel for piece in self.owned.pieces), device=site.device)
 
@@ -87,9 +88,8 @@ class TwoPhaseSession(Session):
         """Sum the shard and compress its mean into the own message, which passes a bad status on."""
         own = self.means[self.channel.rank]
         with self.channel.metrics.timed("decode"):
-            self.sum.zero_()
             poisoned = self.receives.status.any()
-            self.owned.add_decoded(self.receives, self.sum, 1.0 / self.channel.world)
+            self.owned.decode(self.receives, self.sum, 1.0 / self.channel.world)
             self.owned.settle(self.sum)
         with self.channel.metrics.timed("encode"):
             self.owned.encode(self.sum, own, replace(key, phase=1))
@@ -102,8 +102,8 @@ class TwoPhaseSession(Session):
     def _deliver(self, flat: Tensor, bad: Tensor) -> None:
         self.owned.deliver(self.sum, bad, lambda: None)
         # The pieces of a tensor have one state: what the first of them found there must be what is put back last.
-        for part, mean in reversed(list(zip(self.parts, self.means, strict=True))):
-            part.deliver(flat, bad, partial(part.add_decoded, mean.stacked(), flat, 1.0))
+        for part, mean in reversed(list(zip(self.parts, self.stacked, strict=True))):
+            part.deliver(flat, bad, partial(part.decode, mean, flat, 1.0))
 
 
 def cut(pieces: Sequence[Piece], world: int) -> list[list[Piece]]:
@@ -147,13 +147,14 @@ def server_memory(memory: Memory) -> Memory:
 def own_pieces(shard: Sequence[Piece], site: Site) -> list[Piece]:
     """The shard's pieces, laid end to end for the owner's sum, with the server-side tensors they need."""
     owned, lo = [], 0
-    for piece in shard:
-        memory = server_memory(piece.unit.memory)
+    memories = [server_memory(piece.unit.memory) for piece in shard]
+    tensors = site.kept.servers([(piece, memory.buffers) for piece, memory in zip(shard, memories, strict=True)])
+    for piece, memory, flats in zip(shard, memories, tensors, strict=True):
         state = piece.unit.compressor.init_state(piece.shape, Key(tensor=piece.id, phase=1), site.device)
         # What is agreed on holds for the mean too; only what is wished is the workers' alone.
         common = piece.unit.compressor.advice > 0
         state |= {name: tensor for name, tensor in piece.state.items() if common and name != "advice"}
-        kept = {name: flat.view(piece.shape) for name, flat in site.kept.server(piece, memory.buffers).items()}
+        kept = {name: flat.view(piece.shape) for name, flat in flats.items()}
         owned.append(Piece(piece.unit, memory, piece.shape, lo, piece.start, state, kept))
         lo += piece.numel
     return owned

@@ -69,7 +69,7 @@ def state_of(threshold: Threshold, device: torch.device | None) -> State:
 
 def choose(x: Tensor, threshold: Tensor, state: State, target: float, residual: Tensor | None = None) -> Tensor:
     """Write the threshold of x (+ residual), and give the level from which its elements fire."""
-    level = torch.empty_like(threshold)
+    level = ops.Pieces.like(threshold)
     kept = None if residual is None else residual.view(-1)
     agreement = state["advice"], state["agreed"], state["turn"]
     ops.auto_threshold(x.view(-1), threshold, level, *agreement, target, kept)

@@ -156,7 +156,8 @@ class Sparsifier(Compressor):
 
     def _apart(self, payload: Payload, n: int) -> tuple[Tensor, Payload]:
         """The values, and the places."""
-        values, *places = ordered(payload, arranged(self._fields(n)))
+        # The order is that of the items' sizes, and the same for all pieces.
+        values, *places = ordered(payload, arranged(self._fields(ops.Each.first(n))))
         return values, tuple(places)
 
     def _full(self, values: Tensor) -> Tensor:

@@ -57,6 +57,18 @@ of the method. unsafe: the variance factor is 1 or more, so the residual would g
 """
 
 
+_CODE = {
+    "encode",
+    "encode_scaled",
+    "encode_feedback",
+    "encode_momentum",
+    "add_decoded",
+    "add_decoded_many",
+    "decode_many",
+}
+"""What a method may do in its own way, on one tensor."""
+
+
 def as_gradient(x: Tensor) -> Tensor:
     """Any dense tensor of floating-point numbers as the contiguous float32 that ``encode`` takes; a view if it is.
 
@@ -135,6 +147,18 @@ class Compressor(Configuration, ABC):
     """How many float32 the ranks keep agreeing on, such as a threshold: ``encode`` leaves this rank's wish, finite, in
     ``state["advice"]`` and finds in ``state["agreed"]`` the mean over the ranks of their wishes in an earlier step, NaN
     before the first. They travel with the uncompressed parameters of the next step, so they cost no message."""
+
+    takes_pieces: ClassVar[bool] = False
+    """All that encodes and decodes is made of operations, which take ``gradwire.ops.Pieces`` in place of tensors: then
+    the pieces of a message are worked on in one call. A subclass that does either in its own way says it anew."""
+
+    tells_nonfinite: ClassVar[bool] = False
+    """A payload has an infinity or a NaN where what was encoded has: also the sum of such payloads tells of it."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if _CODE & vars(cls).keys() and "takes_pieces" not in vars(cls):
+            cls.takes_pieces = False
 
     @property
     def feedback(self) -> Feedback:
@@ -269,6 +293,11 @@ class Compressor(Configuration, ABC):
         """``out += scale * sum_w D(payloads[w])``, summed in rank order so that every rank gets the same bits."""
         for rank in range(payloads[0].shape[0]):
             self.add_decoded(tuple(field[rank] for field in payloads), out, scale)
+
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        """``out = scale * sum_w D(payloads[w])``, whatever ``out`` was: where it need not be read, that is faster."""
+        ops.fill_where(out.view(-1), 0.0)
+        self.add_decoded_many(payloads, out, scale)
 
     def in_16_bits(self) -> Compressor:
         """The form of this method whose residual may be kept in 16 bits; the same payloads cross the network.

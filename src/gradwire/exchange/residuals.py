@@ -9,15 +9,19 @@ mean stays the same and nothing is lost.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradwire.group.part import Piece, Unit
-from gradwire.types import Key, State, tensor_id
+from gradwire.types import Key, State, align, tensor_id
 
 __all__ = ["Residuals", "used_here"]
+
+APART = 16
+"""Elements to a multiple of which units that share a tensor begin: vectors are loaded faster from there."""
 
 Shard = tuple[str, str, int, int]
 """What an owner keeps: parameter, buffer, first element and number of elements."""
@@ -38,9 +42,28 @@ class Residuals:
 
     def keep(self, unit: Unit) -> Mapping[str, Tensor]:
         """Flat tensors of the unit's memory, holding what its members had so far."""
-        self._transient |= set(unit.memory.transient)
-        self._squared |= set(unit.memory.squared)
-        return {buffer: self._gather(unit, self.worker.setdefault(buffer, {})) for buffer in unit.memory.buffers}
+        (kept,) = self.keep_all([unit])
+        return kept
+
+    def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
+        """The same for several units; buffers of one name and dtype lie in one tensor, so that one call takes them."""
+        for unit in units:
+            self._transient |= set(unit.memory.transient)
+            self._squared |= set(unit.memory.squared)
+        kept: list[dict[str, Tensor]] = [{} for _ in units]
+        forms = dict.fromkeys((buffer, unit.memory.kept_dtype) for unit in units for buffer in unit.memory.buffers)
+        for buffer, dtype in forms:
+            those = [
+                i for i, unit in enumerate(units) if buffer in unit.memory.buffers and unit.memory.kept_dtype == dtype
+            ]
+            ends = list(accumulate(align(units[i].numel, APART) for i in those))
+            whole = torch.zeros(ends[-1], dtype=dtype, device=self.device)
+            for i, end in zip(those, ends, strict=True):
+                begin = end - align(units[i].numel, APART)
+                flat = whole[begin : begin + units[i].numel]
+                self._gather(units[i], flat, self.worker.setdefault(buffer, {}))
+                kept[i][buffer] = flat
+        return list(kept)
 
     def remember(self, unit: Unit) -> State:
         """The compressor's state of the unit, made on first use or when its shapes changed."""
@@ -55,15 +78,20 @@ class Residuals:
         """What a session keeps for a unit from one step to the next, ``fresh`` at first."""
         return self.sessions.setdefault(unit.name, fresh)
 
-    def server(self, piece: Piece, buffers: Sequence[str]) -> Mapping[str, Tensor]:
-        """Flat float32 tensors of zeros for a piece that this rank compresses a second time."""
-        kept = {buffer: torch.zeros(piece.numel, device=self.device) for buffer in buffers}
-        for buffer, flat in kept.items():
-            for name, lo, view in covered(piece, flat):
-                if (saved := self._loaded.pop((name, buffer, lo, view.numel()), None)) is not None:
-                    view.copy_(used_here(saved))
-                self.owned.setdefault(name, []).append((buffer, lo, view))
-        return kept
+    def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
+        """For pieces that this rank compresses a second time flat float32 tensors under the names given with each."""
+        total = sum(align(piece.numel, APART) * len(buffers) for piece, buffers in pieces)
+        whole, end, found = torch.zeros(total, device=self.device), 0, list[Mapping[str, Tensor]]()
+        for piece, buffers in pieces:
+            kept = {}
+            for buffer in buffers:
+                kept[buffer], end = whole[end : end + piece.numel], end + align(piece.numel, APART)
+                for name, lo, view in covered(piece, kept[buffer]):
+                    if (saved := self._loaded.pop((name, buffer, lo, view.numel()), None)) is not None:
+                        view.copy_(used_here(saved))
+                    self.owned.setdefault(name, []).append((buffer, lo, view))
+            found.append(kept)
+        return found
 
     def retire(self, names: Iterable[str]) -> None:
         """The cut of these parameters is gone: hand what their owner kept back to its own worker."""
@@ -197,15 +225,14 @@ class Residuals:
     def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self.device, copy=True) for name, tensor in tensors.items()}
 
-    def _gather(self, unit: Unit, kept: dict[str, Tensor]) -> Tensor:
-        flat = torch.zeros(unit.numel, dtype=unit.memory.kept_dtype, device=self.device)
+    def _gather(self, unit: Unit, flat: Tensor, kept: dict[str, Tensor]) -> None:
+        """Move what the members of a unit had to ``flat``, and keep its parts under their names."""
         lo = 0
         for name, numel in unit.members:
             view = flat[lo : lo + numel]
             if name in kept:
                 view.copy_(used_here(kept[name]))
             kept[name], lo = view, lo + numel
-        return flat
 
 
 def added(one: Tensor, other: Tensor) -> Tensor:

@@ -8,19 +8,23 @@ keeps its memory as it was.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from gradwire import ops
 from gradwire.compressors.base import Compressor
 from gradwire.errors import WireError
 from gradwire.memory.base import Memory
+from gradwire.ops import Each, Pieces, Places
 from gradwire.types import ALIGNMENT, Key, Payload, State, align, tensor_id
 from gradwire.wire import Packing, sent_nbytes
 
-__all__ = ["Message", "Part", "Piece", "Unit", "fill_nonfinite", "nonfinite"]
+__all__ = ["Batch", "Message", "Part", "Piece", "Unit", "fill_nonfinite", "nonfinite", "pack_states", "pieces_of"]
 
 
 @dataclass
@@ -93,6 +97,7 @@ class Message:
         self.packing, self.buffer = packing, buffer
         self.status = packing.status(buffer)
         self.payloads = [packing.payload(buffer, i) for i in range(len(packing.layouts))]
+        self._together: dict[tuple[int, ...], Payload | None] = {}
 
     def row(self, rank: int) -> Message:
         return Message.on(self.packing, self.buffer[rank])
@@ -101,13 +106,195 @@ class Message:
         """A single message seen as the row of a group of one, the form that decoding takes."""
         return Message.on(self.packing, self.buffer.unsqueeze(0))
 
+    def together(self, numbers: tuple[int, ...]) -> Payload | None:
+        """These payloads as one, each field the ``Pieces`` of all; None where they cannot be."""
+        if numbers not in self._together:
+            self._together[numbers] = pieces_of([self.payloads[i] for i in numbers])
+        return self._together[numbers]
+
+
+def pieces_of(payloads: Sequence[Payload]) -> Payload | None:
+    """Each field of all payloads as ``Pieces``; None where one lies in several tensors."""
+    fields = [Pieces.of(views) for views in zip(*payloads, strict=True)]
+    return None if None in fields else cast(Payload, tuple(fields))
+
+
+class Keys:
+    """The keys of pieces that are encoded in one call."""
+
+    def __init__(self, tensors: Sequence[int]) -> None:
+        self._tensors = tensors
+        self._streams: dict[tuple[object, ...], Each] = {}
+        self._key = Key()
+
+    def at(self, key: Key) -> Keys:
+        """The same pieces in another step."""
+        self._key = key
+        return self
+
+    @property
+    def step(self) -> int:
+        """That of the key."""
+        return self._key.step
+
+    def stream(self, *, common: bool = False) -> Each:
+        """The Philox key of every piece."""
+        known = (self._key.seed, self._key.phase, self._key.rank, common)
+        if known not in self._streams:
+            self._streams[known] = Each(self._key.of(tensor).stream(common=common) for tensor in self._tensors)
+        return self._streams[known]
+
+
+class Batch:
+    """Pieces of a message that one call works on: several of one method and memory, or a single one.
+
+    What it gives of several are ``Pieces`` where it gives tensors of a single one; methods and memories that declare
+    ``takes_pieces`` do the same with both.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], numbers: tuple[int, ...]) -> None:
+        self.pieces, self.numbers = pieces, numbers
+        self.memory = pieces[0].memory
+        self.several = len(pieces) > 1
+        self._places: Places | None = None
+        if self.several:
+            names = pieces[0].kept
+            found = {name: Pieces.of([piece.kept[name].view(-1) for piece in pieces]) for name in names}
+            states = {name: Pieces.of([piece.state[name] for piece in pieces]) for name in pieces[0].state}
+            self.whole = None not in [*found.values(), *states.values()]
+            self.kept, self.state = cast("dict[str, Tensor]", found), cast(State, states)
+            self._keys = Keys([piece.id for piece in pieces])
+        else:
+            self.whole = True
+            self.kept, self.state = dict(pieces[0].kept), pieces[0].state
+            self._id = pieces[0].id
+        self._before: dict[str, Tensor] = {}
+
+    @property
+    def compressor(self) -> Compressor:
+        """The method of this step: a schedule may change it."""
+        return self.pieces[0].unit.compressor
+
+    def of(self, flat: Tensor) -> Tensor:
+        """The pieces of ``flat``."""
+        if not self.several:
+            return self.pieces[0].of(flat)
+        if self._places is None or self._places.length != flat.numel():
+            lows, sizes = [piece.lo for piece in self.pieces], [piece.numel for piece in self.pieces]
+            self._places = Places(flat.numel(), lows, sizes)
+        return cast(Tensor, Pieces(flat, self._places))
+
+    def key(self, key: Key) -> Key:
+        """Their key, or their keys."""
+        return cast(Key, self._keys.at(key)) if self.several else key.of(self._id)
+
+    def payload(self, message: Message) -> Payload:
+        """Their payloads in a message of one row, or of one for each rank."""
+        if not self.several:
+            return message.payloads[self.numbers[0]]
+        together = message.together(self.numbers)
+        if together is None:
+            raise AssertionError("the payloads of a message lie in its buffer")
+        return together
+
+    def remember(self) -> None:
+        """Keep the states as they are, for ``rollback``."""
+        for name, tensor in self.state.items():
+            whole = Pieces.within(tensor)
+            if name in self._before:
+                self._before[name].copy_(whole)
+            else:
+                self._before[name] = whole.clone()
+
+    def rollback(self, flat: Tensor) -> None:
+        """Put back what ``remember`` and ``encode`` left."""
+        self.memory.rollback(self.of(flat), self.kept)
+        for name, tensor in self.state.items():
+            Pieces.within(tensor).copy_(self._before[name])
+
+    def restore(self, flat: Tensor, bad: Tensor) -> None:
+        """The same where ``bad``, without a wait for the device."""
+        if self.memory.takes_pieces(1.0):
+            self.memory.rollback(self.of(flat), self.kept, bad.view(1))  # type: ignore[call-arg]
+        else:
+            now = copied(self.kept)
+            self.memory.rollback(self.of(flat), self.kept)
+            for name, tensor in self.kept.items():
+                torch.where(bad, tensor, now[name], out=tensor)
+        for name, tensor in self.state.items():
+            whole = Pieces.within(tensor)
+            torch.where(bad, self._before[name], whole, out=whole)
+
+    def begin(self, flat: Tensor) -> None:
+        """Let the memory prepare the pieces for the sum."""
+        self.memory.begin(self.of(flat), self.kept)
+
+    def add_decoded(self, payloads: Payload, flat: Tensor, scale: float) -> None:
+        """Add the payloads to the pieces of ``flat``, one row of each field for each rank."""
+        self.compressor.add_decoded_many(payloads, self.of(flat), scale)
+
+    def deliver(self, payloads: Payload, flat: Tensor, scale: float) -> None:
+        """Begin, and add."""
+        if self.memory.keeps_mean:
+            self.begin(flat)
+            self.add_decoded(payloads, flat, scale)
+        else:
+            self.compressor.decode_many(payloads, self.of(flat), scale)
+
+    def settle(self, flat: Tensor) -> None:
+        """Let the method turn the mean into what the optimizer gets."""
+        if self.compressor.settles:
+            for piece in self.pieces:
+                piece.unit.compressor.settle(piece.of(flat))
+
+    def finish(self, flat: Tensor, bad: Tensor) -> None:
+        """Let the memory see what was made of the pieces."""
+        if self.memory.keeps_mean:
+            self.memory.finish(self.of(flat), self.kept, bad)
+
+    def spoil(self, flat: Tensor, bad: Tensor) -> None:
+        """NaN everywhere if ``bad``, without asking the device."""
+        ops.fill_where(self.of(flat).view(-1), math.nan, bad.view(1))
+
+
+def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
+    """Pieces that a call can take together, together; the others one by one.
+
+    Args:
+        scale: with which they are encoded.
+    """
+    groups: list[list[int]] = []
+    for number, piece in enumerate(pieces):
+        for group in groups:
+            first = pieces[group[0]]
+            if first.unit.compressor is piece.unit.compressor and first.memory == piece.memory:
+                group.append(number)
+                break
+        else:
+            groups.append([number])
+    batches = []
+    for group in groups:
+        first = pieces[group[0]]
+        joined = first.unit.compressor.takes_pieces and first.unit.compressor.fixed_size
+        joined = joined and first.memory.takes_pieces(scale) and all(pieces[i].numel > 0 for i in group)
+        batch = Batch([pieces[i] for i in group], tuple(group)) if joined else None
+        if batch is not None and batch.whole:
+            batches.append(batch)
+        else:
+            batches += [Batch([pieces[i]], (i,)) for i in group]
+    return batches
+
 
 class Part:
-    """Pieces that share a message."""
+    """Pieces that share a message.
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    Attributes:
+        batches: the same pieces, in groups that one call works on.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], scale: float = 1.0) -> None:
         self.pieces = pieces
-        self._states: list[dict[str, Tensor]] = [{} for _ in pieces]
+        self.batches = batches_of(pieces, scale)
         self.packing = Packing(tuple(piece.unit.compressor.layout(piece.shape) for piece in pieces))
 
     def encode(self, flat: Tensor, message: Message, key: Key) -> None:
@@ -116,65 +303,77 @@ class Part:
         What ``rollback`` needs is left in ``flat``: nobody may write there before ``deliver``.
         """
         message.status.zero_()
-        self.remember()
-        for piece, payload in zip(self.pieces, message.payloads, strict=True):
-            piece.memory.encode(
-                piece.unit.compressor,
-                piece.of(flat),
-                piece.kept,
-                payload,
-                piece.state,
-                key.of(piece.id),
+        for batch in self.batches:
+            batch.remember()
+            batch.memory.encode(
+                batch.compressor,
+                batch.of(flat),
+                batch.kept,
+                batch.payload(message),
+                batch.state,
+                batch.key(key),
                 message.status,
             )
 
-    def remember(self) -> None:
-        """Keep the states as they are, for ``rollback``."""
-        self._states = [copied(piece.state) for piece in self.pieces]
-
     def rollback(self, flat: Tensor) -> None:
-        for piece, before in zip(self.pieces, self._states, strict=True):
-            piece.memory.rollback(piece.of(flat), piece.kept)
-            for name, tensor in before.items():
-                piece.state[name].copy_(tensor)
+        for batch in self.batches:
+            batch.rollback(flat)
+
+    def restore(self, flat: Tensor, bad: Tensor) -> None:
+        """``rollback`` where ``bad``, without a wait for the device."""
+        for batch in self.batches:
+            batch.restore(flat, bad)
+
+    def begin(self, flat: Tensor) -> None:
+        """Let the memories prepare the pieces for the sum."""
+        for batch in self.batches:
+            batch.begin(flat)
+
+    def finish(self, flat: Tensor, bad: Tensor) -> None:
+        """Let the memories see what was made of the pieces."""
+        for batch in self.batches:
+            batch.finish(flat, bad)
 
     def deliver(self, flat: Tensor, bad: Tensor, decode: Callable[[], None]) -> None:
         """End the step: where ``bad``, take the encode back and hand out NaN; else decode into the pieces.
 
-        On the CPU that is a branch. On an accelerator it is a select, so that nothing waits for the device.
+        On the CPU that is a branch. On an accelerator the same operations run in every step, and those that take back
+        look at ``bad`` there and end at once, so that nothing waits for the device.
+
+        Args:
+            decode: writes the mean into the pieces of ``flat``, from ``begin`` on.
         """
         on_cpu = flat.device.type == "cpu"
         if on_cpu and bool(bad):
             self.rollback(flat)
-            fill_nonfinite(self._views(flat), bad)
+            self.spoil(flat, bad)
             return
         if not on_cpu:
-            self.select(flat, bad)
-        for piece in self.pieces:
-            piece.memory.begin(piece.of(flat), piece.kept)
+            self.restore(flat, bad)
         decode()
-        for piece in self.pieces:
-            piece.memory.finish(piece.of(flat), piece.kept, bad)
+        self.finish(flat, bad)
         if not on_cpu:
-            fill_nonfinite(self._views(flat), bad)
+            self.spoil(flat, bad)
 
-    def select(self, flat: Tensor, bad: Tensor) -> None:
-        """What was before where ``bad``, else what is now."""
-        now = [copied({**piece.kept, **piece.state}) for piece in self.pieces]
-        self.rollback(flat)
-        for piece, new in zip(self.pieces, now, strict=True):
-            for name, tensor in {**piece.kept, **piece.state}.items():
-                torch.where(bad, tensor, new[name], out=tensor)
+    def spoil(self, flat: Tensor, bad: Tensor) -> None:
+        """NaN in all pieces if ``bad``."""
+        for batch in self.batches:
+            batch.spoil(flat, bad)
+
+    def decode(self, message: Message, flat: Tensor, scale: float) -> None:
+        """``flat = scale * (sum over the rows of the message)``, with what the memories add to it."""
+        for batch in self.batches:
+            batch.deliver(batch.payload(message), flat, scale)
 
     def add_decoded(self, message: Message, flat: Tensor, scale: float) -> None:
         """``flat += scale * (sum over the rows of the message)``."""
-        for piece, payloads in zip(self.pieces, message.payloads, strict=True):
-            piece.unit.compressor.add_decoded_many(payloads, piece.of(flat), scale)
+        for batch in self.batches:
+            batch.add_decoded(batch.payload(message), flat, scale)
 
     def settle(self, flat: Tensor) -> None:
         """The mean is complete: let the compressors turn it into what the optimizer gets."""
-        for piece in self.pieces:
-            piece.unit.compressor.settle(piece.of(flat))
+        for batch in self.batches:
+            batch.settle(flat)
 
     def close_gaps(self, message: Message, send: Tensor) -> int:
         """Copy what is used of a message into ``send``, the payloads at multiples of ``ALIGNMENT``; its length."""
@@ -204,8 +403,15 @@ class Part:
             yield used.views(row[start : start + nbytes])
             start = align(start + nbytes)
 
-    def _views(self, flat: Tensor) -> Iterator[Tensor]:
-        return (piece.of(flat) for piece in self.pieces)
+
+def pack_states(states: Sequence[State], names: Iterable[str]) -> None:
+    """Move what several states have under these names into one tensor for each name, where they are views of it."""
+    for name in names:
+        old = [state[name] for state in states]
+        if len(old) > 1 and all(each.dim() == 1 and each.dtype is old[0].dtype for each in old):
+            whole = torch.cat(old)
+            for state, view in zip(states, torch.split(whole, [each.numel() for each in old]), strict=True):
+                state[name] = view
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -220,6 +426,10 @@ def fill_nonfinite(views: Iterable[Tensor], bad: Tensor) -> None:
 
 def nonfinite(tensor: Tensor) -> Tensor:
     """Whether any element is NaN or infinite: one pass, nothing allocated, no wait for the device."""
+    if tensor.dtype in (torch.float32, torch.bfloat16, torch.float16):
+        status = torch.zeros(1, dtype=torch.int32, device=tensor.device)
+        ops.nonfinite(tensor.view(-1), status)
+        return status.any()
     if tensor.numel() == 0:
         return torch.zeros((), dtype=torch.bool, device=tensor.device)
     low, high = torch.aminmax(tensor)

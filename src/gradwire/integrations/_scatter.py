@@ -81,4 +81,4 @@ class ScatterSession:
             if on_cpu:
                 part.rollback(flat)
             else:
-                part.select(flat, bad)
+                part.restore(flat, bad)

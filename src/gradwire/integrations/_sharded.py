@@ -172,10 +172,12 @@ class ReduceScatter:
         exchange, lo = self.state.exchange, 0
         site, shards = site_of(exchange), []
         chosen = [self._chosen(each, main) for each in self.shards]
-        kept = [
-            site.kept.keep(Unit(((each.name, each.padded),), (each.padded,), 0, code, memory))
-            for each, (code, memory) in zip(self.shards, chosen, strict=True)
-        ]
+        kept = site.kept.keep_all(
+            [
+                Unit(((each.name, each.padded),), (each.padded,), 0, code, memory)
+                for each, (code, memory) in zip(self.shards, chosen, strict=True)
+            ]
+        )
         for owner in range(exchange.channel.world):
             pieces = []
             for each, (code, memory), flats in zip(self.shards, chosen, kept, strict=True):

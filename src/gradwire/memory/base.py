@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradwire import registry
+from gradwire import ops, registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.types import Configuration, Key, Payload, State
@@ -80,8 +80,18 @@ class Memory(Configuration, ABC):
 
     declared_by: ClassVar = {"keeps_mean": ("begin", "finish"), "takes_back": ("returned",)}
 
+    keeps_nothing: ClassVar[bool] = False
+    """What is encoded is the gradient itself."""
+
     one_round: ClassVar[bool] = False
     """Only methods of one round are served: ``compensate`` and ``update`` refuse."""
+
+    def takes_pieces(self, scale: float) -> bool:
+        """Whether ``encode`` with this scale, ``rollback`` and ``begin`` take ``gradwire.ops.Pieces`` for tensors.
+
+        Then ``rollback`` has a third argument, ``when``: bool, one element, or None for always.
+        """
+        return False
 
     @property
     def kept_dtype(self) -> torch.dtype:
@@ -153,7 +163,7 @@ class Memory(Configuration, ABC):
 
     def begin(self, out: Tensor, kept: Mapping[str, Tensor]) -> None:
         """Prepare ``out``, to which the decoded payloads of all ranks will be added."""
-        out.zero_()
+        ops.fill_where(out.view(-1), 0.0)
 
     def finish(self, out: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         """See what was made of ``out``; ``kept`` must stay as it is where ``bad`` (bool, one element)."""

@@ -27,6 +27,7 @@ class NoMemory(Memory):
     name = "none"
     balanced = False
     forgets = True
+    keeps_nothing = True
 
     def encode(
         self,
@@ -42,7 +43,10 @@ class NoMemory(Memory):
         ops.nonfinite(grad.view(-1), status)
         self.encoded(compressor, grad, payload, state, key, scale)
 
-    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+    def takes_pieces(self, scale: float) -> bool:
+        return True
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
         return
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:

@@ -95,8 +95,15 @@ class Residual(Memory):
             ops.nonfinite(grad.view(-1), status)
             swap_rounded(grad.view(-1), residual.view(-1))
 
-    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        kept["residual"].copy_(grad)
+    def takes_pieces(self, scale: float) -> bool:
+        """Only where one operation compensates, encodes and keeps the rest."""
+        return self.beta == self.gamma == scale == 1.0 and self.kept_dtype == torch.float32
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
+        if self.kept_dtype == torch.float32:
+            ops.copy_where(grad.view(-1), kept["residual"].view(-1), when)
+        else:
+            kept["residual"].copy_(grad)
 
     def returned(self, grad: Tensor, kept: Mapping[str, Tensor], places: Tensor, values: Tensor) -> None:
         residual = kept["residual"].view(-1)

@@ -70,7 +70,7 @@ class Op(Generic[P]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Check the arguments and run the kernel of their device; once for all where the first is ``Pieces``."""
-        if type(args[0]) is Pieces:
+        if args and type(args[0]) is Pieces:
             self._many(*args, **kwargs)
         else:
             self._dispatch(*args, **kwargs)
@@ -140,7 +140,8 @@ class Many:
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Do it to all pieces."""
         if kwargs:
-            args = tuple({**self.said.defaults, **dict(zip(self.said.parameters, args)), **kwargs}.values())
+            named = dict(zip(self.said.parameters, args, strict=False)) | kwargs
+            args = tuple(named.get(name, self.said.defaults.get(name)) for name in self.said.parameters)
         elif len(args) < len(self.said.parameters):
             args += tuple(self.said.defaults[name] for name in self.said.parameters[len(args) :])
         first: Pieces = args[0]
@@ -191,7 +192,9 @@ class Many:
         for i in range(rows):
             own = {name: _of_piece(value, i) for name, value in given.items()}
             numbers = self._row(**own)
-            table.append([self._added(n, v, given, own, bases) for n, v in zip(self.said.columns, numbers, strict=True)])
+            table.append(
+                [self._added(n, v, given, own, bases) for n, v in zip(self.said.columns, numbers, strict=True)]
+            )
         return torch.tensor(table, dtype=torch.int64).view(rows, len(self.said.columns))
 
     def _added(self, name: str, number: Any, given: dict[str, Any], own: dict[str, Any], bases: dict[str, Any]) -> int:

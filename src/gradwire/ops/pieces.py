@@ -12,7 +12,7 @@ So a method whose code is operations and nothing else works on the pieces of a b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +26,11 @@ class Each(tuple[Any, ...]):
     """One number for every piece; tables are kept for as long as this very object is used again."""
 
     __slots__ = ()
+
+    @staticmethod
+    def first(value: object) -> Any:
+        """The number of the first piece, or a number that all share."""
+        return value[0] if isinstance(value, Each) else value
 
 
 class Places:
@@ -85,25 +90,37 @@ class Pieces:
         first = views[0]
         storage = first.untyped_storage()
         alike = all(
-            view.dtype is first.dtype and view.device == first.device and view.untyped_storage()._cdata == storage._cdata
+            view.dtype is first.dtype
+            and view.device == first.device
+            and view.untyped_storage()._cdata == storage._cdata
             for view in views
         )
         if not alike or storage.nbytes() % first.dtype.itemsize:
             return None
         length = storage.nbytes() // first.dtype.itemsize
         whole = torch.empty(0, dtype=first.dtype, device=first.device).set_(storage, 0, (length,), (1,))
-        offsets = [view.storage_offset() for view in views]
+        offsets = [int(view.storage_offset()) for view in views]
         if all(view.dim() == 1 and view.is_contiguous() for view in views):
-            return cls(whole, Places(length, offsets, [view.numel() for view in views]))
+            return cls(whole, Places(length, offsets, [int(view.numel()) for view in views]))
         if any(view.dim() != 2 or (view.size(1) > 1 and view.stride(1) != 1) for view in views):
             return None
-        ranks, sizes = first.size(0), [view.size(1) for view in views]
+        ranks, sizes = first.size(0), [int(view.size(1)) for view in views]
         stride = length if ranks == 1 else first.stride(0)
         alike = all(view.size(0) == ranks and (ranks == 1 or view.stride(0) == stride) for view in views)
         ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         if not alike or ranks * stride != length or max(ends) > stride:
             return None
         return cls(whole.view(ranks, stride), Places(stride, offsets, sizes))
+
+    @staticmethod
+    def within(x: object) -> Tensor:
+        """The tensor in which pieces lie, or a tensor itself."""
+        return x.base if isinstance(x, Pieces) else cast(Tensor, x)
+
+    @staticmethod
+    def like(x: object) -> Tensor:
+        """Room for as many elements as a tensor has, or for the pieces of another; what it holds is not defined."""
+        return cast(Tensor, x.fresh()) if isinstance(x, Pieces) else torch.empty_like(cast(Tensor, x))
 
     def at(self, base: Tensor) -> Pieces:
         """The same places of another tensor."""
@@ -126,6 +143,16 @@ class Pieces:
         """That of the tensor."""
         return self.base.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the tensor."""
+        return self.base.dtype
+
+    def float(self) -> Pieces:
+        """The pieces themselves, which are float32."""
+        require(self.dtype == torch.float32, "Pieces.float", "float32", Told(str(self.dtype)))
+        return self
+
     def numel(self) -> Each:
         """Elements of every piece."""
         return self.places.sizes
@@ -139,18 +166,3 @@ class Pieces:
         """The pieces as those of the only row."""
         require(dim == 0 and self.base.dim() == 1, "Pieces.unsqueeze", "0, of a flat tensor", dim)
         return Pieces(self.base.unsqueeze(0), self.places)
-
-    def copy_(self, source: Pieces) -> Pieces:
-        """Copy piece by piece: float32 only."""
-        from gradwire.ops.shared import copy_where
-
-        copy_where(source, self)
-        return self
-
-    def zero_(self) -> Pieces:
-        """Set all elements of the pieces to zero: float32 only."""
-        from gradwire.ops.shared import fill_where
-
-        fill_where(self, 0.0)
-        return self
-

@@ -21,6 +21,14 @@ struct Nonfinite {
 };
 GRADWIRE_KERNEL(nonfinite, Nonfinite)
 
+// The same of 16-bit floats, whose exponent has these bits.
+struct Nonfinite16 {
+  const std::uint16_t* x;
+  std::int32_t* status;
+  std::uint16_t exponent;
+};
+GRADWIRE_KERNEL(nonfinite_16, Nonfinite16)
+
 struct Swap {
   float* a;
   float* b;
@@ -96,6 +104,14 @@ GRADWIRE_INLINE void nonfinite_step(const Nonfinite& k, std::int64_t i, int coun
 }
 
 GRADWIRE_WATCHING_KERNEL(nonfinite, Nonfinite, kLanes)
+
+void nonfinite_16(const Nonfinite16& args, std::int64_t begin, std::int64_t end) {
+  const Nonfinite16 k = args;
+  std::uint16_t found = 0;
+  // A plain loop: the compiler makes vectors of it for every target.
+  for (std::int64_t i = begin; i < end; ++i) found |= std::uint16_t((k.x[i] & k.exponent) == k.exponent);
+  if (found) __atomic_fetch_or(k.status, 1, __ATOMIC_RELAXED);
+}
 
 GRADWIRE_INLINE void swap_step(const Swap& k, std::int64_t i, int count) {
   const F32 a = load_ahead(k.a + i, count), b = load_ahead(k.b + i, count);
@@ -227,8 +243,11 @@ void triad(float* a, const float* b, const float* c, double s, Size n, int threa
 }
 GRADWIRE_OPERATION(triad)
 
-void nonfinite(const float* x, std::int32_t* status, Size n, int threads) {
-  run(kernels::nonfinite, {x, status}, n, 16, threads);
+void nonfinite(const void* x, Size type, std::int32_t* status, Size n, int threads) {
+  if (type == 0) return run(kernels::nonfinite, {static_cast<const float*>(x), status}, n, 16, threads);
+  // The bits of the exponent: all of them are set where there is no number.
+  const std::uint16_t exponent = type == 1 ? 0x7f80 : 0x7c00;
+  run(kernels::nonfinite_16, {static_cast<const std::uint16_t*>(x), status, exponent}, n, 64, threads);
 }
 GRADWIRE_OPERATION(nonfinite)
 
@@ -297,6 +316,11 @@ GRADWIRE_SELFTEST_OF(shared) {
         [](Buffers& x, Size) { return Triad{x.a.data(), x.b.data(), x.c.data(), 0.3f, false}; });
   check(target, "nonfinite", kernels::nonfinite,
         [](Buffers& x, Size) { return Nonfinite{x.a.data(), x.status.data()}; });
+  for (const std::uint16_t exponent : {0x7f80, 0x7c00}) {
+    check(target, "nonfinite_16", kernels::nonfinite_16, [=](Buffers& x, Size) {
+      return Nonfinite16{reinterpret_cast<const std::uint16_t*>(x.a.data()), x.status.data(), exponent};
+    });
+  }
   check(target, "swap", kernels::swap, [](Buffers& x, Size) { return Swap{x.a.data(), x.b.data()}; });
   check(target, "copy_floats", kernels::copy_floats, [](Buffers& x, Size) { return Copy{x.a.data(), x.b.data()}; });
   check(target, "fill_floats", kernels::fill_floats, [](Buffers& x, Size) { return Fill{x.a.data(), 0.5f}; });

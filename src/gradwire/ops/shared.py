@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 Beta = Annotated[float, Where("0 <= beta < 1", "in [0, 1)")]
+AnyFloats = Annotated[Tensor, Flat((torch.float32, torch.bfloat16, torch.float16), "n")]
 Words = Annotated[Tensor, Flat(torch.int32, "n", written=True)]
 
 _CHUNK = 16384
@@ -138,11 +139,11 @@ def momentum_update(grad: Written, momentum: Written, beta: Beta, status: Status
 
 
 @declared
-def nonfinite(x: Floats, status: Annotated[Tensor, Flat(torch.int32, "1", written=True)]) -> None:
+def nonfinite(x: AnyFloats, status: Annotated[Tensor, Flat(torch.int32, "1", written=True)]) -> None:
     """Set bit 0 of ``status`` where x has a NaN or an infinity: status |= any(!isfinite(x)).
 
     Args:
-        x: float32, n elements.
+        x: float32, bfloat16 or float16, n elements.
         status: int32, 1 element; never cleared.
 
     Raises:

@@ -278,6 +278,7 @@ class Rounds:
         never = torch.zeros((), dtype=torch.bool, device=self.flat.device)
 
         def decode() -> None:
+            part.begin(self.flat)
             for row in rows:
                 self.exchange.counters.bytes_received += len(row)
                 buffer = torch.frombuffer(bytearray(row), dtype=torch.uint8).to(self.flat.device)
@@ -312,14 +313,14 @@ class Rounds:
         units, _, _ = grouped(self.named, main or Identity(), exchange.policy, exchange.memory_for)
         units = units if main is not None else []
         site = Site(exchange.channel, exchange.device, exchange.residuals)
-        pieces, compressed = [site.whole(unit) for unit in units], {name for unit in units for name, _ in unit.members}
+        pieces, compressed = site.pieces(units), {name for unit in units for name, _ in unit.members}
         plain, lo = list[tuple[int, int]](), 0
         for name, shape in self.named:
             hi = lo + torch.Size(shape).numel()
             meant = exchange.policy.meant(name, main or exchange.compressor)
             memory = None if name in compressed else exchange.memory_for(meant).dense
             if memory is not None:
-                pieces.append(site.whole(Unit(((name, hi - lo),), (hi - lo,), lo, Identity(), memory)))
+                pieces += site.pieces([Unit(((name, hi - lo),), (hi - lo,), lo, Identity(), memory)])
             elif name not in compressed:
                 plain.append((lo, hi))
             lo = hi

@@ -23,6 +23,8 @@ class Cast(Compressor):
 
     summable = True
     elementwise = True
+    takes_pieces = True
+    tells_nonfinite = True
 
     def layout(self, shape: Sequence[int]) -> Layout:
         return Layout((Field("values", self.dtype, math.prod(shape)),))

@@ -60,6 +60,11 @@ class BF16(Cast):
         return self.rounding == "random"
 
     @property
+    def takes_pieces(self) -> bool:  # type: ignore[override]
+        """Only what is rounded to the nearest."""
+        return self.rounding == "nearest"
+
+    @property
     def unbiased(self) -> bool:  # type: ignore[override]
         return self.rounding == "random"
 

@@ -102,6 +102,11 @@ class QSGD(Compressor):
         return not self.scaled
 
     @property
+    def takes_pieces(self) -> bool:  # type: ignore[override]
+        """Only codes in bits, with a norm for each block, that are not scaled by a factor of the tensor's size."""
+        return self.block is not None and self.packing == "bits" and not self.scaled
+
+    @property
     def feedback(self) -> Feedback:
         if self.scaled:
             return "required"

@@ -52,6 +52,7 @@ class EFSignSGD(Compressor):
     block: int = 2048
 
     name = "efsignsgd"
+    takes_pieces = True
     reference = "S. P. Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019; S. Zheng et al., NeurIPS 2019"
 
     def __post_init__(self) -> None:

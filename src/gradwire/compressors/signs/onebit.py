@@ -58,6 +58,7 @@ class OneBit(Compressor):
     scale: Literal["unit", "mean"] = "unit"
 
     name = "onebit"
+    takes_pieces = True
     reference = "Apache MXNet gradient compression (1bit); F. Seide et al., INTERSPEECH 2014"
 
     def __post_init__(self) -> None:

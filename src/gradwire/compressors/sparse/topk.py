@@ -68,6 +68,11 @@ class TopK(Sparsifier):
         require(self.indices in forms, "TopK.indices", f"one of {', '.join(forms)}", self.indices)
 
     @property
+    def takes_pieces(self) -> bool:  # type: ignore[override]
+        """Only values as they are, and places as they lie in memory."""
+        return self.values == "float32" and self.indices == "block"
+
+    @property
     def feedback(self) -> Feedback:
         return "required"
 
@@ -122,11 +127,11 @@ class TopK(Sparsifier):
             nonfinite(lost, status)
 
     def scatter(self, values: Tensor, places: Payload, out: Tensor, scale: float) -> None:
-        form, n, k = self.form(out.numel()), out.numel(), values.size(1)
-        if form is FORMS["block"]:
+        if self.indices == "block":
             counts, indices = places
             ops.sparse_add_decoded(values, indices, counts, out, scale)
             return
+        form, n, k = self.form(out.numel()), out.numel(), values.size(1)
         for rank, row in enumerate(values):
             counts, indices = form.read(tuple(field[rank] for field in places), n, k)
             ops.sparse_add_decoded(row.unsqueeze(0), indices.unsqueeze(0), counts.unsqueeze(0), out, scale)

@@ -96,6 +96,11 @@ class TwoBit(Compressor):
         return self.wire == "dense"
 
     @property
+    def takes_pieces(self) -> bool:  # type: ignore[override]
+        """Only the dense wire."""
+        return self.wire == "dense"
+
+    @property
     def feedback(self) -> Feedback:
         return "built-in"
 

@@ -1,5 +1,6 @@
 """The operations that all families share, on a GPU."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,7 +13,7 @@ from gradwire.ops.triton.philox import philox_table
 from gradwire.ops.triton.status import flag_nonfinite
 from gradwire.ops.triton.tile import elements
 
-__all__ = ["accumulate", "momentum_update", "nonfinite", "philox", "swap"]
+__all__ = ["accumulate", "copy_where", "fill_where", "momentum_update", "nonfinite", "philox", "swap"]
 
 
 def accumulate(grad: Tensor, residual: Tensor, status: Tensor | None = None) -> None:
@@ -42,7 +43,7 @@ def momentum_update(grad: Tensor, momentum: Tensor, beta: float, status: Tensor 
 @triton.jit
 def _nonfinite(x: tl.tensor, status: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
     i = elements(BLOCK)
-    flag_nonfinite(tl.load(x + i, mask=i < n, other=0.0), status)
+    flag_nonfinite(tl.load(x + i, mask=i < n, other=0.0).to(tl.float32), status)
 
 
 def nonfinite(x: Tensor, status: Tensor) -> None:
@@ -64,6 +65,37 @@ def philox(out: Tensor, key: int, step: int, offset: int = 0) -> None:
     """The operation on a GPU."""
     n = out.numel()
     launch(_philox, (triton.cdiv(n, BLOCK),), out, n, key, step, offset, COUNTERS=BLOCK // 4)
+
+
+@triton.jit
+def _copy_where(source: tl.tensor, target: tl.tensor, when: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
+    i = elements(BLOCK)
+    inside = (i < n) & (tl.load(when) != 0)  # Where the flag is not set no element is read or written.
+    tl.store(target + i, tl.load(source + i, mask=inside), mask=inside)
+
+
+def copy_where(source: Tensor, target: Tensor, when: Tensor | None = None) -> None:
+    """The operation on a GPU."""
+    if when is None:
+        target.copy_(source)
+        return
+    n = source.numel()
+    launch(_copy_where, (triton.cdiv(n, BLOCK),), source, target, when.view(torch.uint8), n, BLOCK=BLOCK)
+
+
+@triton.jit
+def _fill_where(out: tl.tensor, value: tl.float32, when: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
+    i = elements(BLOCK)
+    tl.store(out + i, tl.full((BLOCK,), 0.0, tl.float32) + value, mask=(i < n) & (tl.load(when) != 0))
+
+
+def fill_where(out: Tensor, value: float, when: Tensor | None = None) -> None:
+    """The operation on a GPU."""
+    if when is None:
+        out.fill_(value)
+        return
+    n = out.numel()
+    launch(_fill_where, (triton.cdiv(n, BLOCK),), out, float32(value), when.view(torch.uint8), n, BLOCK=BLOCK)
 
 
 @triton.jit

@@ -1,0 +1,161 @@
+"""An operation on many pieces does to each of them what it does to a tensor, with the same bits."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.errors import ConfigError
+from gradwire.ops import Each, Pieces, Places
+from gradwire.ops.base import MOST_TABLES, OPERATIONS, Op
+from tests.ops.examples import EXAMPLES
+
+FACTORS = (1.0, -0.5, 2.0)
+GAP = 8
+"""Elements between two pieces, which nobody may touch."""
+
+TAKE_MANY = sorted(name for name in EXAMPLES if name in OPERATIONS and OPERATIONS[name].kernel_of_many is not None)
+
+
+def examples(name: str) -> list[dict[str, Any]]:
+    """Arguments of three calls."""
+    found = []
+    for factor in FACTORS:
+        given = EXAMPLES[name]()
+        floats = {key for key, value in given.items() if isinstance(value, Tensor) and value.is_floating_point()}
+        found.append({key: value * factor if key in floats else value for key, value in given.items()})
+    return found
+
+
+def shared(op: Op, key: str, value: object) -> bool:
+    """Whether all pieces have the same: a status, and every number."""
+    return key in ("status", "when", "bad") or not isinstance(value, Tensor)
+
+
+def joined(tensors: list[Tensor]) -> Pieces:
+    """Tensors as pieces of one, with gaps."""
+    apart = [torch.cat([each, each.new_zeros(*each.shape[:-1], GAP)], dim=-1) for each in tensors]
+    ends = torch.tensor([each.size(-1) for each in apart]).cumsum(0).tolist()
+    lows = [end - each.size(-1) for end, each in zip(ends, apart, strict=True)]
+    return Pieces(torch.cat(apart, dim=-1), Places(ends[-1], lows, [each.size(-1) for each in tensors]))
+
+
+def several(op: Op, given: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        key: value if shared(op, key, value) else joined([each[key] for each in given])
+        for key, value in given[0].items()
+    }
+
+
+def differences(op: Op, given: list[dict[str, Any]], many: dict[str, Any]) -> Iterator[str]:
+    """The arguments that differ after the single calls and the one for all."""
+    for key, value in many.items():
+        if isinstance(value, Pieces):
+            bits = zip((each[key] for each in given), pieces_of(value), strict=True)
+            if not all(torch.equal(one.view(torch.uint8), two.contiguous().view(torch.uint8)) for one, two in bits):
+                yield key
+            if not gaps_of(value).eq(0).all():
+                yield f"the gaps of {key}"
+
+
+def pieces_of(pieces: Pieces) -> list[Tensor]:
+    places = zip(pieces.places.offsets, pieces.places.sizes, strict=True)
+    return [pieces.base[..., lo : lo + size] for lo, size in places]
+
+
+def gaps_of(pieces: Pieces) -> Tensor:
+    places = zip(pieces.places.offsets, pieces.places.sizes, strict=True)
+    return torch.cat([pieces.base[..., lo + size : lo + size + GAP] for lo, size in places], dim=-1)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", TAKE_MANY)
+def test_the_bits_are_those_of_single_calls(name: str, threads: int) -> None:
+    op, before = OPERATIONS[name], torch.get_num_threads()
+    singles, given = examples(name), examples(name)
+    status = next((each["status"] for each in singles if isinstance(each.get("status"), Tensor)), None)
+    for each in singles:
+        op(**(each | ({"status": status} if status is not None else {})))
+    many = several(op, given)
+    torch.set_num_threads(threads)
+    try:
+        first, *rest = (key for key in op.declaration.parameters if key in many)
+        op(many[first], **{key: many[key] for key in rest})
+    finally:
+        torch.set_num_threads(before)
+    assert not list(differences(op, singles, many))
+    if status is not None:
+        assert torch.equal(status, many["status"])
+
+
+def test_most_operations_take_many() -> None:
+    declared = {name for name in EXAMPLES if name in OPERATIONS and OPERATIONS[name].declaration is not None}
+    assert len(TAKE_MANY) > 0.6 * len(declared), sorted(declared - set(TAKE_MANY))
+
+
+def test_a_number_may_be_each_pieces_own() -> None:
+    out, keys = Pieces(torch.zeros(24, dtype=torch.int32), Places(24, [0, 8], [8, 16])), Each((5, -7))
+    ops.philox(out, keys, 3)
+    for piece, key in zip(pieces_of(out), keys, strict=True):
+        alone = torch.empty_like(piece)
+        ops.philox(alone, key, 3)
+        assert torch.equal(alone, piece)
+    ops.fill_where(floats := Pieces(torch.zeros(3), Places(3, [0, 1], [1, 2])), Each((1.5, -2.0)))
+    assert floats.base.tolist() == [1.5, -2.0, -2.0]
+
+
+def test_large_pieces_are_shared_out_and_small_ones_handed_out() -> None:
+    sizes = [300_000, 5, 70_000, 150_000, 1]
+    lows = [sum(sizes[:i]) for i in range(len(sizes))]
+    generator = torch.Generator().manual_seed(0)
+    grad, residual = (torch.randn(sum(sizes), generator=generator) for _ in range(2))
+    expected = residual + grad
+    places, before = Places(sum(sizes), lows, sizes), torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        ops.accumulate(Pieces(grad, places), Pieces(residual, places), torch.zeros(1, dtype=torch.int32))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(residual, expected)
+
+
+def test_a_wrong_piece_is_refused_by_its_name() -> None:
+    short, long = Pieces(torch.zeros(6), Places(6, [0, 3], [3, 3])), Pieces(torch.zeros(8), Places(8, [0, 4], [4, 4]))
+    with pytest.raises(ConfigError, match=r"swap\.b must be a flat contiguous torch.float32 tensor of 3 elements"):
+        ops.swap(short, long)
+    with pytest.raises(ConfigError, match=r"Places\.offsets"):
+        Places(4, [2], [3])
+    with pytest.raises(ConfigError, match=r"Pieces\.base"):
+        Pieces(torch.zeros(5), Places(4, [0], [4]))
+    with pytest.raises(ConfigError, match=r"beta must be in \[0, 1\)"):
+        ops.momentum_update(short, Pieces(torch.zeros(6), short.places), 1.5)
+
+
+def test_tables_are_kept_for_the_places_and_are_not_many() -> None:
+    places = Places(8, [0, 4], [4, 4])
+    for step in range(3 * MOST_TABLES):
+        ops.fill_where(Pieces(torch.zeros(8), places), float(step))
+    assert len(places.tables) == 1
+    for _ in range(3 * MOST_TABLES):
+        ops.accumulate(Pieces(torch.zeros(8), places), Pieces(torch.zeros(8), Places(8, [0, 4], [4, 4])))
+    assert len(places.tables) <= MOST_TABLES + 1
+
+
+def test_views_of_several_tensors_are_no_pieces() -> None:
+    whole = torch.zeros(2, 16, dtype=torch.uint8)
+    assert Pieces.of([torch.zeros(2), torch.zeros(2)]) is None
+    assert Pieces.of([whole[0, :4].view(torch.float32), whole[0, 8:]]) is None
+    rows = Pieces.of([whole[:, 4:8].view(torch.float32), whole[:, 8:16].view(torch.float32)])
+    assert rows is not None
+    assert (tuple(rows.base.shape), rows.places.offsets, rows.places.sizes) == ((2, 4), (1, 2), (1, 2))
+    one = Pieces.of([whole[:1, 4:8], whole[:1, 8:16]])
+    assert one is not None
+    assert tuple(one.base.shape) == (1, 32)
+
+
+def test_meta_tensors_count_as_what_a_gpu_would_be_asked() -> None:
+    pieces = Pieces(torch.zeros(8, device="meta"), Places(8, [0, 4], [4, 4]))
+    ops.fill_where(pieces, 1.0, torch.zeros(1, dtype=torch.bool, device="meta"))
