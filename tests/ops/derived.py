@@ -73,6 +73,7 @@ FILLED = {
     "thc_add_decoded.codes": 1,
     "tops": 4,
     "used": 4,
+    "when": 1,
 }
 """What integers in a tensor of this name are, where 0 would have no meaning; in one of this operation alone."""
 

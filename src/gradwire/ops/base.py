@@ -14,15 +14,16 @@ import functools
 import importlib
 import importlib.util
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, overload
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradwire.ops._declared import Declaration
 from gradwire.ops.native import check_environment, kernels, problem, reference_forced
-from gradwire.ops.pieces import Each, Pieces
+from gradwire.ops.pieces import Each, Pieces, Places
 
 __all__ = ["OPERATIONS", "Many", "Op", "declared", "operation"]
 
@@ -64,7 +65,7 @@ class Op(Generic[P]):
         _library.impl(self.name, self._checked(reference), "CompositeExplicitAutograd")
         _library.impl(self.name, lambda *_args, **_kwargs: None, "Meta")
         if not reference_forced:
-            _library.impl(self.name, self._checked(self._triton), "CUDA")
+            _library.impl(self.name, self._checked(self.on_gpu), "CUDA")
         self._dispatch: Any = getattr(torch.ops.gradwire, self.name).default
         OPERATIONS[self.name] = self
 
@@ -86,7 +87,7 @@ class Op(Generic[P]):
         found = importlib.util.find_spec(self.triton) if importlib.util.find_spec(folder) is not None else None
         if reference_forced or found is None or found.origin is None:
             return False
-        return f"\ndef {self.name}_each(" in Path(found.origin).read_text()
+        return f"\n@mergeable\ndef {self.name}(" in Path(found.origin).read_text()
 
     def kernel(self, device: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
         """Register the decorated function as the kernel of a device type; without the C++ extension this does nothing.
@@ -102,7 +103,8 @@ class Op(Generic[P]):
 
         return register
 
-    def _triton(self, *args: P.args, **kwargs: P.kwargs) -> None:
+    def on_gpu(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Run the GPU kernel, or the reference where there is none; nothing is checked."""
         self._gpu(*args, **kwargs)
 
     @functools.cached_property
@@ -134,7 +136,9 @@ class Many:
         if op.kernel_of_many is not None:
             _library.impl(name, op.kernel_of_many, "CPU")
         if op.gpu_takes_many:
-            _library.impl(name, self._on_gpu, "CUDA")
+            _library.impl(name, self.on_gpu, "CUDA")
+        self._forms: MutableMapping[torch.Tensor, dict[str, Places | Each]] = WeakTensorKeyDictionary()
+        self._merged: MutableMapping[torch.Tensor, Callable[..., None] | None] = WeakTensorKeyDictionary()
         self._dispatch: Any = getattr(torch.ops.gradwire, name).default
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
@@ -155,15 +159,16 @@ class Many:
         for name, check in self._conditions.items():
             if type(given[name]) is not Each:
                 check(**given)
-        table = self._table(first, given)
-        self._dispatch(table, *(self._shared(name, value) for name, value in given.items()))
+        table = self.table(first, given)
+        self._dispatch(table, *(self.shared(name, value) for name, value in given.items()))
 
-    def _shared(self, name: str, value: Any) -> Any:
+    def shared(self, name: str, value: Any) -> Any:
+        """What all pieces share of an argument: the tensor in which they lie, 0 where each has a number of its own."""
         if type(value) is Pieces:
             return value.base
         return self.said.neutral[name] if type(value) is Each else value
 
-    def _table(self, first: Pieces, given: dict[str, Any]) -> torch.Tensor:
+    def table(self, first: Pieces, given: dict[str, Any]) -> torch.Tensor:
         """The table for these places; what it depends on is kept with it, so that no other object has its place."""
         key: list[object] = [self.op.name]
         kept: list[object] = []
@@ -184,6 +189,8 @@ class Many:
             if len(tables) > MOST_TABLES:
                 tables.clear()
             found = tables[tuple(key)] = (self._make(len(first), given), tuple(kept))
+            forms = ((name, getattr(value, "places", value)) for name, value in given.items())
+            self._forms[found[0]] = {name: form for name, form in forms if isinstance(form, Places | Each)}
         return found[0]
 
     def _make(self, rows: int, given: dict[str, Any]) -> torch.Tensor:
@@ -208,24 +215,45 @@ class Many:
             return int(number - bases[name].data_ptr())
         return 0
 
-    def _on_gpu(self, *args: Any) -> None:
-        self._gpu(*args)
+    def on_gpu(self, table: torch.Tensor, *shared: Any) -> None:
+        """Launch once for all pieces where the kernels of all are the same, else for each."""
+        form = self._forms[table]
 
-    @functools.cached_property
-    def _gpu(self) -> Callable[..., None]:
-        kernel: Callable[..., None] = getattr(importlib.import_module(self.op.triton), f"{self.op.name}_each")
-        return kernel
+        def call(i: int) -> tuple[Any, ...]:
+            named = zip(self.said.parameters, shared, strict=True)
+            return tuple(_of_piece(value, i, form.get(name)) for name, value in named)
+
+        if table not in self._merged:
+            self._merged[table] = self._merge([call(i) for i in range(table.size(0))])
+        merged = self._merged[table]
+        if merged is not None:
+            merged(*call(0))
+            return
+        for i in range(table.size(0)):
+            self.op.on_gpu(*call(i))
+
+    def _merge(self, calls: list[tuple[Any, ...]]) -> Callable[..., None] | None:
+        many = importlib.import_module("gradwire.ops.triton.many")
+        try:
+            merged: Callable[..., None] = many.Merged(self.op.on_gpu, calls)
+        except ValueError:
+            return None
+        return merged
 
 
 MOST_TABLES = 64
 """Of calls whose first pieces lie at the same places: a number on which a size depends may change in every step."""
 
 
-def _of_piece(value: Any, i: int) -> Any:
+def _of_piece(value: Any, i: int, form: Places | Each | None = None) -> Any:
+    """What a piece is given of an argument, or of what all pieces share and where they lie in it."""
     if type(value) is Pieces:
-        lo = value.places.offsets[i]
-        return value.base[..., lo : lo + value.places.sizes[i]]
-    return value[i] if type(value) is Each else value
+        value, form = value.base, value.places
+    if isinstance(form, Places):
+        lo = form.offsets[i]
+        return value[..., lo : lo + form.sizes[i]]
+    own = form if form is not None else value
+    return own[i] if type(own) is Each else value
 
 
 def _refused(_: Callable[P, None]) -> Callable[P, None]:

@@ -55,6 +55,42 @@ def compile_only(module: str, name: str, calls: list[dict[str, Any]]) -> list[Co
     return found
 
 
+def interpret_many(name: str, arguments: bytes) -> tuple[bytes, int]:
+    """Call an operation on many pieces, and send back what is left of all arguments, and how often it was launched."""
+    named, launched = pickle.loads(arguments), []
+    launch = importlib.import_module("gradwire.ops.triton.many")
+    start = launch.launch
+    launch.launch = lambda *given, **constants: (launched.append(given[0]), start(*given, **constants))
+    try:
+        with np.errstate(all="ignore"):
+            on_many(name, named)
+    finally:
+        launch.launch = start
+    return pickle.dumps(named), len(launched)
+
+
+def on_many(name: str, named: dict[str, Any]) -> None:
+    """Ask the GPU version of an operation, wherever the tensors are."""
+    base = importlib.import_module("gradwire.ops.base")
+    many = base.Many(importlib.import_module("tests.ops.found").OPS[name]) if name not in _many else _many[name]
+    _many[name] = many
+    given = {key: named.get(key, many.said.defaults.get(key)) for key in many.said.parameters}
+    first = next(iter(given.values()))
+    many.on_gpu(many.table(first, given), *(many.shared(key, value) for key, value in given.items()))
+
+
+_many: dict[str, Any] = {}
+
+
+def compile_many(name: str, calls: list[dict[str, Any]]) -> list[Compiled]:
+    """The same, which starts nothing; what had to be compiled for it."""
+    found: list[Compiled] = []
+    importlib.import_module("triton").knobs.compilation.listener = lambda **each: found.append(_read(**each))
+    for named in calls:
+        on_many(name, named)
+    return found
+
+
 def _kernel(module: str, name: str) -> Callable[..., None]:
     return getattr(importlib.import_module(module), name)
 

@@ -15,6 +15,7 @@ from gradwire.ops.triton.accumulate import add_residual
 from gradwire.ops.triton.launch import BLOCK, launch
 from gradwire.ops.triton.levels import blocks, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton.levels import elements as elements_of
+from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.status import flag_nonfinite
 from gradwire.ops.triton.tile import elements
 
@@ -48,9 +49,15 @@ def _bfloat_bits(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _cast(
-    x: tl.tensor, out: tl.tensor, n: tl.tensor, scale: tl.float32, BFLOAT: tl.constexpr, BLOCK: tl.constexpr
+    x: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    scale: tl.float32,
+    BFLOAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    i = elements(BLOCK)
+    i = elements(BLOCK, program)
     inside = i < n
     scaled = tl.load(x + i, mask=inside) * scale
     if BFLOAT:
@@ -59,6 +66,7 @@ def _cast(
         tl.store(out + i, scaled.to(out.dtype.element_ty), mask=inside)
 
 
+@mergeable
 def cast_encode(x: Tensor, out: Tensor, scale: float) -> None:
     """The operation on a GPU."""
     n, bfloat = x.numel(), out.dtype is torch.bfloat16
@@ -75,8 +83,9 @@ def _cast_feedback(
     n: tl.tensor,
     BFLOAT: tl.constexpr,
     BLOCK: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    i = elements(BLOCK)
+    i = elements(BLOCK, program)
     inside = i < n
     old = tl.load(residual + i, mask=inside, other=0.0)
     x = old + tl.load(grad + i, mask=inside, other=0.0)
@@ -93,6 +102,7 @@ def _cast_feedback(
         flag_nonfinite(x - value, status)
 
 
+@mergeable
 def cast_encode_feedback(grad: Tensor, residual: Tensor, out: Tensor, status: Tensor | None = None) -> None:
     """The operation on a GPU."""
     n, bfloat = grad.numel(), out.dtype is torch.bfloat16
@@ -110,8 +120,9 @@ def _cast_sum(
     scale: tl.float32,
     BFLOAT: tl.constexpr,
     BLOCK: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    i = elements(BLOCK)
+    i = elements(BLOCK, program)
     inside = i < n
     total = tl.load(out + i, mask=inside)
     for _ in range(ranks):
@@ -124,6 +135,7 @@ def _cast_sum(
     tl.store(out + i, total, mask=inside)
 
 
+@mergeable
 def cast_add_decoded(payloads: Tensor, out: Tensor, scale: float) -> None:
     """The operation on a GPU."""
     n, ranks, bfloat = out.numel(), payloads.size(0), payloads.dtype is torch.bfloat16

@@ -12,6 +12,7 @@ from gradwire.compressors.levels.ops import top_of
 from gradwire.ops.checks import float32
 from gradwire.ops.triton.launch import BLOCK, launch
 from gradwire.ops.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile
+from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.philox import philox_words
 from gradwire.ops.triton.status import flag_nonfinite
 
@@ -117,8 +118,9 @@ def _qsgd(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
     values = load(x, group, n)
     magnitude = largest(values)
@@ -133,6 +135,7 @@ def _qsgd(
         _write_levels(load(x, group, n), group, norm, codes, size, key, step, BITS, TOP)
 
 
+@mergeable
 def qsgd_encode(
     x: Tensor,
     norms: Tensor,
@@ -194,8 +197,9 @@ def _qsgd_feedback(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
     old, x = _sum(grad, residual, group, n)
     magnitude = largest(x)
@@ -217,6 +221,7 @@ def _qsgd_feedback(
         _keep(grad, residual, group, n, old, x - distance * q.to(tl.float32), status is not None)
 
 
+@mergeable
 def qsgd_encode_feedback(
     grad: Tensor,
     residual: Tensor,
@@ -260,8 +265,9 @@ def _add(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     group = groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN)
     i = elements(group)
     total = tl.load(out + i, mask=i < n)
@@ -273,6 +279,7 @@ def _add(
     tl.store(out + i, total, mask=i < n)
 
 
+@mergeable
 def qsgd_add_decoded(
     norms: Tensor,
     codes: Tensor,

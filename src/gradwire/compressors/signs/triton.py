@@ -13,6 +13,7 @@ from gradwire.ops.checks import float32
 from gradwire.ops.sums import SUM_BLOCK, mean_of_sums
 from gradwire.ops.triton.codes import pack, places, unpack
 from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.momentum import advance
 from gradwire.ops.triton.signs import ROWS, blocks, pack_signs, total_of_32, unpack_signs
 from gradwire.ops.triton.status import compensate, flag_nonfinite
@@ -54,13 +55,16 @@ def _grid_of_blocks(count: int) -> tuple[int]:
 
 
 @triton.jit
-def _sign(x: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, BYTES: tl.constexpr) -> None:
-    byte, i = places(BYTES, 1)
+def _sign(
+    x: tl.tensor, codes: tl.tensor, n: tl.tensor, size: tl.tensor, BYTES: tl.constexpr, program: tl.tensor = None
+) -> None:
+    byte, i = places(BYTES, 1, program)
     inside = i < n
     positive = tl.load(x + i, mask=inside, other=0.0) >= 0.0
     tl.store(codes + byte, pack_signs(positive & inside), mask=byte < size)
 
 
+@mergeable
 def sign_encode(x: Tensor, codes: Tensor) -> None:
     """The operation on a GPU."""
     launch(_sign, _grid(codes.numel()), x, codes, x.numel(), codes.numel(), BYTES=BYTES)
@@ -75,14 +79,16 @@ def _sign_feedback(
     n: tl.tensor,
     size: tl.tensor,
     BYTES: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    byte, i = places(BYTES, 1)
+    byte, i = places(BYTES, 1, program)
     x = compensate(grad, residual, status, i, n)
     positive = x >= 0.0
     tl.store(codes + byte, pack_signs(positive & (i < n)), mask=byte < size)
     tl.store(residual + i, tl.where(positive, x - 1.0, x + 1.0), mask=i < n)
 
 
+@mergeable
 def sign_encode_feedback(grad: Tensor, residual: Tensor, codes: Tensor, status: Tensor | None = None) -> None:
     """The operation on a GPU."""
     n, size = grad.numel(), codes.numel()
@@ -99,8 +105,9 @@ def _add_signs(
     size: tl.tensor,
     scale: tl.float32,
     BYTES: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    byte, i = places(BYTES, 1)
+    byte, i = places(BYTES, 1, program)
     inside = i < n
     total = tl.load(out + i, mask=inside)
     for _ in range(ranks):
@@ -111,6 +118,7 @@ def _add_signs(
     tl.store(out + i, total, mask=inside)
 
 
+@mergeable
 def sign_add_decoded(codes: Tensor, out: Tensor, scale: float) -> None:
     """The operation on a GPU."""
     ranks, size = codes.shape
@@ -119,14 +127,15 @@ def sign_add_decoded(codes: Tensor, out: Tensor, scale: float) -> None:
 
 
 @triton.jit
-def _vote(mean: tl.tensor, n: tl.tensor, tie: tl.float32, BLOCK: tl.constexpr) -> None:
-    i = elements(BLOCK)
+def _vote(mean: tl.tensor, n: tl.tensor, tie: tl.float32, BLOCK: tl.constexpr, program: tl.tensor = None) -> None:
+    i = elements(BLOCK, program)
     inside = i < n
     x = tl.load(mean + i, mask=inside)
     decided = tl.where(x > _TIE, 1.0, tl.where(x < -_TIE, -1.0, tie))
     tl.store(mean + i, tl.where(x == x, decided, x), mask=inside)
 
 
+@mergeable
 def sign_vote(mean: Tensor, tie: float) -> None:
     """The operation on a GPU."""
     n = mean.numel()
@@ -144,12 +153,14 @@ def _signum(
     beta: tl.float32,
     rest: tl.float32,
     BYTES: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    byte, i = places(BYTES, 1)
+    byte, i = places(BYTES, 1, program)
     positive = advance(grad, momentum, status, i, n, beta, rest) >= 0.0
     tl.store(codes + byte, pack_signs(positive & (i < n)), mask=byte < size)
 
 
+@mergeable
 def signum_encode(grad: Tensor, momentum: Tensor, codes: Tensor, beta: float, status: Tensor | None = None) -> None:
     """The operation on a GPU."""
     n, size, factors = grad.numel(), codes.numel(), (float32(beta), float32(1 - beta))
@@ -195,8 +206,9 @@ def _scaled(
     SIZE: tl.constexpr,
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     lanes = tl.zeros((ROWS, LANES), tl.float32)
     for start in range(0, SIZE, LANES):
         i = _lanes(block, start, SIZE)
@@ -207,6 +219,7 @@ def _scaled(
     tl.store(scales + block, scale, mask=block < count)
 
 
+@mergeable
 def scaled_sign_encode(x: Tensor, scales: Tensor, codes: Tensor, block: int) -> None:
     """The operation on a GPU."""
     sizes = x.numel(), scales.numel(), codes.numel()
@@ -226,8 +239,9 @@ def _scaled_feedback(
     SIZE: tl.constexpr,
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     lanes = tl.zeros((ROWS, LANES), tl.float32)
     for start in range(0, SIZE, LANES):
         i = _lanes(block, start, SIZE)
@@ -247,6 +261,7 @@ def _scaled_feedback(
             tl.store(grad + i, old, mask=i < n)
 
 
+@mergeable
 def scaled_sign_encode_feedback(
     grad: Tensor, residual: Tensor, scales: Tensor, codes: Tensor, block: int, status: Tensor | None = None
 ) -> None:
@@ -269,8 +284,9 @@ def _add_scaled(
     scale: tl.float32,
     SIZE: tl.constexpr,
     BYTES: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    byte, i = places(BYTES, 1)
+    byte, i = places(BYTES, 1, program)
     block = byte // (SIZE // 8)
     total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
@@ -283,6 +299,7 @@ def _add_scaled(
     tl.store(out + i, total, mask=i < n)
 
 
+@mergeable
 def scaled_sign_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
     """The operation on a GPU."""
     ranks, size = codes.shape
@@ -322,8 +339,9 @@ def _two_means(
     SIZE: tl.constexpr,
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     low, high = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
     above = tl.zeros((ROWS,), tl.int32)
     for start in range(0, SIZE, LANES):
@@ -336,6 +354,7 @@ def _two_means(
     tl.store(means + 2 * block + 1, mu1, mask=block < count)
 
 
+@mergeable
 def two_means_encode(x: Tensor, means: Tensor, codes: Tensor, block: int) -> None:
     """The operation on a GPU."""
     count = means.numel() // 2
@@ -356,8 +375,9 @@ def _two_means_feedback(
     SIZE: tl.constexpr,
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     low, high = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((ROWS, LANES), tl.float32)
     above = tl.zeros((ROWS,), tl.int32)
     for start in range(0, SIZE, LANES):
@@ -380,6 +400,7 @@ def _two_means_feedback(
             tl.store(grad + i, old, mask=i < n)
 
 
+@mergeable
 def two_means_encode_feedback(
     grad: Tensor, residual: Tensor, means: Tensor, codes: Tensor, block: int, status: Tensor | None = None
 ) -> None:
@@ -402,8 +423,9 @@ def _add_two_means(
     scale: tl.float32,
     SIZE: tl.constexpr,
     BYTES: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    byte, i = places(BYTES, 1)
+    byte, i = places(BYTES, 1, program)
     block = byte // (SIZE // 8)
     total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
@@ -416,6 +438,7 @@ def _add_two_means(
     tl.store(out + i, total, mask=i < n)
 
 
+@mergeable
 def two_means_add_decoded(means: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
     """The operation on a GPU."""
     ranks, size = codes.shape
@@ -432,8 +455,9 @@ def _onebit(
     size: tl.tensor,
     threshold: tl.float32,
     BYTES: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    byte, i = places(BYTES, 1)
+    byte, i = places(BYTES, 1, program)
     inside = i < n
     if step is not None:
         threshold = tl.load(step) * threshold
@@ -441,6 +465,7 @@ def _onebit(
     tl.store(codes + byte, pack((above & inside).to(tl.int32), 1), mask=byte < size)
 
 
+@mergeable
 def onebit_encode(x: Tensor, codes: Tensor, threshold: float, step: Tensor | None = None) -> None:
     """The operation on a GPU."""
     size = codes.numel()
@@ -458,8 +483,9 @@ def _onebit_feedback(
     size: tl.tensor,
     threshold: tl.float32,
     BYTES: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    byte, i = places(BYTES, 1)
+    byte, i = places(BYTES, 1, program)
     inside = i < n
     old = tl.load(residual + i, mask=inside, other=0.0)
     x = old + tl.load(grad + i, mask=inside, other=0.0)
@@ -475,6 +501,7 @@ def _onebit_feedback(
     tl.store(residual + i, rest, mask=inside)
 
 
+@mergeable
 def onebit_encode_feedback(
     grad: Tensor,
     residual: Tensor,
@@ -500,8 +527,9 @@ def _add_onebit(
     size: tl.tensor,
     scale: tl.float32,
     BYTES: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    byte, i = places(BYTES, 1)
+    byte, i = places(BYTES, 1, program)
     inside = i < n
     total = tl.load(out + i, mask=inside)
     for _ in range(ranks):
@@ -516,6 +544,7 @@ def _add_onebit(
     tl.store(out + i, total, mask=inside)
 
 
+@mergeable
 def onebit_add_decoded(codes: Tensor, out: Tensor, scale: float, steps: Tensor | None = None) -> None:
     """The operation on a GPU."""
     ranks, size = codes.shape

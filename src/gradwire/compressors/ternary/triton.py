@@ -8,6 +8,7 @@ from gradwire.ops.checks import float32
 from gradwire.ops.triton.codes import pack, places, unpack
 from gradwire.ops.triton.dither import dither
 from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.status import compensate
 
 __all__ = [
@@ -48,12 +49,14 @@ def _encode(
     threshold: tl.float32,
     STRICT: tl.constexpr,
     BYTES: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    byte, i = places(BYTES, 2)
+    byte, i = places(BYTES, 2, program)
     inside = i < n
     _store(_beyond(tl.load(x + i, mask=inside, other=0.0), threshold, STRICT), inside, codes, byte, size)
 
 
+@mergeable
 def twobit_encode(x: Tensor, codes: Tensor, threshold: float, strict: bool = False) -> None:
     """The operation on a GPU."""
     n, size = x.numel(), codes.numel()
@@ -71,14 +74,16 @@ def _encode_feedback(
     threshold: tl.float32,
     STRICT: tl.constexpr,
     BYTES: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    byte, i = places(BYTES, 2)
+    byte, i = places(BYTES, 2, program)
     x = compensate(grad, residual, status, i, n)
     code = _beyond(x, threshold, STRICT)
     _store(code, i < n, codes, byte, size)
     tl.store(residual + i, _kept(x, code, threshold), mask=i < n)
 
 
+@mergeable
 def twobit_encode_feedback(
     grad: Tensor, residual: Tensor, codes: Tensor, threshold: float, status: Tensor | None = None, strict: bool = False
 ) -> None:
@@ -89,14 +94,21 @@ def twobit_encode_feedback(
 
 @triton.jit
 def _dithered(
-    x: tl.tensor, codes: tl.tensor, level: tl.tensor, n: tl.tensor, size: tl.tensor, BYTES: tl.constexpr
+    x: tl.tensor,
+    codes: tl.tensor,
+    level: tl.tensor,
+    n: tl.tensor,
+    size: tl.tensor,
+    BYTES: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    byte, i = places(BYTES, 2)
+    byte, i = places(BYTES, 2, program)
     inside = i < n
     least = tl.load(level) * dither(i)
     _store(_beyond(tl.load(x + i, mask=inside, other=0.0), least, False), inside, codes, byte, size)
 
 
+@mergeable
 def dithered_encode(x: Tensor, codes: Tensor, level: Tensor) -> None:
     """The operation on a GPU."""
     size = codes.numel()
@@ -114,14 +126,16 @@ def _dithered_feedback(
     n: tl.tensor,
     size: tl.tensor,
     BYTES: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    byte, i = places(BYTES, 2)
+    byte, i = places(BYTES, 2, program)
     x = compensate(grad, residual, status, i, n)
     code = _beyond(x, tl.load(level) * dither(i), False)
     _store(code, i < n, codes, byte, size)
     tl.store(residual + i, _kept(x, code, tl.load(threshold)), mask=i < n)
 
 
+@mergeable
 def dithered_encode_feedback(
     grad: Tensor, residual: Tensor, codes: Tensor, threshold: Tensor, level: Tensor, status: Tensor | None = None
 ) -> None:
@@ -142,8 +156,9 @@ def _add(
     size: tl.tensor,
     step: tl.float32,
     BYTES: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    byte, i = places(BYTES, 2)
+    byte, i = places(BYTES, 2, program)
     inside = i < n
     total = tl.load(out + i, mask=inside)
     for _ in range(ranks):
@@ -157,6 +172,7 @@ def _add(
     tl.store(out + i, total, mask=inside)
 
 
+@mergeable
 def twobit_add_decoded(codes: Tensor, out: Tensor, threshold: float, scale: float, steps: Tensor | None = None) -> None:
     """The operation on a GPU."""
     ranks, size = codes.shape

@@ -3,13 +3,15 @@
 import triton
 import triton.language as tl
 
+from gradwire.ops.triton.tile import number
+
 __all__ = ["pack", "places", "unpack"]
 
 
 @triton.jit
-def places(BYTES: tl.constexpr, BITS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+def places(BYTES: tl.constexpr, BITS: tl.constexpr, program: tl.tensor = None) -> tuple[tl.tensor, tl.tensor]:
     """The indices of this program's bytes, and those of the elements in each: (BYTES,), (BYTES, 8 // BITS)."""
-    byte = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
+    byte = number(program) * BYTES + tl.arange(0, BYTES)
     return byte, byte[:, None] * (8 // BITS) + tl.arange(0, 8 // BITS)[None, :]
 
 

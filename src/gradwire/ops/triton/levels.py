@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from gradwire.ops.triton.launch import BLOCK
+from gradwire.ops.triton.tile import number
 
 __all__ = ["blocks", "elements", "groups", "largest", "load", "norm_of", "store", "tile"]
 
@@ -19,9 +20,9 @@ def tile(block: int) -> dict[str, int]:
 
 
 @triton.jit
-def blocks(ROWS: tl.constexpr) -> tl.tensor:
+def blocks(ROWS: tl.constexpr, program: tl.tensor = None) -> tl.tensor:
     """The indices of this program's blocks, in 64 bits."""
-    return tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    return number(program) * ROWS + tl.arange(0, ROWS)
 
 
 @triton.jit

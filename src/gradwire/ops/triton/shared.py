@@ -8,14 +8,16 @@ from torch import Tensor
 from gradwire.ops.checks import float32
 from gradwire.ops.triton.accumulate import add_residual
 from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.momentum import advance
 from gradwire.ops.triton.philox import philox_table
 from gradwire.ops.triton.status import flag_nonfinite
-from gradwire.ops.triton.tile import elements
+from gradwire.ops.triton.tile import elements, number
 
 __all__ = ["accumulate", "copy_where", "fill_where", "momentum_update", "nonfinite", "philox", "swap"]
 
 
+@mergeable
 def accumulate(grad: Tensor, residual: Tensor, status: Tensor | None = None) -> None:
     """The operation on a GPU."""
     add_residual(grad, residual, status)
@@ -30,10 +32,12 @@ def _momentum_update(
     beta: tl.float32,
     rest: tl.float32,
     BLOCK: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    advance(grad, momentum, status, elements(BLOCK), n, beta, rest)
+    advance(grad, momentum, status, elements(BLOCK, program), n, beta, rest)
 
 
+@mergeable
 def momentum_update(grad: Tensor, momentum: Tensor, beta: float, status: Tensor | None = None) -> None:
     """The operation on a GPU."""
     n, factors = grad.numel(), (float32(beta), float32(1 - beta))
@@ -41,11 +45,12 @@ def momentum_update(grad: Tensor, momentum: Tensor, beta: float, status: Tensor 
 
 
 @triton.jit
-def _nonfinite(x: tl.tensor, status: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
-    i = elements(BLOCK)
+def _nonfinite(x: tl.tensor, status: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr, program: tl.tensor = None) -> None:
+    i = elements(BLOCK, program)
     flag_nonfinite(tl.load(x + i, mask=i < n, other=0.0).to(tl.float32), status)
 
 
+@mergeable
 def nonfinite(x: Tensor, status: Tensor) -> None:
     """The operation on a GPU."""
     n = x.numel()
@@ -54,13 +59,20 @@ def nonfinite(x: Tensor, status: Tensor) -> None:
 
 @triton.jit(do_not_specialize=["key", "step", "offset"])
 def _philox(
-    out: tl.tensor, n: tl.tensor, key: tl.int64, step: tl.int64, offset: tl.int64, COUNTERS: tl.constexpr
+    out: tl.tensor,
+    n: tl.tensor,
+    key: tl.int64,
+    step: tl.int64,
+    offset: tl.int64,
+    COUNTERS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    counter = tl.program_id(0).to(tl.int64) * COUNTERS + tl.arange(0, COUNTERS)
+    counter = number(program) * COUNTERS + tl.arange(0, COUNTERS)
     i = counter[:, None] * 4 + tl.arange(0, 4)[None, :]
     tl.store(out + i, philox_table(counter + offset, key, step).to(tl.int32, bitcast=True), mask=i < n)
 
 
+@mergeable
 def philox(out: Tensor, key: int, step: int, offset: int = 0) -> None:
     """The operation on a GPU."""
     n = out.numel()
@@ -68,45 +80,51 @@ def philox(out: Tensor, key: int, step: int, offset: int = 0) -> None:
 
 
 @triton.jit
-def _copy_where(source: tl.tensor, target: tl.tensor, when: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
-    i = elements(BLOCK)
-    inside = (i < n) & (tl.load(when) != 0)  # Where the flag is not set no element is read or written.
+def _copy_where(
+    source: tl.tensor, target: tl.tensor, when: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr, program: tl.tensor = None
+) -> None:
+    i = elements(BLOCK, program)
+    inside = i < n
+    if when is not None:
+        inside = inside & (tl.load(when) != 0)  # Where the flag is not set no element is read or written.
     tl.store(target + i, tl.load(source + i, mask=inside), mask=inside)
 
 
+@mergeable
 def copy_where(source: Tensor, target: Tensor, when: Tensor | None = None) -> None:
     """The operation on a GPU."""
-    if when is None:
-        target.copy_(source)
-        return
-    n = source.numel()
-    launch(_copy_where, (triton.cdiv(n, BLOCK),), source, target, when.view(torch.uint8), n, BLOCK=BLOCK)
+    n, flag = source.numel(), None if when is None else when.view(torch.uint8)
+    launch(_copy_where, (triton.cdiv(n, BLOCK),), source, target, flag, n, BLOCK=BLOCK)
 
 
 @triton.jit
-def _fill_where(out: tl.tensor, value: tl.float32, when: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
-    i = elements(BLOCK)
-    tl.store(out + i, tl.full((BLOCK,), 0.0, tl.float32) + value, mask=(i < n) & (tl.load(when) != 0))
+def _fill_where(
+    out: tl.tensor, value: tl.float32, when: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr, program: tl.tensor = None
+) -> None:
+    i = elements(BLOCK, program)
+    inside = i < n
+    if when is not None:
+        inside = inside & (tl.load(when) != 0)
+    tl.store(out + i, tl.full((BLOCK,), 0.0, tl.float32) + value, mask=inside)
 
 
+@mergeable
 def fill_where(out: Tensor, value: float, when: Tensor | None = None) -> None:
     """The operation on a GPU."""
-    if when is None:
-        out.fill_(value)
-        return
-    n = out.numel()
-    launch(_fill_where, (triton.cdiv(n, BLOCK),), out, float32(value), when.view(torch.uint8), n, BLOCK=BLOCK)
+    n, flag = out.numel(), None if when is None else when.view(torch.uint8)
+    launch(_fill_where, (triton.cdiv(n, BLOCK),), out, float32(value), flag, n, BLOCK=BLOCK)
 
 
 @triton.jit
-def _swap(a: tl.tensor, b: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr) -> None:
-    i = elements(BLOCK)
+def _swap(a: tl.tensor, b: tl.tensor, n: tl.tensor, BLOCK: tl.constexpr, program: tl.tensor = None) -> None:
+    i = elements(BLOCK, program)
     inside = i < n
     kept = tl.load(a + i, mask=inside)
     tl.store(a + i, tl.load(b + i, mask=inside), mask=inside)
     tl.store(b + i, kept, mask=inside)
 
 
+@mergeable
 def swap(a: Tensor, b: Tensor) -> None:
     """The operation on a GPU."""
     n = a.numel()

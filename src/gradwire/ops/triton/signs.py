@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from gradwire.ops.triton.tile import number
+
 __all__ = ["ROWS", "blocks", "pack_signs", "total_of_16", "total_of_32", "unpack_signs"]
 
 ROWS = 16  # blocks for one program
@@ -21,9 +23,9 @@ def unpack_signs(codes: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def blocks(ROWS: tl.constexpr) -> tl.tensor:
+def blocks(ROWS: tl.constexpr, program: tl.tensor = None) -> tl.tensor:
     """The indices of this program's blocks, in 64 bits."""
-    return tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    return number(program) * ROWS + tl.arange(0, ROWS)
 
 
 @triton.jit

@@ -3,10 +3,18 @@
 import triton
 import triton.language as tl
 
-__all__ = ["elements"]
+__all__ = ["elements", "number"]
 
 
 @triton.jit
-def elements(BLOCK: tl.constexpr) -> tl.tensor:
+def number(program: tl.tensor) -> tl.tensor:
+    """The number of this program, in 64 bits: its own, or that of the launch where it is None."""
+    if program is None:
+        return tl.program_id(0).to(tl.int64)
+    return program.to(tl.int64)
+
+
+@triton.jit
+def elements(BLOCK: tl.constexpr, program: tl.tensor = None) -> tl.tensor:
     """The indices of this program's elements, in 64 bits: a gradient may have more than 2**31."""
-    return tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    return number(program) * BLOCK + tl.arange(0, BLOCK)

@@ -1,0 +1,138 @@
+"""One launch for the pieces of a flat tensor: each program finds the piece that it works on in a table.
+
+What is launched for a single piece is recorded first, for every piece; where that is the same kernel with other
+addresses and sizes, the launches become one, of a kernel that is written here around it:
+
+    program p of all:  piece = owners[p];  addresses += table[piece];  kernel(..., program = p - firsts[piece])
+
+So a kernel that can be merged takes the number of its program as its last parameter, ``program``, None in a launch of
+its own; and its wrapper does nothing on the device but launch. A wrapper says so with ``mergeable``.
+"""
+
+import inspect
+import linecache
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradwire.ops.triton.launch import Step, launch, recorded
+
+__all__ = ["Merged", "mergeable"]
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def mergeable(function: F) -> F:
+    """Declare that a wrapper only launches kernels, each of which takes ``program``: it is asked for by this line."""
+    return function
+
+
+class Merged:
+    """The launches of a wrapper for several pieces as one for each kernel.
+
+    Args:
+        wrapper: is called with the arguments of each piece, and launches nothing while it is recorded.
+        calls: the arguments of each piece; those that are no tensors and no piece's own are the same for all.
+
+    Raises:
+        ValueError: the pieces need different kernels, or differ in what no table holds.
+    """
+
+    def __init__(self, wrapper: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
+        self._wrapper = wrapper
+        pieces = [recorded(wrapper, *call) for call in calls]
+        if len({len(steps) for steps in pieces}) != 1:
+            raise ValueError(f"{wrapper.__name__} launches more kernels for some pieces than for others")
+        self._launches = [Launch(steps) for steps in zip(*pieces, strict=True)]
+
+    def __call__(self, *call: Any) -> None:
+        """Launch for all pieces.
+
+        Args:
+            call: the arguments of the first piece in this step.
+        """
+        for each, step in zip(self._launches, recorded(self._wrapper, *call), strict=True):
+            each(step)
+
+
+class Launch:
+    """One kernel for all pieces."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        first = steps[0]
+        alike = all(
+            (each.kernel, each.constants, each.grid[1:], len(each.arguments))
+            == (first.kernel, first.constants, first.grid[1:], len(first.arguments))
+            for each in steps
+        )
+        if not alike:
+            raise ValueError("the pieces need different kernels")
+        names = list(inspect.signature(first.kernel.fn).parameters)[: len(first.arguments)]
+        columns = zip(names, zip(*(each.arguments for each in steps), strict=True), strict=True)
+        found = {name: differences(values) for name, values in columns}
+        varying = {name: numbers for name, numbers in found.items() if numbers is not None}
+        device = next(each for each in first.arguments if isinstance(each, Tensor)).device
+        counts = torch.tensor([each.grid[0] for each in steps])
+        self._grid = int(counts.sum())
+        self._owners = torch.arange(len(steps), dtype=torch.int32).repeat_interleave(counts).to(device)
+        self._firsts = (counts.cumsum(0) - counts).to(device)
+        table = list(zip(*varying.values(), strict=True))
+        self._table = torch.tensor(table, dtype=torch.int64).to(device)
+        addresses = tuple(name for name in varying if isinstance(first.arguments[names.index(name)], Tensor))
+        self._kernel = around(first.kernel, tuple(varying), addresses)
+
+    def __call__(self, step: Step) -> None:
+        tables = self._owners, self._firsts, self._table
+        launch(self._kernel, (self._grid, *step.grid[1:]), *tables, *step.arguments, **step.constants)
+
+
+def differences(values: Sequence[Any]) -> list[int] | None:
+    """What a table says of an argument: how far addresses lie from the first in elements, or numbers; None: nothing.
+
+    Raises:
+        ValueError: it is another kind of thing, and not the same for all.
+    """
+    first = values[0]
+    if isinstance(first, Tensor):
+        if not all(isinstance(each, Tensor) and each.dtype is first.dtype for each in values):
+            raise ValueError("the pieces have tensors of different kinds")
+        offsets = [each.data_ptr() - first.data_ptr() for each in values]
+        return [offset // first.element_size() for offset in offsets] if any(offsets) else None
+    if all(each == first for each in values):
+        return None
+    if not all(isinstance(each, int) for each in values):
+        raise ValueError(f"the pieces have numbers of their own: {values[:3]}")
+    return list(values)
+
+
+@cache
+def around(kernel: Any, varying: tuple[str, ...], addresses: tuple[str, ...]) -> Any:
+    """A kernel that finds its piece and calls ``kernel`` with what the table says of it.
+
+    Args:
+        varying: the parameters of which each piece has its own, in the order of the table's columns.
+        addresses: those of them that are addresses; the others are whole numbers.
+    """
+    parameters = [name for name in inspect.signature(kernel.fn).parameters if name != "program"]
+    constants = [name for name in parameters if name.isupper()]
+    lines = ["def many(", "    owners,", "    firsts,", "    table,"]
+    lines += [f"    {name}: tl.constexpr," if name in constants else f"    {name}," for name in parameters]
+    lines += ["):", "    number = tl.program_id(0)", "    piece = tl.load(owners + number).to(tl.int64)"]
+    lines += [f"    row = table + piece * {len(varying)}"]
+    for column, name in enumerate(varying):
+        lines.append(f"    {name} {'+=' if name in addresses else '='} tl.load(row + {column})")
+    given = [f"{name}={name}" for name in parameters]
+    lines.append(f"    kernel({', '.join(given)}, program=number - tl.load(firsts + piece))")
+    source = "\n".join(lines) + "\n"
+    name = f"<gradwire: {kernel.fn.__module__}.{kernel.fn.__name__} for many pieces, {', '.join(varying)}>"
+    # The compiler reads the source again.
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    scope: dict[str, Any] = {"tl": tl, "kernel": kernel, "__name__": __name__}
+    exec(compile(source, name, "exec"), scope)
+    fixed = [each for each in getattr(kernel, "do_not_specialize", None) or () if isinstance(each, str)]
+    return triton.jit(scope["many"], do_not_specialize=[*fixed, *(each for each in varying if each not in addresses)])

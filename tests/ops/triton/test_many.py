@@ -1,0 +1,82 @@
+"""A launch for many pieces gives the bits of a launch for each."""
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradwire import ops
+from gradwire.ops import Each, Pieces, Places
+from gradwire.ops.base import OPERATIONS
+from tests.ops.examples import EXAMPLES
+from tests.ops.test_pieces import examples, joined, shared
+from tests.ops.triton import worker
+from tests.ops.triton.test_compiled import INEXACT, on_one
+
+MERGED = sorted(name for name in EXAMPLES if name in OPERATIONS and OPERATIONS[name].gpu_takes_many)
+
+
+def of_sizes(name: str) -> list[dict[str, Any]]:
+    """Three calls, the last of which needs several programs."""
+    given = examples(name)
+    return given if name not in LONG else [*given[:2], LONG[name]()]
+
+
+def _long_fill() -> dict[str, Any]:
+    return {"out": torch.linspace(-2, 2, 5003), "value": 0.25, "when": None}
+
+
+def _long_accumulate() -> dict[str, Any]:
+    return {"grad": torch.linspace(-2, 2, 5003), "residual": torch.ones(5003), "status": None}
+
+
+LONG = {"accumulate": _long_accumulate, "fill_where": _long_fill}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_the_bits_are_those_of_single_launches(interpreter, name: str) -> None:
+    op, singles, given = OPERATIONS[name], of_sizes(name), of_sizes(name)
+    common = {key: value for key, value in singles[0].items() if shared(op, key, value)}
+    singles = [{**each, **{k: v for k, v in common.items() if k in each}} for each in singles]
+    for each in singles:
+        op.reference(**each)
+    many = {key: value if key in common else joined([each[key] for each in given]) for key, value in given[0].items()}
+    answer, launches = interpreter.submit(worker.interpret_many, name, pickle.dumps(many)).result()
+    assert launches == 1
+    after = pickle.loads(answer)
+    for key, value in after.items():
+        if isinstance(value, Pieces):
+            for one, two in zip(value.each(), (each[key] for each in singles), strict=True):
+                assert torch.equal(one.contiguous().view(torch.uint8), two.view(torch.uint8)), key
+    if isinstance(common.get("status"), Tensor):
+        assert torch.equal(after["status"], common["status"])
+
+
+def test_every_piece_has_its_own_stream(interpreter) -> None:
+    named = {
+        "out": Pieces(torch.zeros(9000, dtype=torch.int32), Places(9000, [0, 8990], [8985, 8])),
+        "key": Each((5, -7)),
+        "step": 2**40,
+    }
+    after = pickle.loads(interpreter.submit(worker.interpret_many, "philox", pickle.dumps(named)).result()[0])
+    for piece, key in zip(after["out"].each(), named["key"], strict=True):
+        alone = torch.empty_like(piece)
+        ops.philox(alone, key, 2**40)
+        assert torch.equal(alone, piece)
+
+
+@on_one(*MERGED)
+def test_the_compiler_takes_them(compilers, name: str, capability: int) -> None:
+    given, op = examples(name), OPERATIONS[name]
+    many = {k: v if shared(op, k, v) else joined([each[k] for each in given]) for k, v in given[0].items()}
+    compiled = compilers(capability).submit(worker.compile_many, name, [many]).result()
+    assert len(compiled) == 1
+    assert not compiled[0].fused
+    assert INEXACT.findall(compiled[0].ptx) == []
+
+
+def test_what_is_asked_of_a_gpu_is_counted_without_one() -> None:
+    assert {"cast_encode", "twobit_encode_feedback", "onebit_add_decoded", "qsgd_encode", "copy_where"} <= set(MERGED)
+    assert "topk_encode" not in MERGED
