@@ -31,6 +31,7 @@ FREE = {
     ("exponent_add_decoded", "out"),
     ("exponent_add_decoded", "streams"),
     ("exponent_encode", "codes"),
+    ("fill_where", "out"),
     ("inceptionn_add_decoded", "out"),
     ("inceptionn_add_decoded", "streams"),
     ("bitmap_decode", "indices"),

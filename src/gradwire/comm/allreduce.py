@@ -79,11 +79,13 @@ class SummedSession(Session):
         self.channel.all_reduce(self.sums)
         with metrics.timed("decode"):
             bad = nonfinite(self.sums) | dense()
-            self.part.deliver(flat, bad, lambda: self._decode(flat))
+            # Where the sums tell, what they become is not finite, either.
+            self.part.deliver(flat, bad, lambda: self._decode(flat), spoils=not self.tells)
         return bad
 
     def _encode(self, flat: Tensor, key: Key) -> None:
-        self.status.zero_()
+        if not self.tells:
+            self.status.zero_()
         for batch, payload in zip(self.part.batches, self.payloads, strict=True):
             batch.remember()
             x, state, own = batch.of(flat), batch.state, batch.key(key)

@@ -334,7 +334,7 @@ class Part:
         for batch in self.batches:
             batch.finish(flat, bad)
 
-    def deliver(self, flat: Tensor, bad: Tensor, decode: Callable[[], None]) -> None:
+    def deliver(self, flat: Tensor, bad: Tensor, decode: Callable[[], None], spoils: bool = True) -> None:
         """End the step: where ``bad``, take the encode back and hand out NaN; else decode into the pieces.
 
         On the CPU that is a branch. On an accelerator the same operations run in every step, and those that take back
@@ -342,6 +342,7 @@ class Part:
 
         Args:
             decode: writes the mean into the pieces of ``flat``, from ``begin`` on.
+            spoils: whether NaN must be handed out; else what is decoded of a bad step has one already.
         """
         on_cpu = flat.device.type == "cpu"
         if on_cpu and bool(bad):
@@ -352,7 +353,7 @@ class Part:
             self.restore(flat, bad)
         decode()
         self.finish(flat, bad)
-        if not on_cpu:
+        if not on_cpu and spoils:
             self.spoil(flat, bad)
 
     def spoil(self, flat: Tensor, bad: Tensor) -> None:

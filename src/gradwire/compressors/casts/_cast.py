@@ -45,3 +45,6 @@ class Cast(Compressor):
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         ops.cast_add_decoded(payloads[0], out.view(-1), scale)
+
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        ops.cast_add_decoded(payloads[0], out.view(-1), scale, fresh=True)

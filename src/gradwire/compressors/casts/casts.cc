@@ -24,6 +24,7 @@ struct CastAddDecoded {
   float* out;
   float scale;
   CastTo to;
+  bool fresh;  // out counts as 0
 };
 GRADWIRE_KERNEL(cast_add_decoded, CastAddDecoded)
 
@@ -128,7 +129,7 @@ GRADWIRE_INLINE void cast_add_decoded_step(const CastAddDecoded& k, std::int64_t
   const F32 scale = set(k.scale);
   const std::uint8_t* p = k.payloads.data + kCastBytes<kTo> * i;
   F32 sums[kSums];
-  for (int j = 0; j < kSums; ++j) sums[j] = load_ahead(k.out + i + j * kLanes, count);
+  for (int j = 0; j < kSums; ++j) sums[j] = k.fresh ? set(0.0f) : load_ahead(k.out + i + j * kLanes, count);
   for (std::int64_t w = 0; w < k.payloads.count; ++w, p += k.payloads.stride)
     for (int j = 0; j < kSums; ++j)
       sums[j] = sums[j] + scale * load_cast<kTo>(p + kCastBytes<kTo> * kLanes * j, count);
@@ -178,8 +179,8 @@ void cast_encode_feedback(float* grad, float* residual, std::uint8_t* out, int t
 }
 GRADWIRE_OPERATION(cast_encode_feedback)
 
-void cast_add_decoded(Column payloads, int to, float* out, double scale, Size ranks, Size n, int threads) {
-  run(kernels::cast_add_decoded, {payloads.rows(ranks), out, float(scale), cast_to(to)}, n, 16, threads);
+void cast_add_decoded(Column payloads, int to, float* out, double scale, bool fresh, Size ranks, Size n, int threads) {
+  run(kernels::cast_add_decoded, {payloads.rows(ranks), out, float(scale), cast_to(to), fresh}, n, 16, threads);
 }
 GRADWIRE_OPERATION(cast_add_decoded)
 
@@ -196,9 +197,11 @@ GRADWIRE_SELFTEST_OF(cast) {
       leave_one_nan(x);
       return CastEncodeFeedback{{x.a.data(), x.b.data(), x.status.data()}, x.bytes.data(), to};
     });
-    check(target, "cast_add_decoded", kernels::cast_add_decoded, [=](Buffers& x, Size n) {
-      return CastAddDecoded{x.rows(n), x.a.data(), 0.3f, to};
-    });
+    for (const bool fresh : {false, true}) {
+      check(target, "cast_add_decoded", kernels::cast_add_decoded, [=](Buffers& x, Size n) {
+        return CastAddDecoded{x.rows(n), x.a.data(), 0.3f, to, fresh};
+      });
+    }
   }
 }
 #endif

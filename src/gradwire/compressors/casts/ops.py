@@ -105,13 +105,16 @@ def cast_encode_feedback(grad: Written, residual: Written, out: Cast, status: St
 
 
 @declared
-def cast_add_decoded(payloads: Annotated[Tensor, Rows(CASTS, "n")], out: Written, scale: float) -> None:
+def cast_add_decoded(
+    payloads: Annotated[Tensor, Rows(CASTS, "n")], out: Written, scale: float, fresh: bool = False
+) -> None:
     """Add the payloads of all ranks, rank 0 first: out = out + scale * payloads[w], for every w.
 
     Args:
         payloads: float16, bfloat16 or float32, (W, n), rows contiguous.
         out: float32, n elements.
         scale: factor of every payload, rounded to float32; 1 / W for the mean.
+        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -122,6 +125,8 @@ def cast_add_decoded(payloads: Annotated[Tensor, Rows(CASTS, "n")], out: Written
     tensor([2., 3.])
     """
     factor = float32(scale)
+    if fresh:
+        out.zero_()
     for payload in payloads:
         out += payload.float() * factor
 

@@ -119,12 +119,15 @@ def _cast_sum(
     n: tl.tensor,
     scale: tl.float32,
     BFLOAT: tl.constexpr,
+    FRESH: tl.constexpr,
     BLOCK: tl.constexpr,
     program: tl.tensor = None,
 ) -> None:
     i = elements(BLOCK, program)
     inside = i < n
-    total = tl.load(out + i, mask=inside)
+    total = tl.zeros((BLOCK,), tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=inside)
     for _ in range(ranks):
         value = tl.load(payload + i, mask=inside)
         if BFLOAT:
@@ -136,13 +139,14 @@ def _cast_sum(
 
 
 @mergeable
-def cast_add_decoded(payloads: Tensor, out: Tensor, scale: float) -> None:
+def cast_add_decoded(payloads: Tensor, out: Tensor, scale: float, fresh: bool = False) -> None:
     """The operation on a GPU."""
     n, ranks, bfloat = out.numel(), payloads.size(0), payloads.dtype is torch.bfloat16
     # As integers, since the interpreter's own conversion of subnormal bfloat16 is wrong.
     source = payloads.view(torch.int16) if bfloat else payloads
     rows = source, source.stride(0), ranks
-    launch(_cast_sum, (triton.cdiv(n, BLOCK),), *rows, out, n, float32(scale), BFLOAT=bfloat, BLOCK=BLOCK)
+    form = {"BFLOAT": bfloat, "FRESH": fresh, "BLOCK": BLOCK}
+    launch(_cast_sum, (triton.cdiv(n, BLOCK),), *rows, out, n, float32(scale), **form)
 
 
 @triton.jit

@@ -76,6 +76,7 @@ struct OnebitAddDecoded {
   Rows codes, steps;
   float* out;
   float scale;
+  bool fresh;  // out counts as 0
 };
 GRADWIRE_KERNEL(onebit_add_decoded, OnebitAddDecoded)
 
@@ -432,7 +433,9 @@ GRADWIRE_INLINE F32 onebit_values(U32 word, U32 shifts, float scale) {
 // Adds the 1-bit payloads of all ranks, one after the other, with the sums in registers.
 GRADWIRE_INLINE void onebit_add_decoded_step(const OnebitAddDecoded& k, std::int64_t i, int count) {
   const U32 shifts = onebit_shifts(), shifts_second = shifts - set_u32(16);
-  F32 first = load_ahead(k.out + i, first_of(count)), second = load_ahead(k.out + i + kLanes, second_of(count));
+  F32 first = set(0.0f), second = set(0.0f);
+  if (!k.fresh)
+    first = load_ahead(k.out + i, first_of(count)), second = load_ahead(k.out + i + kLanes, second_of(count));
   const std::uint8_t* codes = k.codes.data + i / 8;
   for (std::int64_t w = 0; w < k.codes.count; ++w, codes += k.codes.stride) {
     std::uint32_t word;
@@ -553,8 +556,9 @@ void onebit_encode_feedback(float* grad, float* residual, std::uint8_t* codes, d
 }
 GRADWIRE_OPERATION(onebit_encode_feedback)
 
-void onebit_add_decoded(Column codes, float* out, double scale, Column steps, Size ranks, Size n, int threads) {
-  run(kernels::onebit_add_decoded, {codes.rows(ranks), steps.rows(ranks), out, float(scale)}, n, 32, threads);
+void onebit_add_decoded(Column codes, float* out, double scale, Column steps, bool fresh, Size ranks, Size n,
+                        int threads) {
+  run(kernels::onebit_add_decoded, {codes.rows(ranks), steps.rows(ranks), out, float(scale), fresh}, n, 32, threads);
 }
 GRADWIRE_OPERATION(onebit_add_decoded)
 
@@ -584,7 +588,7 @@ GRADWIRE_SELFTEST_OF(signs) {
         [](Buffers& x, Size) { return OnebitEncode{x.a.data(), x.bytes.data(), 0.5f}; });
   for (const bool own : {false, true})
     check(target, "onebit_add_decoded", kernels::onebit_add_decoded, [=](Buffers& x, Size n) {
-      return OnebitAddDecoded{x.rows(n), own ? x.rows(n) : Rows{nullptr, kRanks, 0}, x.a.data(), 0.3f};
+      return OnebitAddDecoded{x.rows(n), own ? x.rows(n) : Rows{nullptr, kRanks, 0}, x.a.data(), 0.3f, own};
     });
   for (const bool watched : {false, true}) {
     const auto kept = [=](Buffers& x, Size) { return BlockSignEncodeFeedback{feedback(x, watched), blocks(x)}; };

@@ -106,5 +106,11 @@ class OneBit(Compressor):
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        *steps, codes = payloads
-        ops.onebit_add_decoded(codes, out.view(-1), scale, *steps)
+        self._add(payloads, out, scale, fresh=False)
+
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=True)
+
+    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
+        steps = payloads[0] if self.scale == "mean" else None
+        ops.onebit_add_decoded(payloads[-1], out.view(-1), scale, steps, fresh)

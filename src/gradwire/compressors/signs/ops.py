@@ -471,7 +471,9 @@ def onebit_encode_feedback(
 
 
 @declared
-def onebit_add_decoded(codes: CodesOfRanks, out: Written, scale: float, steps: StepsOfRanks = None) -> None:
+def onebit_add_decoded(
+    codes: CodesOfRanks, out: Written, scale: float, steps: StepsOfRanks = None, fresh: bool = False
+) -> None:
     """Add the payloads of all ranks, rank 0 first: out = out + (1: scale * step, 0: -(scale * step)).
 
     Args:
@@ -480,6 +482,7 @@ def onebit_add_decoded(codes: CodesOfRanks, out: Written, scale: float, steps: S
         out: float32, n elements.
         scale: rounded to float32; 1 / W for the mean.
         steps: float32, (W, 1), the step of each rank; None: 1.
+        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -493,6 +496,8 @@ def onebit_add_decoded(codes: CodesOfRanks, out: Written, scale: float, steps: S
     """
     if steps is None:
         steps = torch.ones(codes.size(0), 1, device=out.device)
+    if fresh:
+        out.zero_()
     for row, step in zip(codes, steps * float32(scale), strict=True):
         out += torch.where(unpack(row, 1, out.numel()).bool(), step, -step)
 

@@ -526,12 +526,15 @@ def _add_onebit(
     n: tl.tensor,
     size: tl.tensor,
     scale: tl.float32,
+    FRESH: tl.constexpr,
     BYTES: tl.constexpr,
     program: tl.tensor = None,
 ) -> None:
     byte, i = places(BYTES, 1, program)
     inside = i < n
-    total = tl.load(out + i, mask=inside)
+    total = tl.zeros((BYTES, 8), tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=inside)
     for _ in range(ranks):
         bit = unpack(tl.load(codes + byte, mask=byte < size), 1)
         distance = scale
@@ -545,11 +548,13 @@ def _add_onebit(
 
 
 @mergeable
-def onebit_add_decoded(codes: Tensor, out: Tensor, scale: float, steps: Tensor | None = None) -> None:
+def onebit_add_decoded(
+    codes: Tensor, out: Tensor, scale: float, steps: Tensor | None = None, fresh: bool = False
+) -> None:
     """The operation on a GPU."""
     ranks, size = codes.shape
     rows = codes, codes.stride(0), steps, 0 if steps is None else steps.stride(0), ranks
-    launch(_add_onebit, _grid(size), *rows, out, out.numel(), size, float32(scale), BYTES=BYTES)
+    launch(_add_onebit, _grid(size), *rows, out, out.numel(), size, float32(scale), FRESH=fresh, BYTES=BYTES)
 
 
 @triton.jit

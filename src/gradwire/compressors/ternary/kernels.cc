@@ -22,6 +22,7 @@ struct TwobitAddDecoded {
   Rows codes;
   float* out;
   float step;
+  bool fresh;  // out counts as 0
 };
 GRADWIRE_KERNEL(twobit_add_decoded, TwobitAddDecoded)
 
@@ -172,7 +173,7 @@ GRADWIRE_INLINE F32 twobit_values(const std::uint8_t* codes, const TwobitAddDeco
 }
 
 GRADWIRE_INLINE void twobit_add_vector(const TwobitAddDecoded& k, std::int64_t i, int count) {
-  F32 sum = load(k.out + i, count);
+  F32 sum = k.fresh ? set(0.0f) : load(k.out + i, count);
   const std::uint8_t* codes = k.codes.data + i / 4;
   for (std::int64_t w = 0; w < k.codes.count; ++w) sum = sum + twobit_values(codes + w * k.codes.stride, k);
   store(k.out + i, sum, count);
@@ -184,7 +185,7 @@ GRADWIRE_INLINE void twobit_add_decoded_step(const TwobitAddDecoded& k, std::int
     return;
   }
   F32 sums[kTwobitSums];
-  for (int j = 0; j < kTwobitSums; ++j) sums[j] = load_ahead(k.out + i + j * kLanes, kLanes);
+  for (int j = 0; j < kTwobitSums; ++j) sums[j] = k.fresh ? set(0.0f) : load_ahead(k.out + i + j * kLanes, kLanes);
   const std::uint8_t* codes = k.codes.data + i / 4;
   for (std::int64_t w = 0; w < k.codes.count; ++w, codes += k.codes.stride)
     for (int j = 0; j < kTwobitSums; ++j) sums[j] = sums[j] + twobit_values(codes + 4 * j, k);
@@ -349,16 +350,17 @@ GRADWIRE_OPERATION(dithered_encode_feedback)
 // The factor of payload w; 1 where there are none.
 float factor_at(const Column& factors, Size w) { return factor_of({factors.data, 0, factors.stride}, w); }
 
-void twobit_add_decoded(Column codes, float* out, double threshold, double scale, Column steps, Size ranks, Size n,
-                        int threads) {
+void twobit_add_decoded(Column codes, float* out, double threshold, double scale, Column steps, bool fresh,
+                        Size ranks, Size n, int threads) {
   const float step = float(scale) * float(threshold);
-  if (steps.data == nullptr) return run(kernels::twobit_add_decoded, {codes.rows(ranks), out, step}, n, 16, threads);
+  if (steps.data == nullptr || ranks == 0)
+    return run(kernels::twobit_add_decoded, {codes.rows(ranks), out, step, fresh}, n, 16, threads);
   // Neighbours of equal step together: where the ranks agree, that is one pass over `out`.
   for (Size w = 0, end; w < ranks; w = end) {
     const float factor = factor_at(steps, w);
     for (end = w + 1; end < ranks && factor_at(steps, end) == factor;) ++end;
     const Rows some = {codes.data + w * codes.stride, end - w, codes.stride};
-    run(kernels::twobit_add_decoded, {some, out, step * factor}, n, 16, threads);
+    run(kernels::twobit_add_decoded, {some, out, step * factor, fresh && w == 0}, n, 16, threads);
   }
 }
 
@@ -632,7 +634,9 @@ GRADWIRE_SELFTEST_OF(ternary) {
       return TwobitEncodeFeedback{{x.a.data(), x.b.data(), status}, x.bytes.data(), 0.5f, 0.5f};
     });
   check(target, "twobit_add_decoded", kernels::twobit_add_decoded,
-        [](Buffers& x, Size n) { return TwobitAddDecoded{x.rows(n), x.a.data(), 0.3f}; });
+        [](Buffers& x, Size n) { return TwobitAddDecoded{x.rows(n), x.a.data(), 0.3f, false}; });
+  check(target, "twobit_add_decoded", kernels::twobit_add_decoded,
+        [](Buffers& x, Size n) { return TwobitAddDecoded{x.rows(n), x.a.data(), 0.3f, true}; });
   check(target, "dithered_encode", kernels::dithered_encode,
         [](Buffers& x, Size) { return DitheredEncode{x.a.data(), x.bytes.data(), 0.4f}; });
   check(target, "dithered_encode_feedback", kernels::dithered_encode_feedback, [](Buffers& x, Size) {

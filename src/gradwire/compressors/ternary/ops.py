@@ -134,7 +134,12 @@ def twobit_encode_feedback(
 
 @declared
 def twobit_add_decoded(
-    codes: CodesOfRanks, out: Written, threshold: float, scale: float, steps: StepsOfRanks = None
+    codes: CodesOfRanks,
+    out: Written,
+    threshold: float,
+    scale: float,
+    steps: StepsOfRanks = None,
+    fresh: bool = False,
 ) -> None:
     """Add the payloads of all ranks, rank 0 first: out = out + (11: s, 10: -s, 00 and 01: 0), s = scale * threshold.
 
@@ -144,6 +149,7 @@ def twobit_add_decoded(
         threshold: that of the encoder; rounded to float32.
         scale: factor of every payload, rounded to float32; 1 / W for the mean.
         steps: float32, (W, 1), a factor of the threshold for each rank; None: 1.
+        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
 
     Raises:
         ConfigError: a tensor is not of this form.
@@ -155,6 +161,8 @@ def twobit_add_decoded(
 
     Source: as ``twobit_encode``.
     """
+    if fresh:
+        out.zero_()
     for row, step in zip(codes, _sizes(codes, threshold, scale, steps), strict=True):
         code = unpack(row, 2, out.numel())
         out += torch.where(code == 3, step, torch.where(code == 2, -step, 0.0))

@@ -155,12 +155,15 @@ def _add(
     n: tl.tensor,
     size: tl.tensor,
     step: tl.float32,
+    FRESH: tl.constexpr,
     BYTES: tl.constexpr,
     program: tl.tensor = None,
 ) -> None:
     byte, i = places(BYTES, 2, program)
     inside = i < n
-    total = tl.load(out + i, mask=inside)
+    total = tl.zeros((BYTES, 4), tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=inside)
     for _ in range(ranks):
         code = unpack(tl.load(codes + byte, mask=byte < size), 2)
         own = step
@@ -173,12 +176,14 @@ def _add(
 
 
 @mergeable
-def twobit_add_decoded(codes: Tensor, out: Tensor, threshold: float, scale: float, steps: Tensor | None = None) -> None:
+def twobit_add_decoded(
+    codes: Tensor, out: Tensor, threshold: float, scale: float, steps: Tensor | None = None, fresh: bool = False
+) -> None:
     """The operation on a GPU."""
     ranks, size = codes.shape
     rows = codes, codes.stride(0), steps, 0 if steps is None else steps.stride(0)
     step = float32(float32(scale) * float32(threshold))
-    launch(_add, _grid(size), *rows, ranks, out, out.numel(), size, step, BYTES=BYTES)
+    launch(_add, _grid(size), *rows, ranks, out, out.numel(), size, step, FRESH=fresh, BYTES=BYTES)
 
 
 def _grid(size: int) -> tuple[int]:

@@ -143,10 +143,16 @@ class TwoBit(Compressor):
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
         self._add(payloads, out, scale)
 
-    def _add(self, payloads: Payload, out: Tensor, scale: float) -> None:
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        if self.fixed_size:
+            self._add(payloads, out, scale, fresh=True)
+        else:
+            super().decode_many(payloads, out, scale)
+
+    def _add(self, payloads: Payload, out: Tensor, scale: float, fresh: bool = False) -> None:
         threshold, steps = _auto.steps_of(self.threshold, payloads)
         if self.fixed_size:
-            ops.twobit_add_decoded(payloads[-1], out.view(-1), threshold, scale, steps)
+            ops.twobit_add_decoded(payloads[-1], out.view(-1), threshold, scale, steps, fresh)
         else:
             add_streams(payloads, out, threshold, scale, steps)
 

@@ -9,9 +9,8 @@ __all__ = ["elements", "number"]
 @triton.jit
 def number(program: tl.tensor) -> tl.tensor:
     """The number of this program, in 64 bits: its own, or that of the launch where it is None."""
-    if program is None:
-        return tl.program_id(0).to(tl.int64)
-    return program.to(tl.int64)
+    own = tl.program_id(0) if program is None else program
+    return own.to(tl.int64)
 
 
 @triton.jit
