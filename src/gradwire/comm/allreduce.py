@@ -14,8 +14,8 @@ from gradwire import ops
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
-from gradwire.group.part import Batch, Part, Piece, Unit, fill_nonfinite, nonfinite, pieces_of
-from gradwire.types import Key, Payload, State
+from gradwire.group.part import Batch, Part, Unit, nonfinite, pieces_of
+from gradwire.types import Key, Payload
 
 __all__ = ["AllReduce"]
 
@@ -138,14 +138,14 @@ class RoundsSession(Session):
         self.status = torch.zeros(1, dtype=torch.int32, device=site.device)
 
     def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
-        metrics, pieces = self.channel.metrics, self.part.pieces
+        metrics, pieces, batches = self.channel.metrics, self.part.pieces, self.part.batches
         xs = [piece.of(flat) for piece in pieces]
         self.status.zero_()
-        for piece, x in zip(pieces, xs, strict=True):
-            piece.memory.compensate(x, piece.kept)
-            ops.nonfinite(x.view(-1), self.status)
+        for batch in batches:
+            batch.remember()
+            batch.memory.compensate_each([xs[i] for i in batch.numbers], [pieces[i].kept for i in batch.numbers])
+            ops.nonfinite(batch.of(flat).view(-1), self.status)
         keys = [key.of(piece.id) for piece in pieces]
-        before = [{name: tensor.clone() for name, tensor in piece.state.items()} for piece in pieces]
         compressor = cast(MultiRound, self.units[0].compressor)
         rounds = compressor.rounds(xs, self.payloads, [piece.state for piece in pieces], keys)
         bad = torch.zeros((), dtype=torch.bool, device=flat.device)
@@ -153,10 +153,9 @@ class RoundsSession(Session):
             bad |= self._reduce(field, compressor.reductions[field] if compressor.reductions else "mean")
         bad |= dense()
         with metrics.timed("decode"):
-            for piece, payload, x, state in zip(pieces, self.payloads, xs, before, strict=True):
-                self._settle(piece, payload, x, state, bad)
+            self._settle(flat, xs, bad)
             if flat.device.type != "cpu" or bool(bad):
-                fill_nonfinite(xs, bad)
+                self.part.spoil(flat, bad)
         return bad
 
     def _fields(self, rounds: Iterator[int | None]) -> Iterator[int]:
@@ -183,13 +182,16 @@ class RoundsSession(Session):
         self.channel.all_reduce(area, "max" if how == "max" else "sum")
         return nonfinite(area)
 
-    def _settle(self, piece: Piece, payload: Payload, x: Tensor, before: State, bad: Tensor) -> None:
-        for name, tensor in piece.state.items():
-            torch.where(bad, before[name], tensor, out=tensor)
-        if piece.kept:
-            cast(MultiRound, piece.unit.compressor).add_own(payload, x, -1.0)
-            piece.memory.update(x, piece.kept, bad)
-        piece.memory.begin(x, piece.kept)
-        piece.unit.compressor.add_decoded(payload, x, 1.0)
-        piece.unit.compressor.settle(x)
-        piece.memory.finish(x, piece.kept, bad)
+    def _settle(self, flat: Tensor, xs: Sequence[Tensor], bad: Tensor) -> None:
+        batches, compressor = self.part.batches, cast(MultiRound, self.units[0].compressor)
+        for batch in batches:
+            batch.restore_states(bad)
+        kept = [i for i, piece in enumerate(self.part.pieces) if piece.kept]
+        compressor.add_own_each([self.payloads[i] for i in kept], [xs[i] for i in kept], -1.0)
+        for batch in batches:
+            if batch.kept:
+                batch.keep(flat, bad)
+            batch.begin(flat)
+        compressor.add_decoded_each(self.payloads, xs, 1.0)
+        self.part.settle(flat)
+        self.part.finish(flat, bad)

@@ -72,7 +72,7 @@ class Site:
         states = [self.kept.remember(unit) for unit in units]
         groups: dict[object, list[State]] = {}
         for unit, state in zip(units, states, strict=True):
-            if unit.compressor.takes_pieces:
+            if unit.compressor.takes_pieces or isinstance(unit.compressor, MultiRound):
                 groups.setdefault((id(unit.compressor), *state), []).append(state)
         for group in groups.values():
             pack_states(group, list(group[0]))

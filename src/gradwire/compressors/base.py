@@ -414,6 +414,16 @@ class MultiRound(Compressor):
         """
         self.add_decoded(payload, out, scale)
 
+    def add_own_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
+        """``add_own`` for every tensor of a bucket."""
+        for payload, out in zip(payloads, outs, strict=True):
+            self.add_own(payload, out, scale)
+
+    def add_decoded_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
+        """``add_decoded`` for every tensor of a bucket."""
+        for payload, out in zip(payloads, outs, strict=True):
+            self.add_decoded(payload, out, scale)
+
     def in_16_bits(self) -> Compressor:
         """Refuse where ``add_own`` is the mean: what is kept grows by how a rank differs from the others.
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gradwire import ops
-from gradwire.compressors.base import Compressor
+from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import WireError
 from gradwire.memory.base import Memory
 from gradwire.ops import Each, Pieces, Places
@@ -160,7 +160,7 @@ class Batch:
         if self.several:
             names = pieces[0].kept
             found = {name: Pieces.of([piece.kept[name].view(-1) for piece in pieces]) for name in names}
-            states = {name: Pieces.of([piece.state[name] for piece in pieces]) for name in pieces[0].state}
+            states = {name: Pieces.of([piece.state[name].view(-1) for piece in pieces]) for name in pieces[0].state}
             self.whole = None not in [*found.values(), *states.values()]
             self.kept, self.state = cast("dict[str, Tensor]", found), cast(State, states)
             self._keys = Keys([piece.id for piece in pieces])
@@ -221,9 +221,18 @@ class Batch:
             self.memory.rollback(self.of(flat), self.kept)
             for name, tensor in self.kept.items():
                 torch.where(bad, tensor, now[name], out=tensor)
-        for name, tensor in self.state.items():
-            whole = Pieces.within(tensor)
-            torch.where(bad, self._before[name], whole, out=whole)
+        self.restore_states(bad)
+
+    def restore_states(self, bad: Tensor) -> None:
+        """Put the states back where ``bad``; on the CPU a branch."""
+        if self.state and (bad.device.type != "cpu" or bool(bad)):
+            for name, tensor in self.state.items():
+                whole = Pieces.within(tensor)
+                torch.where(bad, self._before[name], whole, out=whole)
+
+    def keep(self, flat: Tensor, bad: Tensor) -> None:
+        """Keep what is left in the pieces, which was not sent, unless ``bad``."""
+        self.memory.update(self.of(flat), self.kept, bad)
 
     def begin(self, flat: Tensor) -> None:
         """Let the memory prepare the pieces for the sum."""
@@ -275,7 +284,9 @@ def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
     batches = []
     for group in groups:
         first = pieces[group[0]]
-        joined = first.unit.compressor.takes_pieces and first.unit.compressor.fixed_size
+        code = first.unit.compressor
+        # What is averaged in rounds takes all tensors at once anyway; here only its memory matters.
+        joined = isinstance(code, MultiRound) or (code.takes_pieces and code.fixed_size)
         joined = joined and first.memory.takes_pieces(scale) and all(pieces[i].numel > 0 for i in group)
         batch = Batch([pieces[i] for i in group], tuple(group)) if joined else None
         if batch is not None and batch.whole:
@@ -409,10 +420,11 @@ def pack_states(states: Sequence[State], names: Iterable[str]) -> None:
     """Move what several states have under these names into one tensor for each name, where they are views of it."""
     for name in names:
         old = [state[name] for state in states]
-        if len(old) > 1 and all(each.dim() == 1 and each.dtype is old[0].dtype for each in old):
-            whole = torch.cat(old)
-            for state, view in zip(states, torch.split(whole, [each.numel() for each in old]), strict=True):
-                state[name] = view
+        if len(old) > 1 and all(each.dtype is old[0].dtype for each in old):
+            whole = torch.cat([each.reshape(-1) for each in old])
+            parts = torch.split(whole, [each.numel() for each in old])
+            for state, view, each in zip(states, parts, old, strict=True):
+                state[name] = view.view(each.shape)
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

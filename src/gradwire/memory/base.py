@@ -12,7 +12,7 @@ for bit. That is how a step with a NaN on one rank leaves the memories of all ra
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -87,7 +87,7 @@ class Memory(Configuration, ABC):
     """Only methods of one round are served: ``compensate`` and ``update`` refuse."""
 
     def takes_pieces(self, scale: float) -> bool:
-        """Whether ``encode`` with this scale, ``rollback`` and ``begin`` take ``gradwire.ops.Pieces`` for tensors.
+        """Whether ``encode`` with this scale, ``rollback``, ``update`` and ``begin`` take ``gradwire.ops.Pieces``.
 
         Then ``rollback`` has a third argument, ``when``: bool, one element, or None for always.
         """
@@ -143,6 +143,11 @@ class Memory(Configuration, ABC):
     @abstractmethod
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         """``grad`` becomes what is compressed; ``kept`` stays. For methods of several rounds, which then ``update``."""
+
+    def compensate_each(self, grads: Sequence[Tensor], kept: Sequence[Mapping[str, Tensor]]) -> None:
+        """``compensate`` for every tensor of a bucket."""
+        for grad, each in zip(grads, kept, strict=True):
+            self.compensate(grad, each)
 
     @abstractmethod
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -110,12 +110,17 @@ class Residual(Memory):
         residual.index_add_(0, places, values.to(residual.dtype))
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        grad.mul_(self.gamma).add_(kept["residual"], alpha=self.beta)
+        self.compensate_each([grad], [kept])
+
+    def compensate_each(self, grads: Sequence[Tensor], kept: Sequence[Mapping[str, Tensor]]) -> None:
+        if self.gamma != 1.0:
+            torch._foreach_mul_(list(grads), self.gamma)
+        torch._foreach_add_(list(grads), [each["residual"].to(torch.float32) for each in kept], alpha=self.beta)
 
     def update(self, unsent: Tensor, kept: Mapping[str, Tensor], bad: Tensor) -> None:
         residual = kept["residual"]
         if self.dtype == "float32":
-            torch.where(bad, residual, unsent, out=residual)
+            ops.copy_where(unsent.view(-1), residual.view(-1), ~bad.view(1))
         else:
             halves = torch.split(residual.view(-1), CHUNK), torch.split(unsent.view(-1), CHUNK)
             for old, new in zip(*halves, strict=True):

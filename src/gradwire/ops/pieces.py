@@ -12,6 +12,7 @@ So a method whose code is operations and nothing else works on the pieces of a b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -51,6 +52,12 @@ class Places:
         require(inside, "Places.offsets", f"pieces inside {length} elements", Told(f"{offsets} of sizes {sizes}"))
         self.length, self.offsets, self.sizes = length, Each(offsets), Each(sizes)
         self.tables: dict[tuple[object, ...], tuple[Tensor, tuple[object, ...]]] = {}
+
+
+@lru_cache(maxsize=256)
+def places_of(length: int, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Places:
+    """The same object for the same places, so that tables are made once for views that are made in every step."""
+    return Places(length, offsets, sizes)
 
 
 class Pieces:
@@ -98,10 +105,10 @@ class Pieces:
         if not alike or storage.nbytes() % first.dtype.itemsize:
             return None
         length = storage.nbytes() // first.dtype.itemsize
-        whole = torch.empty(0, dtype=first.dtype, device=first.device).set_(storage, 0, (length,), (1,))
+        whole = first.as_strided((length,), (1,), 0)
         offsets = [int(view.storage_offset()) for view in views]
         if all(view.dim() == 1 and view.is_contiguous() for view in views):
-            return cls(whole, Places(length, offsets, [int(view.numel()) for view in views]))
+            return cls(whole, places_of(length, tuple(offsets), tuple(int(view.numel()) for view in views)))
         if any(view.dim() != 2 or (view.size(1) > 1 and view.stride(1) != 1) for view in views):
             return None
         ranks, sizes = first.size(0), [int(view.size(1)) for view in views]
@@ -110,7 +117,7 @@ class Pieces:
         ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         if not alike or ranks * stride != length or max(ends) > stride:
             return None
-        return cls(whole.view(ranks, stride), Places(stride, offsets, sizes))
+        return cls(whole.view(ranks, stride), places_of(stride, tuple(offsets), tuple(sizes)))
 
     @staticmethod
     def within(x: object) -> Tensor:

@@ -9,21 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from gradwire.compressors.lowrank import ops
-from gradwire.ops import philox
+from gradwire.ops import Pieces, philox
 from gradwire.ops.units import exponent_of, power_of_two
 
 __all__ = [
     "add_product",
+    "add_products",
     "grouped",
     "keep_usable",
+    "keep_usable_each",
     "matrix_of",
     "near_one",
+    "near_one_each",
     "normal",
     "orthonormal",
     "solve_left",
@@ -51,22 +54,57 @@ def add_product(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:
         out.addmm_(p.mT, q, alpha=scale)
 
 
+def add_products(outs: Sequence[Tensor], ps: Sequence[Tensor], qs: Sequence[Tensor], scale: float) -> None:
+    """``outs[i] += scale * ps[i]^T qs[i]`` for matrices of any shapes, those of one rank in one call."""
+    for group in grouped(range(len(outs)), lambda i: torch.Size((ps[i].shape[0],))):
+        rank = ps[group[0]].shape[0]
+        together = as_pieces([ps[i] for i in group], [qs[i] for i in group], [outs[i] for i in group], rank)
+        if together is not None:
+            left, right, out = together
+            ops.lowrank_add_decoded(left, right, out, rank, scale)
+            continue
+        for i in group:
+            add_product(outs[i], ps[i], qs[i], scale)
+
+
+def as_pieces(
+    a: Sequence[Tensor], b: Sequence[Tensor], c: Sequence[Tensor], rank: int
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Each list of matrices as ``Pieces`` for our own kernels; None where those of one lie in several tensors."""
+    lists = a, b, c
+    whole = all(each.is_contiguous() for matrices in lists for each in matrices)
+    if len(a) < 2 or not whole or not thin(a[0], rank):
+        return None
+    found = [Pieces.of([each.view(-1) for each in matrices]) for matrices in lists]
+    return None if None in found else cast("tuple[Tensor, Tensor, Tensor]", tuple(found))
+
+
 def solve_left(xs: Sequence[Tensor], rights: Sequence[Tensor], lefts: Sequence[Tensor]) -> None:
     """``lefts[i] = rights[i] @ xs[i]^T``; shapes (r, m), (r, L), (m, L)."""
-    if not thin(xs[0], lefts[0].shape[0]):
+    rank = lefts[0].shape[0]
+    if not thin(xs[0], rank):
         _multiply(rights, [x.mT for x in xs], lefts)
         return
+    together = as_pieces(xs, rights, lefts, rank)
+    if together is not None:
+        ops.lowrank_left(*together, rank)
+        return
     for x, right, left in zip(xs, rights, lefts, strict=True):
-        ops.lowrank_left(x.view(-1), right.reshape(-1), left.view(-1), left.shape[0])
+        ops.lowrank_left(x.view(-1), right.reshape(-1), left.view(-1), rank)
 
 
 def solve_right(xs: Sequence[Tensor], lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> None:
     """``rights[i] = lefts[i] @ xs[i]``; shapes (r, L), (r, m), (m, L)."""
-    if not thin(xs[0], rights[0].shape[0]):
+    rank = rights[0].shape[0]
+    if not thin(xs[0], rank):
         _multiply(lefts, xs, rights)
         return
+    together = as_pieces(xs, lefts, rights, rank)
+    if together is not None:
+        ops.lowrank_right(*together, rank)
+        return
     for x, left, right in zip(xs, lefts, rights, strict=True):
-        ops.lowrank_right(x.view(-1), left.reshape(-1), right.view(-1), right.shape[0])
+        ops.lowrank_right(x.view(-1), left.reshape(-1), right.view(-1), rank)
 
 
 def _multiply(lefts: Sequence[Tensor], rights: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
@@ -103,8 +141,15 @@ def _cleaned(row: Tensor, before: Tensor) -> Tensor:
 
 def keep_usable(factor: Tensor, warm: Tensor) -> None:
     """Warm-start from the rows of ``factor``, except those that are zero or not finite: from them nothing recovers."""
-    peak = factor.abs().amax(1, keepdim=True)
+    peak = factor.abs().amax(-1, keepdim=True)
     torch.where((peak > 0) & peak.isfinite(), factor, warm, out=warm)
+
+
+def keep_usable_each(factors: Sequence[Tensor], warm: Sequence[Tensor]) -> None:
+    """The same for several of one shape."""
+    kept = torch.stack(list(warm))
+    keep_usable(torch.stack(list(factors)), kept)
+    torch._foreach_copy_(list(warm), list(kept.unbind()))
 
 
 def near_one(rows: Tensor) -> Tensor:
@@ -115,6 +160,17 @@ def near_one(rows: Tensor) -> Tensor:
     """
     peaks = rows.abs().amax(-1, keepdim=True)
     return rows * power_of_two(-exponent_of(peaks))
+
+
+def near_one_each(rows: Sequence[Tensor]) -> list[Tensor]:
+    """The same of several, whose results lie in one tensor."""
+    whole = torch.cat([each.reshape(-1) for each in rows])
+    parts = torch.split(whole, [each.numel() for each in rows])
+    views = [part.view(each.shape) for part, each in zip(parts, rows, strict=True)]
+    for alike in grouped(range(len(rows)), lambda i: rows[i].shape):
+        scaled = near_one(torch.stack([rows[i] for i in alike]))
+        torch._foreach_copy_([views[i] for i in alike], list(scaled.unbind()))
+    return views
 
 
 def matrix_of(shape: Sequence[int], rank: int) -> tuple[int, int, int]:

@@ -12,10 +12,11 @@ from torch import Tensor
 from gradwire.compressors.base import Feedback, MultiRound
 from gradwire.compressors.lowrank._products import (
     add_product,
+    add_products,
     grouped,
-    keep_usable,
+    keep_usable_each,
     matrix_of,
-    near_one,
+    near_one_each,
     normal,
     orthonormal,
     solve_left,
@@ -122,28 +123,46 @@ class PowerSGD(MultiRound):
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
     ) -> Iterator[int]:
         items = [self._item(*each) for each in zip(xs, payloads, states, strict=True) if each[0].numel()]
-        alike = grouped(items, lambda item: item.x.shape)
+        # On a CPU those of one rank are multiplied in one call, on an accelerator those of one shape.
+        on_cpu = bool(items) and items[0].x.is_cpu
+        alike = grouped(items, lambda item: item.q.shape[:1] if on_cpu else item.x.shape)
         for iteration in range(self.iterations):
             for group in alike:
-                starts = [near_one(i.q if iteration else i.warm) for i in group]
+                starts = near_one_each([i.q if iteration else i.warm for i in group])
                 solve_left([i.x for i in group], starts, [i.p for i in group])
             yield 0
             for thin in grouped(items, lambda item: item.p.shape):
                 torch._foreach_copy_([i.p for i in thin], list(orthonormal(torch.stack([i.p for i in thin])).unbind()))
             for group in alike:
                 solve_right([i.x for i in group], [i.p for i in group], [i.q for i in group])
-            for item in items:
-                if item.own is not None:
-                    item.own.copy_(item.q)
+            own = [(item.own, item.q) for item in items if item.own is not None]
+            if own:
+                torch._foreach_copy_([each for each, _ in own], [q for _, q in own])
             yield 1
-        for item in items:
-            keep_usable(item.q, item.warm)
+        for thin in grouped(items, lambda item: item.q.shape):
+            keep_usable_each([item.q for item in thin], [item.warm for item in thin])
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self._add(payload[0], payload[1], out, scale)
 
     def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self._add(payload[0], payload[-1], out, scale)
+
+    def add_decoded_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
+        self._add_each(payloads, 1, outs, scale)
+
+    def add_own_each(self, payloads: Sequence[Payload], outs: Sequence[Tensor], scale: float = 1.0) -> None:
+        self._add_each(payloads, -1, outs, scale)
+
+    def _add_each(self, payloads: Sequence[Payload], right: int, outs: Sequence[Tensor], scale: float) -> None:
+        matrices, ps, qs = [], [], []
+        for payload, out in zip(payloads, outs, strict=True):
+            m, length, r = matrix_of(out.shape, self.rank)
+            if r:
+                matrices.append(out.view(m, length))
+                ps.append(payload[0].view(r, m))
+                qs.append(payload[right].view(r, length))
+        add_products(matrices, ps, qs, scale)
 
     def in_16_bits(self) -> PowerSGD:
         return replace(self, error="local")
