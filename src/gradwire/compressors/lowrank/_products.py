@@ -146,10 +146,19 @@ def keep_usable(factor: Tensor, warm: Tensor) -> None:
 
 
 def keep_usable_each(factors: Sequence[Tensor], warm: Sequence[Tensor]) -> None:
-    """The same for several of one shape."""
-    kept = torch.stack(list(warm))
-    keep_usable(torch.stack(list(factors)), kept)
-    torch._foreach_copy_(list(warm), list(kept.unbind()))
+    """The same for several; the cost in operations does not depend on how many there are."""
+    rows = [row for each in factors for row in each.unbind()]
+    peaks = _peaks(rows)
+    flags = ((peaks > 0) & peaks.isfinite()).unbind()
+    usable = torch.cat([flag.expand(row.numel()) for flag, row in zip(flags, rows, strict=True)])
+    found, before = (torch.cat([each.reshape(-1) for each in matrices]) for matrices in (factors, warm))
+    kept = torch.split(torch.where(usable, found, before), [each.numel() for each in warm])
+    torch._foreach_copy_(list(warm), [part.view(each.shape) for part, each in zip(kept, warm, strict=True)])
+
+
+def _peaks(rows: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude of each."""
+    return torch.stack(torch._foreach_norm(list(rows), math.inf))
 
 
 def near_one(rows: Tensor) -> Tensor:
@@ -162,15 +171,13 @@ def near_one(rows: Tensor) -> Tensor:
     return rows * power_of_two(-exponent_of(peaks))
 
 
-def near_one_each(rows: Sequence[Tensor]) -> list[Tensor]:
-    """The same of several, whose results lie in one tensor."""
-    whole = torch.cat([each.reshape(-1) for each in rows])
-    parts = torch.split(whole, [each.numel() for each in rows])
-    views = [part.view(each.shape) for part, each in zip(parts, rows, strict=True)]
-    for alike in grouped(range(len(rows)), lambda i: rows[i].shape):
-        scaled = near_one(torch.stack([rows[i] for i in alike]))
-        torch._foreach_copy_([views[i] for i in alike], list(scaled.unbind()))
-    return views
+def near_one_each(factors: Sequence[Tensor]) -> list[Tensor]:
+    """The same of several, whose results lie in one tensor; it takes as many operations as for one."""
+    whole = torch.cat([each.reshape(-1) for each in factors])
+    rows = torch.split(whole, [each.shape[-1] for each in factors for _ in range(each.shape[0])])
+    torch._foreach_mul_(list(rows), list(power_of_two(-exponent_of(_peaks(rows))).unbind()))
+    parts: Sequence[Tensor] = torch.split(whole, [each.numel() for each in factors])
+    return [part.view(each.shape) for part, each in zip(parts, factors, strict=True)]
 
 
 def matrix_of(shape: Sequence[int], rank: int) -> tuple[int, int, int]:

@@ -125,11 +125,14 @@ class PowerSGD(MultiRound):
         items = [self._item(*each) for each in zip(xs, payloads, states, strict=True) if each[0].numel()]
         # On a CPU those of one rank are multiplied in one call, on an accelerator those of one shape.
         on_cpu = bool(items) and items[0].x.is_cpu
-        alike = grouped(items, lambda item: item.q.shape[:1] if on_cpu else item.x.shape)
+        alike: list[list[_Factored]] = []
         for iteration in range(self.iterations):
+            if items:
+                starts = near_one_each([item.q if iteration else item.warm for item in items])
+                items = [item._replace(start=start) for item, start in zip(items, starts, strict=True)]
+                alike = grouped(items, lambda item: item.q.shape[:1] if on_cpu else item.x.shape)
             for group in alike:
-                starts = near_one_each([i.q if iteration else i.warm for i in group])
-                solve_left([i.x for i in group], starts, [i.p for i in group])
+                solve_left([item.x for item in group], [item.start for item in group], [item.p for item in group])
             yield 0
             for thin in grouped(items, lambda item: item.p.shape):
                 torch._foreach_copy_([i.p for i in thin], list(orthonormal(torch.stack([i.p for i in thin])).unbind()))
@@ -139,8 +142,8 @@ class PowerSGD(MultiRound):
             if own:
                 torch._foreach_copy_([each for each, _ in own], [q for _, q in own])
             yield 1
-        for thin in grouped(items, lambda item: item.q.shape):
-            keep_usable_each([item.q for item in thin], [item.warm for item in thin])
+        if items:
+            keep_usable_each([item.q for item in items], [item.warm for item in items])
 
     def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         self._add(payload[0], payload[1], out, scale)
@@ -176,7 +179,7 @@ class PowerSGD(MultiRound):
         m, length, r = matrix_of(x.shape, self.rank)
         p, q = payload[0].view(r, m), payload[1].view(r, length)
         own = payload[2].view(r, length) if self.error == "local" else None
-        return _Factored(x.view(m, length), p, q, own, state["q"])
+        return _Factored(x.view(m, length), p, q, own, state["q"], state["q"])
 
 
 class _Factored(NamedTuple):
@@ -192,3 +195,5 @@ class _Factored(NamedTuple):
     """(r, L), a view into the payload: q before the mean, where the residual is to be local."""
     warm: Tensor
     """(r, L), from the state."""
+    start: Tensor
+    """(r, L), what X is multiplied by."""

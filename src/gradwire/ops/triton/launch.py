@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["BLOCK", "Step", "launch", "recorded"]
+__all__ = ["BLOCK", "LaunchCall", "launch", "recorded"]
 
 BLOCK = 2048  # elements for one program: 16 for each of its 128 threads, enough loads in flight for full bandwidth
 
 
-class Step(NamedTuple):
+class LaunchCall(NamedTuple):
     """A launch: the kernel, its grid, and what it is given."""
 
     kernel: Any
@@ -20,7 +20,7 @@ class Step(NamedTuple):
     constants: dict[str, Any]
 
 
-_steps: ContextVar[list[Step] | None] = ContextVar("_steps", default=None)
+_steps: ContextVar[list[LaunchCall] | None] = ContextVar("_steps", default=None)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: int) -> None:
@@ -30,15 +30,15 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: int
     """
     steps = _steps.get()
     if steps is not None:
-        steps.append(Step(kernel, grid, arguments, constants))
+        steps.append(LaunchCall(kernel, grid, arguments, constants))
     elif 0 not in grid:
         with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
             kernel[grid](*arguments, **constants, enable_fp_fusion=False)
 
 
-def recorded(wrapper: Callable[..., None], *arguments: Any) -> list[Step]:
+def recorded(wrapper: Callable[..., None], *arguments: Any) -> list[LaunchCall]:
     """What a wrapper would launch, which it does not."""
-    steps: list[Step] = []
+    steps: list[LaunchCall] = []
     token = _steps.set(steps)
     try:
         wrapper(*arguments)

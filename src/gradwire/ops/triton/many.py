@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.triton.launch import Step, launch, recorded
+from gradwire.ops.triton.launch import LaunchCall, launch, recorded
 
 __all__ = ["Merged", "mergeable"]
 
@@ -63,7 +63,7 @@ class Merged:
 class Launch:
     """One kernel for all pieces."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[LaunchCall]) -> None:
         first = steps[0]
         alike = all(
             (each.kernel, each.constants, each.grid[1:], len(each.arguments))
@@ -86,7 +86,7 @@ class Launch:
         addresses = tuple(name for name in varying if isinstance(first.arguments[names.index(name)], Tensor))
         self._kernel = around(first.kernel, tuple(varying), addresses)
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: LaunchCall) -> None:
         tables = self._owners, self._firsts, self._table
         launch(self._kernel, (self._grid, *step.grid[1:]), *tables, *step.arguments, **step.constants)
 
