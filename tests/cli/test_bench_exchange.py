@@ -37,6 +37,18 @@ def test_real_ranks_with_a_busy_neighbour(gradwire):
     assert cast["checked"] == "bound"
 
 
+def test_beside_ddp(gradwire):
+    done = gradwire(
+        *MODEL, "--ranks", "2", "--ddp", "--method", "none", "--method", "twobit", "--budget", "0.05", "--json", "-"
+    )
+    assert done.exit_code == 0, done.stderr
+    none, twobit = json.loads(done.stdout)
+    assert (none["method"], none["device"], none["bytes_sent"]) == ("none", "ddp", 4 * 5200)
+    assert twobit["bytes_sent"] < none["bytes_sent"]
+    assert none["buckets"] >= 1
+    assert none["ratio"] == pytest.approx(none["seconds"] / none["all_reduce_seconds"])
+
+
 def test_what_reads_back_is_told(gradwire):
     done = gradwire(*MODEL, "--device", "meta", "--method", "strom")
     assert done.exit_code == 0, done.stderr
@@ -50,6 +62,7 @@ def test_what_reads_back_is_told(gradwire):
         (("--method", "towbit"), "unknown compressor 'towbit': did you mean 'twobit'?"),
         (("--method", "torch_ddp"), "hook must be one of bf16, fp16, powersgd, got 'ddp'"),
         (("--ranks", "1"), "1 is not in the range 2<=x<=64"),
+        (("--ddp",), "beside DDP only methods of gradwire are measured, and on the CPU"),
         (("--bucket-mb", "0"), "0.0 is not in the range"),
         (("--busy", "x"), "'x' is not an integer"),
     ],

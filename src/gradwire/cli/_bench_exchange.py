@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from gradwire.bench.exchange import ALL_REDUCE, DEVICES, ExchangePlan, Rival, ex
 from gradwire.bench.neighbours import neighbours
 from gradwire.cli._groups import Integer, Number
 from gradwire.cli._markers import write_between
-from gradwire.cli._output import emit, json_option
+from gradwire.cli._output import counted, emit, json_option
+from gradwire.experiments.exchange_in_ddp import ddp_rows
 from gradwire.experiments.method_text import method_of
 from gradwire.experiments.shapes import network_shapes
 
@@ -23,10 +25,12 @@ __all__ = ["exchange_command", "markdown"]
 
 Row = dict[str, Any]
 
+PLAIN = Rival(ALL_REDUCE)
+
 METHODS = ("torch_bf16", "torch_powersgd", "bf16", "twobit", "onebit", "qsgd", "topk", "powersgd")
 """What is measured where nothing is said."""
 
-HEADS = ("operations", "collectives", "reads back", "bytes an element", "sent", "ms", "all_reduce ms", "ratio")
+HEADS = ("operations", "collectives", "reads back", "bytes an element", "sent", "ms", "beside ms", "ratio")
 
 
 @click.command("exchange")
@@ -60,6 +64,12 @@ HEADS = ("operations", "collectives", "reads back", "bytes an element", "sent", 
     metavar="MB",
     help="Cut the gradients into buckets as DDP does with this bucket_cap_mb. Default: one bucket of all.",
 )
+@click.option(
+    "--ddp",
+    is_flag=True,
+    help="Measure compress_ddp in a backward pass that computes nothing, beside DDP without a hook. Default method: "
+    "none.",
+)
 @click.option("--busy", default=0, show_default=True, type=Integer(0, 256), help="Processes that compute beside it.")
 @click.option(
     "--budget",
@@ -85,6 +95,7 @@ def exchange_command(
     ranks: tuple[int, ...],
     device: str,
     bucket_mb: float | None,
+    ddp: bool,
     busy: int,
     budget: float,
     markdown_to: Path | None,
@@ -100,12 +111,13 @@ def exchange_command(
         for model in models or ("resnet50",)
         for world in ranks or (4,)
     ]
-    rivals = [Rival(ALL_REDUCE), *(_rival(text) for text in methods or METHODS)]
+    rivals = [_rival(text) for text in methods or (("none",) if ddp else METHODS)]
     with neighbours(busy):
-        rows = list(_told(plans, rivals))
+        measured = [ddp_rows(plan, rivals) if ddp else exchange_rows(plan, [PLAIN, *rivals]) for plan in plans]
+        rows = list(_told(chain.from_iterable(measured)))
     emit(rows, json_to, lambda: list(_tables(rows)))
     if markdown_to is not None:
-        write_between(markdown_to, f"exchange {device}", markdown(rows))
+        write_between(markdown_to, f"exchange {'ddp' if ddp else device}", markdown(rows))
     if any("error" in row for row in rows):
         ctx.exit(1)
 
@@ -115,13 +127,12 @@ def _rival(text: str) -> Rival:
     return Rival(text, hook=method.hook) if method.hook is not None else Rival(text, method.compressor)
 
 
-def _told(plans: Sequence[ExchangePlan], rivals: Sequence[Rival]) -> Iterator[Row]:
+def _told(rows: Iterable[Row]) -> Iterator[Row]:
     """Each row is reported on standard error when it is there, for a run takes minutes."""
-    for plan in plans:
-        for row in exchange_rows(plan, rivals):
-            said = row.get("error") or row.get("skipped") or f"{1e3 * row['seconds']:.2f} ms"
-            click.echo(f"{plan.model}, {plan.ranks} ranks, {row['method']}: {said}", err=True)
-            yield row
+    for row in rows:
+        said = row.get("error") or row.get("skipped") or f"{1e3 * row['seconds']:.2f} ms"
+        click.echo(f"{row['model']}, {row['ranks']} ranks, {row['method']}: {said}", err=True)
+        yield row
 
 
 def _cells(row: Row) -> list[str]:
@@ -141,7 +152,7 @@ def _grouped(rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Row]]:
 
 
 def _title(row: Row) -> str:
-    buckets = "1 bucket" if row["buckets"] == 1 else f"{row['buckets']} buckets"
+    buckets = counted(row["buckets"], "bucket") if "buckets" in row else "no figures"
     busy = f", {row['busy']} busy neighbours" if row["busy"] else ""
     size = f"{row['model']}, {row['parameters']:,} parameters in {row['tensors']} tensors"
     return f"{size}, {row['ranks']} ranks, {row['device']}, {buckets}{busy}"
