@@ -29,6 +29,7 @@ CALLS = {
     "bench kvstore": (["--network", "64", "--devices", "1", "--num-batches", "1"], "kvstore"),
     "check advise": (["--link", "none"], "cli"),
     "check convergence": (["--method", "none", "--workers", "2", "--seeds", "1", "--epochs", "1"], "bench"),
+    "check gpu": (["--method", "nonesuch"], "cli"),
     "check soak": (["--minutes", "0", "--steps", "0"], "cli"),
     "demo": (["--epochs", "1"], "bench"),
     "doctor": ([], "cli"),
@@ -54,6 +55,7 @@ given what it refuses, after it has loaded what it needs."""
 
 REFUSED = {
     "check advise",
+    "check gpu",
     "check soak",
     "meeting",
     "netlab check",

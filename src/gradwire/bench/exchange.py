@@ -38,7 +38,17 @@ from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import Named
 from gradwire.testing.processes import RankFailedError, run_ranks
 
-__all__ = ["ALL_REDUCE", "DEVICES", "WARM_UP", "ExchangePlan", "Rival", "WrongMeanError", "exchange_rows"]
+__all__ = [
+    "ALL_REDUCE",
+    "DEVICES",
+    "LEAST",
+    "MOST",
+    "WARM_UP",
+    "ExchangePlan",
+    "Rival",
+    "WrongMeanError",
+    "exchange_rows",
+]
 
 ALL_REDUCE = "all_reduce"
 """The label of the plain all-reduce."""

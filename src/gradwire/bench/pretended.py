@@ -106,7 +106,8 @@ class PretendedGroup(dist.ProcessGroup):
         """Count an all-reduce."""
         self.begun += 1
         self.nbytes += sum(2 * (self.size() - 1) * each.nbytes // self.size() for each in tensors)
-        future: Future[list[Tensor]] = Future()
+        devices = [each.device for each in tensors if each.is_cuda]
+        future: Future[list[Tensor]] = Future(devices=devices[:1])
         future.set_result(tensors)
         c10d: Any = torch._C._distributed_c10d
         made: dist.Work = c10d._create_work_from_future(future)

@@ -85,12 +85,16 @@ class Op(Generic[P]):
         self._gpu(*args, **kwargs)
 
     @functools.cached_property
-    def _gpu(self) -> Callable[P, None]:
+    def gpu_kernel(self) -> Callable[P, None] | None:
+        """Its Triton kernel, imported on first use; None where there is none, or no Triton."""
         folder = self.triton.rpartition(".")[0]
         if any(importlib.util.find_spec(needed) is None for needed in ("triton", folder, self.triton)):
-            return self.reference
-        kernel: Callable[P, None] = getattr(importlib.import_module(self.triton), self.name, self.reference)
-        return kernel
+            return None
+        return getattr(importlib.import_module(self.triton), self.name, None)
+
+    @functools.cached_property
+    def _gpu(self) -> Callable[P, None]:
+        return self.gpu_kernel or self.reference
 
 
 def _refused(_: Callable[P, None]) -> Callable[P, None]:
