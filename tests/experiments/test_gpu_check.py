@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator
@@ -75,13 +76,25 @@ def test_an_error_is_told_with_the_rows_before_it() -> None:
     assert "WRONG: part: operation first: codes differs" in shown
 
 
+def test_a_part_that_compared_nothing_does_not_hold() -> None:
+    part = filled(good, 0)
+    assert GpuReport(WHERE, [part]).broken == ["part: nothing was compared"]
+
+
+def test_the_methods_that_matter_most_are_timed_at_all_sizes_before_the_others() -> None:
+    rows = list(gpu_check._times(time.monotonic() + 100, "meta", ["bf16", "randomk", "twobit"], (64, 4096)))
+    named = [(row["method"], row["size"]) for row in rows]
+    main = [(name, size) for size in (64, 4096) for name in ("torch_bf16", "bf16", "twobit")]
+    assert named == [*main, ("randomk", 64), ("randomk", 4096)]
+
+
 def test_what_takes_too_long_is_ended_and_said() -> None:
-    begun = time.monotonic()
-    part = filled(hangs, seconds=15.0)
-    assert time.monotonic() - begun < 60
-    assert len(part.rows) == 1
-    assert part.left_out == "what comes after these 1 rows: the time of this part was over"
+    """It would sleep for longer than a test may take; the deadline is there before it has begun."""
+    part = filled(hangs, seconds=0.0)
+    assert part.rows == []
+    assert part.left_out == "what comes after these 0 rows: the time of this part was over"
     assert GpuReport(WHERE, [part]).broken == []
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize(("interpreted", "seen"), [(True, "1"), (False, "none")])

@@ -79,6 +79,7 @@ def time_rows(
     compressors: Sequence[Compressor],
     sizes: Sequence[int] = SIZES,
     *,
+    hook: bool = True,
     seconds_left: Callable[[], float] = lambda: math.inf,
 ) -> Iterator[Row]:
     """A row for torch's bf16 hook and for each method at each size, from small to large; what fails has an ``error``.
@@ -87,10 +88,12 @@ def time_rows(
         device: "cuda"; on "cpu" there are no launches, and on "meta" only bytes and operations mean anything.
         compressors: to be measured.
         sizes: numbers of elements, increasing.
+        hook: whether torch's is measured, too.
         seconds_left: until when rows may be made; one that would take longer, by what the size before took, is left
             out and says so in ``left_out``.
     """
-    rivals: list[tuple[str, Compressor | None]] = [(HOOK, None), *((each.name, each) for each in compressors)]
+    rivals: list[tuple[str, Compressor | None]] = [(HOOK, None)] if hook else []
+    rivals += [(each.name, each) for each in compressors]
     took: dict[str, tuple[int, float]] = {}
     for n in sizes:
         for label, compressor in rivals:

@@ -48,6 +48,7 @@ from gradwire.bench.machine import environment
 from gradwire.errors import ConfigError, GradwireError, require
 from gradwire.experiments.replay import Replayed
 from gradwire.integrations.ddp import compress_ddp
+from gradwire.ops.native import reference_forced
 from gradwire.testing.processes import RankFailedError, run_ranks
 
 __all__ = ["MINUTES", "NO_GPU", "GpuReport", "PartReport", "check_gpu", "lines", "main", "writer"]
@@ -122,6 +123,8 @@ class GpuReport:
     def broken(self) -> list[str]:
         """What does not hold; empty: everything that was compared does."""
         found = [f"{part.name}: {part.error}" for part in self.parts if part.error]
+        silent = (part for part in self.parts if not (part.rows or part.error or part.left_out))
+        found += [f"{part.name}: nothing was compared" for part in silent]
         return found + [f"{part.name}: {_told(row)}" for part in self.parts for row in part.wrong]
 
     def as_dict(self) -> Row:
@@ -172,6 +175,8 @@ def check_gpu(
     if not interpreter:
         if not torch.cuda.is_available():
             raise ConfigError(NO_GPU)
+        if reference_forced:
+            raise ConfigError("GRADWIRE_KERNELS must not be reference, which runs plain torch in place of the kernels")
         info |= _gpu()
     if not info["triton"]:
         raise ConfigError("Triton is needed, and it is not installed here: the CUDA build of torch brings it")
@@ -233,8 +238,12 @@ def _methods(_: float, device: str, names: Sequence[str], sizes: Sequence[int]) 
 
 
 def _times(deadline: float, device: str, names: Sequence[str], sizes: Sequence[int]) -> Iterator[Row]:
-    compressors = [registry.build("compressors", name) for name in names]
-    return time_rows(device, compressors, sizes, seconds_left=lambda: deadline - time.monotonic())
+    """The methods that matter most at all sizes, before the others at any."""
+    first = [name for name in names if name in MAIN]
+    for chosen in (first, [name for name in names if name not in first]):
+        compressors = [registry.build("compressors", name) for name in chosen]
+        hook = chosen is first
+        yield from time_rows(device, compressors, sizes, hook=hook, seconds_left=lambda: deadline - time.monotonic())
 
 
 def _ddp(deadline: float, backend: str, world: int, names: Sequence[str]) -> Iterator[Row]:
