@@ -90,11 +90,12 @@ def test_the_methods_that_matter_most_are_timed_at_all_sizes_before_the_others()
 
 def test_what_takes_too_long_is_ended_and_said() -> None:
     """It would sleep for longer than a test may take; the deadline is there before it has begun."""
+    before = set(multiprocessing.active_children())
     part = filled(hangs, seconds=0.0)
     assert part.rows == []
     assert part.left_out == "what comes after these 0 rows: the time of this part was over"
     assert GpuReport(WHERE, [part]).broken == []
-    assert not multiprocessing.active_children()
+    assert set(multiprocessing.active_children()) <= before
 
 
 @pytest.mark.parametrize(("interpreted", "seen"), [(True, "1"), (False, "none")])
