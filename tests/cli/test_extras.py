@@ -25,9 +25,11 @@ ENVIRONMENTS = [*ALONE, ("cli", "kvstore")]
 CALLS = {
     "advise": (["--model", "resnet9", "--small", "--compute", "0.01", "--codec", "1,1"], "cli"),
     "bench codec": (["--method", "topk", "--size", "4096", "--repeats", "1"], "cli"),
+    "bench exchange": (["--device", "meta", "--model", "5000", "--method", "bf16", "--budget", "0.01"], "cli"),
     "bench kvstore": (["--network", "64", "--devices", "1", "--num-batches", "1"], "kvstore"),
     "check advise": (["--link", "none"], "cli"),
     "check convergence": (["--method", "none", "--workers", "2", "--seeds", "1", "--epochs", "1"], "bench"),
+    "check gpu": (["--method", "nonesuch"], "cli"),
     "check soak": (["--minutes", "0", "--steps", "0"], "cli"),
     "demo": (["--epochs", "1"], "bench"),
     "doctor": ([], "cli"),
@@ -53,6 +55,7 @@ given what it refuses, after it has loaded what it needs."""
 
 REFUSED = {
     "check advise",
+    "check gpu",
     "check soak",
     "meeting",
     "netlab check",

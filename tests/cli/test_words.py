@@ -30,7 +30,7 @@ def test_help_is_that_of_the_command(gradwire, words):
     [
         (("help", "bench", "codek"), "unknown command 'codek': did you mean 'codec'?"),
         (("help", "methods", "all"), "unknown command 'all': methods has none"),
-        (("bench", "codek"), "unknown command 'codek': did you mean 'codec'? Known: codec, kvstore"),
+        (("bench", "codek"), "unknown command 'codek': did you mean 'codec'? Known: codec, exchange, kvstore"),
         (("check", "converge"), "unknown command 'converge': did you mean 'convergence'?"),
         (("netlab", "stat"), "unknown command 'stat': did you mean 'status'?"),
         (("demo", "--workers", "x"), "'x' is not an integer: it must be one in the range 2<=x<=64."),

@@ -88,6 +88,7 @@ def run_python(found: list[Block], folder: Path) -> None:
 TESTED = {
     "advise": "tests/cli/test_advise.py",
     "bench codec": "tests/cli/test_bench.py",
+    "bench exchange": "tests/cli/test_bench_exchange.py",
     "bench kvstore": "tests/cli/test_bench_kvstore.py",
     "check": "tests/cli/test_check.py",
     "demo": "tests/demo",

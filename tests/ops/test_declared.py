@@ -11,8 +11,9 @@ from torch import Tensor
 from gradwire.errors import ConfigError
 from gradwire.ops._declared import Declaration
 from gradwire.ops.arguments import Flat, Flats, Floats, Names, Rows, Status, Where, Written
-from tests.ops.derived import example
-from tests.ops.found import OPS
+from gradwire.testing.operations import example, operations
+
+OPS = operations()
 
 
 def half(n: int) -> int:

@@ -1,6 +1,7 @@
 """An operation on many pieces does to each of them what it does to a tensor, with the same bits."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from torch import Tensor
 from gradwire import ops
 from gradwire.errors import ConfigError
 from gradwire.ops import Each, Pieces, Places
-from gradwire.ops.base import MOST_TABLES, OPERATIONS, Op
-from tests.ops.examples import EXAMPLES
+from gradwire.ops.base import MOST_TABLES, Op
+from gradwire.testing.operations import example, operations
+
+OPERATIONS = operations()
+EXAMPLES = {name: partial(example, op) for name, op in OPERATIONS.items()}
 
 FACTORS = (1.0, -0.5, 2.0)
 GAP = 8

@@ -16,14 +16,12 @@ import torch.distributed as dist
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.bench.buckets import bucket_indices
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Named
 from gradwire.integrations.setup import in_memory
 
 __all__ = ["BucketProfile", "Profile", "Typical", "Watch", "assigned", "middle", "shortest", "watched"]
-
-_BUCKET_BYTES = 25 << 20
-"""DDP's default for all but the first, which is smaller so that communication begins early."""
 
 _FEWEST = 2
 """Steps that are watched at least: DDP sorts its buckets anew after the first."""
@@ -108,10 +106,7 @@ def assigned(shapes: Sequence[Named], seconds: float) -> Profile:
         seconds: until the last gradient is there, on another processor than the one that encodes.
     """
     order = list(reversed(shapes))
-    tensors = [torch.empty(shape, device="meta") for _, shape in order]
-    c10d: Any = dist
-    limits = [c10d._DEFAULT_FIRST_BUCKET_BYTES, _BUCKET_BYTES]
-    indices, _ = c10d._compute_bucket_assignment_by_size(tensors, limits, [False] * len(tensors))
+    indices = bucket_indices([shape for _, shape in order])
     buckets = [
         BucketProfile(tuple(order[i] for i in each), min(seconds, seconds * (max(each) + 1) / len(order)))
         for each in indices

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradwire.ops.base import OPERATIONS
+from gradwire.ops.base import find
 
 __all__ = ["Reference"]
 
@@ -39,5 +40,6 @@ class Reference(TorchDispatchMode):  # type: ignore[no-untyped-call]
         run: Callable[..., Any] = func
         if func.namespace == "gradwire":
             self.calls += 1
-            run = OPERATIONS[func._schema.name.partition("::")[2]].reference
+            op, many = find(func._schema.name.partition("::")[2])
+            run = partial(op.many.one_by_one, op.reference) if many else op.reference
         return run(*args, **(kwargs or {}))

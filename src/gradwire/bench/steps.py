@@ -52,7 +52,9 @@ class Step:
             return "the payload is the mean over all ranks already"
         return None
 
-    def workload(self, compressor: Compressor, n: int, poison: int = 0, *, own: bool = False) -> Workload:
+    def workload(
+        self, compressor: Compressor, n: int, poison: int = 0, *, own: bool = False, device: str = "cpu"
+    ) -> Workload:
         """Tensors as ``run`` and ``plain`` expect them.
 
         Args:
@@ -60,11 +62,12 @@ class Step:
             n: elements.
             poison: as for ``Workload``; of no use to what decodes.
             own: payloads in memory of its own, where others of these arguments share it.
+            device: of all tensors.
         """
         if not self.decodes:
-            return Workload(compressor, n, self.ranks, poison)
+            return Workload(compressor, n, self.ranks, poison, device=device)
         rows = filled(compressor, n, self.ranks)
-        return Workload(compressor, n, self.ranks, rows=rows.clone() if own else rows)
+        return Workload(compressor, n, self.ranks, rows=rows.clone() if own else rows, device=device)
 
 
 def _encode(work: Workload) -> None:

@@ -12,7 +12,7 @@ from gradwire.bench.steps import Step
 from gradwire.compressors.base import Compressor
 from gradwire.errors import GradwireError
 
-__all__ = ["Checks", "WrongResultError", "check"]
+__all__ = ["Checks", "WrongResultError", "check", "first_difference"]
 
 ALWAYS = 1 << 22
 """Sizes up to this one are checked whatever it takes; above, where the reference is fast enough."""
@@ -77,7 +77,7 @@ def _check(step: Step, compressor: Compressor, n: int) -> float:
         step.plain(want)
     seconds = time.perf_counter() - start
     for (name, ours), (_, reference) in zip(got.tensors(), want.tensors(), strict=True):
-        difference = _first_difference(ours, reference)
+        difference = first_difference(ours, reference)
         if difference is not None:
             raise WrongResultError(
                 f"{compressor!r} {step.name} of {n} elements: {name} differs from the plain-torch reference"
@@ -86,8 +86,12 @@ def _check(step: Step, compressor: Compressor, n: int) -> float:
     return seconds
 
 
-def _first_difference(ours: Tensor, reference: Tensor) -> str | None:
-    """Where two tensors of one shape and dtype first differ in a bit; None: nowhere."""
+def first_difference(ours: Tensor, reference: Tensor) -> str | None:
+    """Where two tensors of one shape and dtype first differ in a bit; None: nowhere.
+
+    >>> first_difference(torch.zeros(3), torch.tensor([0.0, 2.0, 0.0]))
+    'at 1 of 3 places, first at 1: 0.0 instead of 2.0'
+    """
     a, b = ours.contiguous().view(-1), reference.contiguous().view(-1)
     bits = _BITS[a.itemsize]
     if torch.equal(a.view(bits), b.view(bits)):

@@ -31,28 +31,37 @@ class Workload:
         ranks: payloads that ``fill`` makes.
         poison: the byte that payloads are filled with before anything is written to them.
         rows: payloads to use in place of new ones, as ``filled`` gives them.
+        device: of all tensors, which hold the same values everywhere.
     """
 
     def __init__(
-        self, compressor: Compressor, n: int, ranks: int = 1, poison: int = 0, rows: Tensor | None = None
+        self,
+        compressor: Compressor,
+        n: int,
+        ranks: int = 1,
+        poison: int = 0,
+        rows: Tensor | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.compressor, self.n, self.ranks, self.key = compressor, n, ranks, Key(seed=1, tensor=7)
+        self.device = torch.device(device)
         self.shape = _matrix(n)
         self.layout = compressor.layout(self.shape)
-        self.grad = _gradient(n, 0).clone()
-        self.residual = _gradient(n, 1).mul(0.5)
-        self.out = _gradient(n, 2).clone()
-        self.status = torch.zeros(1, dtype=torch.int32)
+        self.grad = _gradient(n, 0).to(self.device, copy=True)
+        self.residual = _gradient(n, 1).mul(0.5).to(self.device)
+        self.out = _gradient(n, 2).to(self.device, copy=True)
+        self.status = torch.zeros(1, dtype=torch.int32, device=self.device)
         own = compressor.memory
         self.memory: Memory | None = registry.build("memory", own) if own not in (None, "none", "residual") else None
         """The one that the method is defined with, where it is another than a plain residual."""
-        self.kept = {name: torch.empty(self.shape) for name in self.memory.buffers} if self.memory is not None else {}
+        names = self.memory.buffers if self.memory is not None else ()
+        self.kept = {name: torch.empty(self.shape, device=self.device) for name in names}
         if "residual" in self.kept:
             self.kept["residual"] = self.residual
         self._restore_kept()
-        self.state = compressor.init_state(self.shape, self.key)
+        self.state = compressor.init_state(self.shape, self.key, self.device)
         rows = _room(self.layout, ranks, poison) if rows is None else rows
-        self.rows = rows[:, : self.layout.nbytes]
+        self.rows = rows.to(self.device)[:, : self.layout.nbytes]
         self.payloads: Payload = self.layout.views(self.rows)
 
     @property
@@ -88,7 +97,7 @@ class Workload:
     def restore(self) -> None:
         """Give the gradient and the residual their values back."""
         self.grad.copy_(_gradient(self.n, 0))
-        torch.mul(_gradient(self.n, 1), 0.5, out=self.residual)
+        self.residual.copy_(_gradient(self.n, 1)).mul_(0.5)
         self._restore_kept()
 
     def changed(self) -> int:

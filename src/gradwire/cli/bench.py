@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from gradwire.bench import codec, peers
 from gradwire.bench.steps import STEPS
-from gradwire.cli import _kvstore
+from gradwire.cli import _bench_exchange, _kvstore
 from gradwire.cli._groups import CommandGroup, Integer, Number
 from gradwire.cli._lines import goal_lines, head, line, skipped_lines
 from gradwire.cli._options import parse_size
@@ -38,6 +38,7 @@ def command() -> None:
     """Measure what compression costs on this machine."""
 
 
+command.add_command(_bench_exchange.exchange_command)
 command.add_command(_kvstore.command)
 
 

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from gradwire.cli._check_advise import advise_command
+from gradwire.cli._check_gpu import gpu_command
 from gradwire.cli._check_soak import soak_command
 from gradwire.cli._groups import CommandGroup, Integer
 from gradwire.cli._markers import write_between
@@ -30,6 +31,7 @@ def command() -> None:
 
 
 command.add_command(advise_command)
+command.add_command(gpu_command)
 command.add_command(soak_command)
 
 

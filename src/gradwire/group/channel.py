@@ -5,6 +5,7 @@ Laws, each found by measuring Gloo:
     receives are posted before sends, or a full-duplex link runs at half its rate;
     ``reduce_scatter`` is never called: it is an all-reduce inside and moves twice the bytes;
     one thread issues all calls of one channel, on a process group that nobody else uses;
+    Gloo sums and broadcasts what lies on a GPU, but cannot send it: such messages go by the host's memory;
     a message of another size than its receiver expects ends the process (SIGABRT), and no handler sees it. So every
     conversation, a step or an agreement, begins with rows of one size (``group/agree.py``), and nothing else is
     posted before these have been compared.
@@ -23,6 +24,7 @@ from datetime import timedelta
 from functools import partial
 from typing import NoReturn
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -129,7 +131,7 @@ class Channel:
             return
         self._begin()
         self.settle()
-        self._finish(self._post(sends, receives, peers))
+        self._move(sends, receives, peers)()
         self._count(sum(sends[j].nbytes for j in peers), sum(receives[j].nbytes for j in peers))
 
     def broadcast(self, rows: Tensor) -> None:
@@ -166,7 +168,7 @@ class Channel:
                     (None, dist.all_gather_into_tensor(rows, rows[self.rank].clone(), self.group, async_op=True))
                 ]
         else:
-            works = self._post([rows[self.rank]] * self.world, list(rows.unbind(0)), peers)
+            return self._move([rows[self.rank]] * self.world, list(rows.unbind(0)), peers)
         return partial(self._finish, works)
 
     def open(self, compare: Callable[[], None]) -> None:
@@ -190,6 +192,26 @@ class Channel:
     def _refuse_after_failure(self) -> None:
         if self.failed is not None:
             raise GroupError(f"an earlier exchange failed: {self.failed}")
+
+    def _move(self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int]) -> Callable[[], None]:
+        """Start to receive from all peers and to send to them; all is there when the returned function was called."""
+        if not self._by_host(receives):
+            return partial(self._finish, self._post(sends, receives, peers))
+        with self.metrics.timed("communicate"):
+            copies = {id(each): each.cpu() for each in sends}
+            hosts = [torch.empty_like(each, device="cpu") for each in receives]
+        works = self._post([copies[id(each)] for each in sends], hosts, peers)
+
+        def finish() -> None:
+            self._finish(works)
+            with self.metrics.timed("communicate"):
+                for j in peers:
+                    receives[j].copy_(hosts[j])
+
+        return finish
+
+    def _by_host(self, tensors: Sequence[Tensor]) -> bool:
+        return not self.is_nccl and any(tensor.is_cuda for tensor in tensors)
 
     def _post(
         self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int]

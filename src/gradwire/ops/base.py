@@ -25,7 +25,7 @@ from gradwire.ops._declared import Declaration
 from gradwire.ops.native import check_environment, kernels, problem, reference_forced
 from gradwire.ops.pieces import Each, Pieces, Places
 
-__all__ = ["OPERATIONS", "Many", "Op", "declared", "operation"]
+__all__ = ["OPERATIONS", "Many", "Op", "declared", "find", "operation"]
 
 P = ParamSpec("P")
 
@@ -72,12 +72,13 @@ class Op(Generic[P]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Check the arguments and run the kernel of their device; once for all where the first is ``Pieces``."""
         if args and type(args[0]) is Pieces:
-            self._many(*args, **kwargs)
+            self.many(*args, **kwargs)
         else:
             self._dispatch(*args, **kwargs)
 
     @functools.cached_property
-    def _many(self) -> "Many":
+    def many(self) -> "Many":
+        """The operation on many pieces in one call."""
         return Many(self)
 
     @functools.cached_property
@@ -108,12 +109,16 @@ class Op(Generic[P]):
         self._gpu(*args, **kwargs)
 
     @functools.cached_property
-    def _gpu(self) -> Callable[P, None]:
+    def gpu_kernel(self) -> Callable[P, None] | None:
+        """Its Triton kernel, imported on first use; None where there is none, or no Triton."""
         folder = self.triton.rpartition(".")[0]
         if any(importlib.util.find_spec(needed) is None for needed in ("triton", folder, self.triton)):
-            return self.reference
-        kernel: Callable[P, None] = getattr(importlib.import_module(self.triton), self.name, self.reference)
-        return kernel
+            return None
+        return getattr(importlib.import_module(self.triton), self.name, None)
+
+    @functools.cached_property
+    def _gpu(self) -> Callable[P, None]:
+        return self.gpu_kernel or self.reference
 
 
 class Many:
@@ -217,20 +222,23 @@ class Many:
 
     def on_gpu(self, table: torch.Tensor, *shared: Any) -> None:
         """Launch once for all pieces where the kernels of all are the same, else for each."""
-        form = self._forms[table]
-
-        def call(i: int) -> tuple[Any, ...]:
-            named = zip(self.said.parameters, shared, strict=True)
-            return tuple(_of_piece(value, i, form.get(name)) for name, value in named)
-
         if table not in self._merged:
-            self._merged[table] = self._merge([call(i) for i in range(table.size(0))])
+            self._merged[table] = self._merge([self._call(table, shared, i) for i in range(table.size(0))])
         merged = self._merged[table]
         if merged is not None:
-            merged(*call(0))
-            return
+            merged(*self._call(table, shared, 0))
+        else:
+            self.one_by_one(self.op.on_gpu, table, *shared)
+
+    def one_by_one(self, run: Callable[..., None], table: torch.Tensor, *shared: Any) -> None:
+        """Call ``run`` with the arguments of each piece: the reference, or the kernel for one."""
         for i in range(table.size(0)):
-            self.op.on_gpu(*call(i))
+            run(*self._call(table, shared, i))
+
+    def _call(self, table: torch.Tensor, shared: tuple[Any, ...], i: int) -> tuple[Any, ...]:
+        """What piece ``i`` is given, of what all of them share."""
+        form, named = self._forms[table], zip(self.said.parameters, shared, strict=True)
+        return tuple(_of_piece(value, i, form.get(name)) for name, value in named)
 
     def _merge(self, calls: list[tuple[Any, ...]]) -> Callable[..., None] | None:
         many = importlib.import_module("gradwire.ops.triton.many")
@@ -258,6 +266,12 @@ def _of_piece(value: Any, i: int, form: Places | Each | None = None) -> Any:
 
 def _refused(_: Callable[P, None]) -> Callable[P, None]:
     return lambda *_args, **_kwargs: check_environment()
+
+
+def find(name: str) -> tuple[Op[Any], bool]:
+    """The operation that is called so under ``torch.ops.gradwire``, and whether it is its form for many pieces."""
+    single = name.removesuffix("_each")
+    return OPERATIONS[single], single != name
 
 
 def operation(schema: str, check: Callable[P, None]) -> Callable[[Callable[P, None]], Op[P]]:

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.compressors.base import Compressor
-from gradwire.ops.base import OPERATIONS
+from gradwire.ops.base import find
 from gradwire.testing._expect import expect, payload_for
 from gradwire.types import Key
 
-__all__ = ["check_no_sync", "waits"]
+__all__ = ["check_no_sync", "is_wait", "waits"]
 
 _WAITING = {
     "aten::_local_scalar_dense",
@@ -77,12 +77,28 @@ class _Watch(TorchDispatchMode):
         library, _, own = name.partition("::")
         if library == "gradwire":
             with self:
-                return OPERATIONS[own].reference(*args, **kwargs)
-        if name in _WAITING or _picks_by_mask(name, args) or _counts_repeats(name, kwargs) or _lists(name, args):
+                op, many = find(own)
+                return op.many.one_by_one(op.reference, *args) if many else op.reference(*args, **kwargs)
+        if is_wait(name, args, kwargs):
             frames = traceback.extract_stack()
             here = [frame for frame in frames if frame.filename != __file__ and _TORCH not in frame.filename][-1]
             self.seen.append(f"{name} at {here.filename.rpartition('/')[2]}:{here.lineno}")
         return func(*args, **kwargs)
+
+
+def is_wait(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether a call of torch asks an accelerator for a number, for a size that follows from data, or for room for a
+    list of the host's numbers.
+
+    Args:
+        name: of the operator's schema, such as "aten::item".
+        args: of the call.
+        kwargs: of the call.
+
+    >>> is_wait("aten::nonzero", (torch.ones(3),), {}), is_wait("aten::sum", (torch.ones(3),), {})
+    (True, False)
+    """
+    return name in _WAITING or _picks_by_mask(name, args) or _counts_repeats(name, kwargs) or _lists(name, args)
 
 
 def _picks_by_mask(name: str, args: Any) -> bool:

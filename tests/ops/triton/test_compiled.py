@@ -5,11 +5,11 @@ import re
 import pytest
 import torch
 
-from tests.ops.derived import variants
-from tests.ops.examples import EXAMPLES
-from tests.ops.found import OPS
+from gradwire.testing.operations import example, operations, variants
 from tests.ops.triton import worker
 from tests.ops.triton.test_contract import KERNELS
+
+OPS = operations()
 
 # One rounding where the reference has two, flushed subnormals, divisions that are only nearly right; and atomic
 # additions, which flush subnormals and have no order.
@@ -50,13 +50,13 @@ def on_one(*names):
 
 
 def _compile(compiler, name, changes):
-    calls = [EXAMPLES[name]() | change for change in changes]
+    calls = [example(OPS[name]) | change for change in changes]
     return compiler.submit(worker.compile_only, OPS[name].triton, name, calls).result()
 
 
 @on_one(*set(KERNELS) - COMPOSED)
 def test_every_operation_is_rounded_as_written(compilers, name, capability):
-    derived = list(variants(OPS[name])) if OPS[name].declaration else []
+    derived = list(variants(OPS[name]))
     for change in LEFT_TO_TORCH.get(name, []):
         derived.remove(change)
     changes = [{}, *VARIANTS.get(name, []), *derived]

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 import gradwire
+from gradwire.testing.operations import operations
 from tests.cases import together
-from tests.ops.found import OPS
 
 pytestmark = pytest.mark.usefixtures("installed")
+
+
+OPS = operations()
 
 
 def _kernels() -> list[str]:

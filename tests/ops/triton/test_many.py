@@ -9,9 +9,7 @@ from torch import Tensor
 
 from gradwire import ops
 from gradwire.ops import Each, Pieces, Places
-from gradwire.ops.base import OPERATIONS
-from tests.ops.examples import EXAMPLES
-from tests.ops.test_pieces import examples, joined, shared
+from tests.ops.test_pieces import EXAMPLES, OPERATIONS, examples, joined, shared
 from tests.ops.triton import worker
 from tests.ops.triton.test_compiled import INEXACT, on_one
 

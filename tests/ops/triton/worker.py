@@ -72,7 +72,11 @@ def interpret_many(name: str, arguments: bytes) -> tuple[bytes, int]:
 def on_many(name: str, named: dict[str, Any]) -> None:
     """Ask the GPU version of an operation, wherever the tensors are."""
     base = importlib.import_module("gradwire.ops.base")
-    many = base.Many(importlib.import_module("tests.ops.found").OPS[name]) if name not in _many else _many[name]
+    many = (
+        base.Many(importlib.import_module("gradwire.testing.operations").operations()[name])
+        if name not in _many
+        else _many[name]
+    )
     _many[name] = many
     given = {key: named.get(key, many.said.defaults.get(key)) for key in many.said.parameters}
     first = next(iter(given.values()))

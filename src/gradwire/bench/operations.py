@@ -1,0 +1,159 @@
+"""A count of what an exchange asks of its device: operations, the bytes that they move, and what waits for them.
+
+Law: every operation that torch dispatches is counted once, in one of these kinds:
+
+    work         it reads or writes elements: a launch on an accelerator
+    view         it only gives another shape, or another name, to memory that is there
+    allocation   it makes memory and writes nothing into it
+    host         none of its tensors is on the device that is counted
+    collective   torch.distributed's own
+
+An operation of gradwire is one operation, whatever its kernel does, on many pieces, too, where a GPU takes them in one
+launch: what a GPU launches is measured with ``gradwire check gpu``.
+
+Bytes of an operation are the sizes of the tensors that it reads and of those that it writes. What it changes in place
+counts as read and as written, even where it is overwritten (``zero_``, ``copy_``); ``out=`` counts as written; an
+element that an expanded tensor shows several times counts once. What takes a bad step back (``copy_where``,
+``fill_where``) looks at a flag first, and counts as that flag.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradwire.errors import GradwireError
+from gradwire.testing.sync import is_wait
+
+__all__ = ["OperationCount", "WouldWaitError"]
+
+_EMPTY = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::set_", "aten::_empty")
+_FACTORIES = ("aten::new_", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::rand", "aten::zeros")
+"""What takes only the form of a tensor, and reads nothing."""
+
+_VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias", "aten::detach", "aten::lift_fresh", "aten::alias")
+
+
+class WouldWaitError(GradwireError):
+    """Something asked a device for a value on which the host would have to wait, and there is no value."""
+
+
+class OperationCount(TorchDispatchMode):
+    """Counts the operations of this thread within it.
+
+    Attributes:
+        device: the type of the device that is counted; on ``meta`` what would wait ends with ``WouldWaitError``.
+        names: how often each operation was work.
+        views: operations that only gave a view.
+        allocations: memory that was made and not written.
+        host: operations on tensors of the host alone.
+        waits: how often the host would wait for the device: a value read back, a size that follows from data, a
+            tensor of the host's numbers copied.
+        collectives: torch.distributed's, as far as this thread asks for them.
+        nbytes: read and written by work.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(1000)
+        >>> with OperationCount("cpu") as count:
+        ...     y = x.view(10, 100).add(1).mul_(2)
+        ...     float(y.sum()) > 0
+        True
+        >>> dict(count.names), count.views, count.waits
+        ({'aten::add': 1, 'aten::mul_': 1, 'aten::sum': 1}, 1, 1)
+        >>> count.nbytes == 4 * (2000 + 2000 + 1001)
+        True
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+        self.names: Counter[str] = Counter()
+        self.views = self.allocations = self.host = self.waits = self.collectives = self.nbytes = 0
+
+    @property
+    def operations(self) -> int:
+        """How many were work."""
+        return self.names.total()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        name: str = func._schema.name
+        if name.startswith("c10d::"):
+            self.collectives += 1
+            return func(*args, **given)
+        taken = list(_tensors((args, given.values())))
+        ours = any(each.device.type == self.device for each in taken)
+        if ours and (is_wait(name, args, given) or self._goes_to_host(name, args, given)):
+            self.waits += 1
+            if self.device == "meta":
+                raise WouldWaitError(f"{name} reads a value back, or a size that follows from data")
+            return func(*args, **given)
+        result = func(*args, **given)
+        made = list(_tensors((result,)))
+        if not any(each.device.type == self.device for each in (*taken, *made)):
+            self.host += 1
+        elif name.startswith(_EMPTY):
+            self.allocations += 1
+        elif name.startswith(_VIEWS) or _is_view(func, taken, made):
+            self.views += 1
+        else:
+            self.names[name] += 1
+            self.nbytes += self._moved(func, args, given, made)
+        return result
+
+    def _goes_to_host(self, name: str, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
+        """Whether a device's tensor is copied into the host's memory."""
+        if self.device == "cpu":
+            return False
+        to = given.get("device") if name == "aten::_to_copy" else args[0].device if name == "aten::copy_" else None
+        return to is not None and to.type == "cpu"
+
+    def _moved(self, func: Any, args: tuple[Any, ...], given: dict[str, Any], made: list[Tensor]) -> int:
+        total, changed = 0, set()
+        if self._waits_to_be_told(func, args, given):
+            return 1
+        if func._schema.name.startswith(_FACTORIES):
+            return sum(map(self._size, made))
+        for number, argument in enumerate(func._schema.arguments):
+            value = args[number] if number < len(args) else given.get(argument.name)
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            for each in _tensors((value,)):
+                total += self._size(each) * (2 if written and not argument.is_out else 1)
+                if written:
+                    changed.add(id(each))
+        return total + sum(self._size(each) for each in made if id(each) not in changed)
+
+    def _waits_to_be_told(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
+        """Whether an operation looks at a flag first, which is not set in a step that counts, and then does nothing."""
+        named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | given
+        return func._schema.name.startswith("gradwire::") and isinstance(named.get("when"), Tensor)
+
+    def _size(self, tensor: Tensor) -> int:
+        if tensor.device.type != self.device:
+            return 0
+        lengths = (length for length, step in zip(tensor.shape, tensor.stride(), strict=True) if step or length == 0)
+        return tensor.itemsize * math.prod(lengths)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Iterable) and not isinstance(value, str | bytes):
+            yield from _tensors(value)
+
+
+def _is_view(func: Any, taken: list[Tensor], made: list[Tensor]) -> bool:
+    """Whether nothing is written, and all that comes back is memory that was there."""
+    if func._schema.is_mutable:
+        return False
+    known = {each.untyped_storage()._cdata for each in taken}
+    return bool(made) and all(each.untyped_storage()._cdata in known for each in made)

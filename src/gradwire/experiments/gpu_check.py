@@ -1,0 +1,514 @@
+"""What nobody knows without a GPU, in one command: are the kernels right, does DDP run, and what does a method cost.
+
+It needs this source tree and torch, and neither pytest nor a network:
+
+    PYTHONPATH=src python -m gradwire.experiments.gpu_check --json gpu.json
+
+Parts, from cheap to dear, each in processes of its own, so that one that ends badly takes nothing else with it:
+
+    operations    every GPU kernel beside its reference, with small arguments and their variants
+    methods       what an exchange calls of every method, beside the reference
+    ddp nccl      DDP models of one rank over NCCL, beside the same on the CPU
+    ddp gloo      DDP models of two ranks on one GPU, CUDA tensors over Gloo, beside the same on the CPU
+    times         launches, bytes and time of every method at growing sizes, beside a copy and torch's bf16 hook
+
+Law: it ends in the time that it was given. A part gets a share of what is left; what it leaves of it goes to the next
+ones, and what did not come in time is named as left out. The file is whole after each part, and after each row that
+came some seconds after the last one was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import starmap
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire import registry
+from gradwire._files import replace_text
+from gradwire.bench import gpu_kernels
+from gradwire.bench.device_times import SIZES, time_rows
+from gradwire.bench.gpu_kernels import INTERPRETED, method_rows, operation_rows
+from gradwire.bench.machine import environment
+from gradwire.errors import ConfigError, GradwireError, require
+from gradwire.experiments.replay import Replayed
+from gradwire.integrations.ddp import compress_ddp
+from gradwire.ops.native import reference_forced
+from gradwire.testing.processes import RankFailedError, run_ranks
+
+__all__ = ["MINUTES", "NO_GPU", "GpuReport", "PartReport", "check_gpu", "lines", "main", "writer"]
+
+MINUTES = 7.5
+"""How long it may take."""
+
+NO_GPU = (
+    "a GPU is needed, and torch finds none here; --interpreter compares the kernels without one, "
+    "in Triton's interpreter"
+)
+"""What is said where there is none."""
+
+METHOD_SIZES = (33, 1000, 5003, 100_003)
+"""Elements of the methods' gradients; in the interpreter the first two."""
+
+MAIN = ("none", "bf16", "twobit", "onebit", "qsgd", "topk", "powersgd", "fp16", "efsignsgd", "dgc", "signsgd")
+"""The methods that come first, should the time not do for all."""
+
+SHAPES = {"first": (64, 3, 7, 7), "bias": (64,), "second": (300, 257), "head": (1000, 65)}
+"""Parameters of the models: several buckets, and sizes that are no power of two."""
+
+STEPS = 3
+CAP = 0.2
+"""Megabytes of a bucket of the models."""
+
+_GRACE = 5.0
+"""Seconds before the end in which nothing new begins."""
+
+Row = dict[str, Any]
+
+
+@dataclass
+class PartReport:
+    """What a part found.
+
+    Args:
+        name: as in the module's list.
+        rows: as they came.
+        left_out: what the time did not do for; empty: nothing.
+        error: what ended it; empty: nothing.
+        seconds: that it took.
+    """
+
+    name: str
+    rows: list[Row] = field(default_factory=list)
+    left_out: str = ""
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def wrong(self) -> list[Row]:
+        """The rows that differ from what was expected, or failed."""
+        return [row for row in self.rows if row.get("difference") or row.get("error") or row.get("waits")]
+
+
+@dataclass
+class GpuReport:
+    """What the check found.
+
+    Args:
+        where: the machine and its GPU.
+        parts: in their order.
+        seconds: in all.
+    """
+
+    where: Row
+    parts: list[PartReport] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def broken(self) -> list[str]:
+        """What does not hold; empty: everything that was compared does."""
+        found = [f"{part.name}: {part.error}" for part in self.parts if part.error]
+        silent = (part for part in self.parts if not (part.rows or part.error or part.left_out))
+        found += [f"{part.name}: nothing was compared" for part in silent]
+        return found + [f"{part.name}: {_told(row)}" for part in self.parts for row in part.wrong]
+
+    def as_dict(self) -> Row:
+        """Everything, ready for JSON."""
+        parts = {
+            part.name: {
+                "seconds": part.seconds,
+                "error": part.error,
+                "left_out": part.left_out,
+                "compared": len(part.rows),
+                "wrong": len(part.wrong),
+                "rows": part.rows,
+            }
+            for part in self.parts
+        }
+        return {"where": self.where, "seconds": self.seconds, "broken": self.broken, "parts": parts}
+
+
+def _ordered() -> list[str]:
+    names = registry.names("compressors")
+    return [*(name for name in MAIN if name in names), *(name for name in names if name not in MAIN)]
+
+
+def check_gpu(
+    *,
+    minutes: float = MINUTES,
+    interpreter: bool = False,
+    methods: Sequence[str] = (),
+    sizes: Sequence[int] = SIZES,
+    note: Callable[[GpuReport], object] = lambda _: None,
+) -> GpuReport:
+    """Run all parts on the first GPU, or those that need none in Triton's interpreter.
+
+    Args:
+        minutes: that it may take, > 0.
+        interpreter: compare the kernels on the CPU, on small sizes, and leave out what needs a GPU.
+        methods: names of compressors; none: all.
+        sizes: of the tensors that are timed.
+        note: called with the report so far, after each part and, some seconds apart, after rows.
+
+    Raises:
+        ConfigError: there is no GPU, or no Triton.
+    """
+    require(minutes > 0, "minutes", "a number > 0", minutes)
+    for name in methods:
+        registry.find("compressors", name)
+    info = {**environment(), "triton": _triton()}
+    if not interpreter:
+        if not torch.cuda.is_available():
+            raise ConfigError(NO_GPU)
+        if reference_forced:
+            raise ConfigError("GRADWIRE_KERNELS must not be reference, which runs plain torch in place of the kernels")
+        info |= _gpu()
+    if not info["triton"]:
+        raise ConfigError("Triton is needed, and it is not installed here: the CUDA build of torch brings it")
+    report, start = GpuReport(info | {"interpreter": interpreter}), time.monotonic()
+    end = start + 60 * minutes - min(_GRACE, 6 * minutes)
+    chosen, device = list(methods) or _ordered(), INTERPRETED if interpreter else "cuda"
+    small = METHOD_SIZES[:2] if interpreter else METHOD_SIZES
+    shares: list[tuple[str, float, Callable[..., Iterator[Row]], tuple[Any, ...]]] = [
+        ("operations", 0.3, _operations, (device,)),
+        ("methods", 0.4, _methods, (device, chosen, small)),
+    ]
+    if not interpreter:
+        shares += [
+            ("ddp nccl", 0.25, _ddp, ("nccl", 1, chosen)),
+            ("ddp gloo", 0.35, _ddp, ("gloo", 2, chosen)),
+            ("times", 1.0, _times, (device, chosen, tuple(sizes))),
+        ]
+    for name, share, function, arguments in shares:
+        part = PartReport(name)
+        report.parts.append(part)
+        begun = time.monotonic()
+        deadline = begun + share * max(0.0, end - begun)
+        _fill(part, function, arguments, deadline, report, note, interpreted=interpreter)
+        part.seconds, report.seconds = time.monotonic() - begun, time.monotonic() - start
+        note(report)
+    return report
+
+
+def _gpu() -> Row:
+    found = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": found.name,
+        "gpus": torch.cuda.device_count(),
+        "capability": f"{found.major}.{found.minor}",
+        "memory": found.total_memory,
+        "cuda": torch.version.cuda,
+        "nccl": dist.is_nccl_available(),
+    }
+
+
+def _triton() -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return None
+
+
+# Parts, each a generator of rows -----------------------------------------------------------------------------------
+
+
+def _operations(_: float, device: str) -> Iterator[Row]:
+    return operation_rows(device)
+
+
+def _methods(_: float, device: str, names: Sequence[str], sizes: Sequence[int]) -> Iterator[Row]:
+    return method_rows(device, sizes, [registry.build("compressors", name) for name in names])
+
+
+def _times(deadline: float, device: str, names: Sequence[str], sizes: Sequence[int]) -> Iterator[Row]:
+    """The methods that matter most at all sizes, before the others at any."""
+    first = [name for name in names if name in MAIN]
+    for chosen in (first, [name for name in names if name not in first]):
+        compressors = [registry.build("compressors", name) for name in chosen]
+        hook = chosen is first
+        yield from time_rows(device, compressors, sizes, hook=hook, seconds_left=lambda: deadline - time.monotonic())
+
+
+def _ddp(deadline: float, backend: str, world: int, names: Sequence[str]) -> Iterator[Row]:
+    """The gradients of models on a GPU beside those of the same models on the CPU.
+
+    A gradient is the parameter itself, so that both begin with the same bits.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    left = max(1.0, deadline - time.monotonic())
+    # The CPU has as long as the GPU.
+    found = run_ranks(world, _train, device, names, deadline - left / 2, backend=backend, timeout=left)
+    left = max(1.0, deadline - time.monotonic())
+    wanted = run_ranks(world, _train, "cpu", list(found[0]), deadline - left / 10, timeout=left)
+    for name in names:
+        row: Row = {"method": name, "backend": backend, "ranks": world}
+        if name not in found[0] or name not in wanted[0]:
+            yield row | {"left_out": "the time was over"}
+        elif errors := [result[name] for result in (*found, *wanted) if isinstance(result[name], str)]:
+            yield row | {"error": errors[0]}
+        else:
+            pairs = ((got[name], want[name]) for got, want in zip(found, wanted, strict=True))
+            said = [text for text in starmap(_apart, ((name, *pair) for pair in pairs)) if text]
+            yield row | {"difference": said[0] if said else None}
+
+
+def _train(rank: int, device: str, names: Sequence[str], deadline: float) -> dict[str, Any]:
+    """What each step of a method gave this rank, or what went wrong; methods are missing for which time was over."""
+    done: dict[str, Any] = {}
+    for name in names:
+        over = torch.tensor(float(time.monotonic() > deadline), device=device)
+        dist.all_reduce(over, dist.ReduceOp.MAX)
+        if float(over):
+            break
+        try:
+            done[name] = _steps(rank, device, name)
+        except (GradwireError, RuntimeError) as error:
+            done[name] = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+            if dist.get_world_size() > 1:
+                # The other ranks may be in another call than this one.
+                raise
+    return done
+
+
+def _steps(rank: int, device: str, name: str) -> list[np.ndarray[Any, Any]]:
+    module = Replayed(SHAPES, seed=rank).to(device)
+    model = DistributedDataParallel(module, init_sync=False, bucket_cap_mb=CAP)
+    state = compress_ddp(model, name)
+    try:
+        arrived = []
+        for _ in range(STEPS):
+            model.zero_grad(set_to_none=True)
+            model(torch.zeros((), requires_grad=True, device=device)).backward()
+            # On the CPU, which waits for the device.
+            means = [param.grad.flatten().cpu() for param in module.parameters() if param.grad is not None]
+            arrived.append(torch.cat(means).numpy())
+        return arrived
+    finally:
+        state.close()
+
+
+def _apart(name: str, found: Sequence[np.ndarray[Any, Any]], wanted: Sequence[np.ndarray[Any, Any]]) -> str | None:
+    """Where the steps of a method differ; None: nowhere, or by rounding where its bits are those of a BLAS."""
+    portable = registry.build("compressors", name).portable
+    for number, (got, want) in enumerate(zip(found, wanted, strict=True), 1):
+        if np.array_equal(got.view(np.uint32), want.view(np.uint32)):
+            continue
+        far = float(np.abs(got - want).max())
+        if portable or not far <= gpu_kernels.NEAR * float(np.abs(want).max()):
+            count = int((got.view(np.uint32) != want.view(np.uint32)).sum())
+            return f"step {number}: {count} of {got.size} elements differ from those on the CPU, by {far:.2g} at most"
+    return None
+
+
+# Processes -----------------------------------------------------------------------------------------------------------
+
+
+def _fill(
+    part: PartReport,
+    function: Callable[..., Iterator[Row]],
+    arguments: tuple[Any, ...],
+    deadline: float,
+    report: GpuReport,
+    note: Callable[[GpuReport], object],
+    *,
+    interpreted: bool,
+) -> None:
+    """Take the rows of a part until it ends or the deadline comes."""
+    noted = time.monotonic()
+    try:
+        for row in _rows(function, arguments, deadline, interpreted=interpreted):
+            part.rows.append(row)
+            if time.monotonic() > noted + 5.0:
+                note(report)
+                noted = time.monotonic()
+    except TimeoutError:
+        part.left_out = f"what comes after these {len(part.rows)} rows: the time of this part was over"
+    except RankFailedError as error:
+        part.error = str(error).strip()[-800:]
+    except GradwireError as error:
+        part.error = str(error)
+
+
+class _PartFailedError(GradwireError):
+    """The process of a part ended badly."""
+
+
+def _rows(
+    function: Callable[..., Iterator[Row]], arguments: tuple[Any, ...], deadline: float, *, interpreted: bool
+) -> Iterator[Row]:
+    """The rows that a function gives in a process of its own.
+
+    Raises:
+        TimeoutError: the deadline came.
+        GradwireError: it failed, or died.
+    """
+    if function is _ddp:
+        # It starts processes, and does nothing else on the GPU.
+        yield from function(deadline, *arguments)
+        return
+    context = mp.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    with _environment(TRITON_INTERPRET="1" if interpreted else None):
+        process = context.Process(target=_work, args=(send, function, deadline, arguments), daemon=True)
+        process.start()
+    send.close()
+    try:
+        while receive.poll(max(0.0, deadline - time.monotonic())):
+            kind, value = receive.recv()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise _PartFailedError(value)
+            yield value
+        raise TimeoutError
+    except EOFError:
+        process.join(10.0)
+        raise _PartFailedError(f"its process died with exit code {process.exitcode}") from None
+    finally:
+        process.kill()
+        process.join()
+        receive.close()
+
+
+def _work(
+    send: Connection, function: Callable[..., Iterator[Row]], deadline: float, arguments: tuple[Any, ...]
+) -> None:
+    try:
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            torch.set_num_threads(1)
+        for row in function(deadline, *arguments):
+            send.send(("row", row))
+        send.send(("end", None))
+    except BaseException:
+        send.send(("error", traceback.format_exc()[-2000:]))
+
+
+@contextmanager
+def _environment(**values: str | None) -> Iterator[None]:
+    """Set variables of the environment, or take them away, and put them back at the end."""
+    before = {name: os.environ.get(name) for name in values}
+    try:
+        _set(values)
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+# What is shown -------------------------------------------------------------------------------------------------------
+
+
+def _told(row: Row) -> str:
+    """A row that is wrong, in one line."""
+    names = ("operation", "method", "variant", "step", "size", "backend", "ranks")
+    what = ", ".join(f"{name} {row[name]}" for name in names if row.get(name))
+    return f"{what}: {row.get('difference') or row.get('error') or row.get('waits')}"
+
+
+def lines(report: GpuReport) -> list[str]:
+    """The report for people: what was compared, a table of times, what was left out, the verdict."""
+    where = report.where
+    gpu = "Triton's interpreter" if where["interpreter"] else f"{where['gpu']}, CUDA {where['cuda']}"
+    found = [f"{gpu}; {where['machine']}; torch {where['torch']}, triton {where['triton']}; {report.seconds:.0f} s", ""]
+    for part in report.parts:
+        compared = sum("left_out" not in row for row in part.rows)
+        said = f"{part.name:<12} {compared:>5} rows, {len(part.wrong)} wrong, {part.seconds:.0f} s"
+        found.append(said + (f"; FAILED: {part.error.splitlines()[-1]}" if part.error else ""))
+    times = [row for part in report.parts if part.name == "times" for row in part.rows if "seconds" in row]
+    if times:
+        found += ["", *_table(times)]
+    left = [f"left out: {part.name}: {part.left_out}" for part in report.parts if part.left_out]
+    for part in report.parts:
+        left += [f"left out: {part.name}: {_name(row)}: {row['left_out']}" for row in part.rows if "left_out" in row]
+    found += ["", *left] if left else [""]
+    return found + ([f"WRONG: {text}" for text in report.broken] or ["holds"])
+
+
+def _name(row: Row) -> str:
+    return ", ".join(str(row[name]) for name in ("operation", "method", "variant", "size") if row.get(name))
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    heads = ("method", "elements", "operations", "launches", "bytes/element", "ms", "copy ms", "ratio", "bf16 hook")
+    hook = {row["size"]: row["seconds"] for row in rows if row["method"] == "torch_bf16"}
+    cells = [
+        (
+            row["method"],
+            f"2^{row['size'].bit_length() - 1}",
+            str(row["operations"]),
+            str(row.get("launches", "-")),
+            f"{row['bytes_per_element']:.1f}",
+            f"{1e3 * row['seconds']:.3f}",
+            f"{1e3 * row['copy_seconds']:.3f}",
+            f"{row['ratio']:.2f}",
+            f"{row['seconds'] / hook[row['size']]:.2f}" if row["size"] in hook else "-",
+        )
+        for row in rows
+    ]
+    widths = [max(len(row[place]) for row in (heads, *cells)) for place in range(len(heads))]
+    return ["  ".join(map(_aligned, row, widths, range(len(heads)))).rstrip() for row in (heads, *cells)]
+
+
+def _aligned(cell: str, width: int, place: int) -> str:
+    return f"{cell:>{width}}" if place else f"{cell:<{width}}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command where click and rich are not installed; ``gradwire check gpu`` is the same.
+
+    Args:
+        words: of the command line; None: those of this process.
+
+    Returns:
+        The exit code: 0 where everything that was compared holds, 1 where something does not, 2 where nothing can be.
+    """
+    parser = argparse.ArgumentParser(prog="python -m gradwire.experiments.gpu_check", description=NO_GPU)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--method", action="append", default=[], help="May be repeated. Default: all.")
+    parser.add_argument("--interpreter", action="store_true")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    told = parser.parse_args(words)
+    try:
+        report = check_gpu(
+            minutes=told.minutes, interpreter=told.interpreter, methods=told.method, note=writer(told.json)
+        )
+    except ConfigError as error:
+        sys.stderr.write(f"gradwire: {error}\n")
+        return 2
+    sys.stdout.write("\n".join(lines(report)) + "\n")
+    return int(bool(report.broken))
+
+
+def writer(path: Path | None) -> Callable[[GpuReport], None]:
+    """What keeps the report so far in a file; None: nothing."""
+    return lambda report: None if path is None else replace_text(path, json.dumps(report.as_dict(), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    # The processes that it starts find what they run by the name of the module.
+    from gradwire.experiments import gpu_check
+
+    raise SystemExit(gpu_check.main())

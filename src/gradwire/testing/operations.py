@@ -1,0 +1,201 @@
+"""Valid arguments for every operation, made from its annotations: for whoever runs all of them.
+
+Law: an example has ``N`` elements and ``RANKS`` ranks, floats that differ, and zeros of every other kind where they
+have a meaning; its results are those of the reference on every device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+
+import gradwire.compressors
+import gradwire.ops
+from gradwire.ops.arguments import Flat, Names, Rows, Where
+from gradwire.ops.base import OPERATIONS, Op
+
+__all__ = ["RANKS", "N", "example", "modules", "operations", "variants"]
+
+N, RANKS = 32, 2
+
+_VALUES = {
+    "a": 2,
+    "across": 1,
+    "b": 8,
+    "beta": 0.9,
+    "bits": 4,
+    "bound": 10,
+    "buckets": 16,
+    "clip": 2.0,
+    "counters": 3 * N,
+    "down": 2,
+    "floor": 0.5,
+    "high": 0.75,
+    "k": 4,
+    "group": 1,
+    "key": 1,
+    "lefts": 8,
+    "length": 9,
+    "levels": 7,
+    "low": 0.5,
+    "n": N,
+    "named": 4,
+    "offset": 0,
+    "pairs": 2,
+    "pitch": 8,
+    "rank": 2,
+    "rights": 16,
+    "room": 128,
+    "run": 2,
+    "s": 0.5,
+    "rows": 3,
+    "scale": 0.5,
+    "seed": 7,
+    "sent": 64,
+    "shrink": 1.0,
+    "size": 16,
+    "sparsity": 1.0,
+    "step": 2,
+    "target": 0.1,
+    "threshold": 0.5,
+    "tie": 1.0,
+    "top": 127,
+    "unit": 1.0,
+    "value": 0.25,
+    "whole_k": 4,
+}
+"""Of numbers and of symbols, by name; a flag is False."""
+
+_LONGER = {"eden_add_decoded": 2 * N, "eden_encode": 2 * N}
+"""Elements of those whose blocks are longer than N."""
+
+_SIZES = {"block": (16, 32, 64)}
+"""Of those that differ between operations: the first that one allows."""
+
+_FILLED = {
+    "bitmap": 1,
+    "counts": 4,
+    "ranks": 1,
+    "table": 16,
+    "thc_add_decoded.codes": 1,
+    "tops": 4,
+    "used": 4,
+    "when": 1,
+}
+"""What integers in a tensor of this name are, where 0 would have no meaning; in one of this operation alone."""
+
+_COUNTED = {"indices"}
+"""Of those that differ."""
+
+
+def example(op: Op[Any]) -> dict[str, Any]:
+    """Valid arguments by name, in new tensors of the CPU: floats that differ, and zeros of every other kind where they
+    have a meaning.
+
+    Args:
+        op: one of ``operations()``.
+
+    Example:
+        >>> arguments = example(operations()["twobit_encode"])
+        >>> {name: tuple(value.shape) for name, value in arguments.items() if name in ("x", "codes")}
+        {'x': (32,), 'codes': (8,)}
+    """
+    return _parts() if op.declaration is None or op.name == "parts_add_decoded" else _made(op)
+
+
+def _parts() -> dict[str, Any]:
+    """What annotations do not say: how the sizes of several lists belong together."""
+    return {
+        "values": [torch.ones(4), torch.tensor([5], dtype=torch.uint8)],
+        "indices": [torch.arange(4, dtype=torch.int16)] * RANKS,
+        "counts": [torch.full((1,), 4, dtype=torch.int32)] * RANKS,
+        "levels": [torch.empty(0), torch.tensor([1.0, -1.0])],
+        "out": torch.linspace(-1, 1, N),
+        "scale": 0.5,
+    }
+
+
+def _made(op: Op[Any]) -> dict[str, Any]:
+    assert op.declaration is not None
+    return {name: _argument(op, name) for name in op.declaration.types}
+
+
+def _values(op: Op[Any]) -> dict[str, Any]:
+    """Numbers that fulfil what the operation says of them."""
+    assert op.declaration is not None
+    found = _VALUES | {"n": _LONGER.get(op.name, N)}
+    for name, allowed in _SIZES.items():
+        mark, known = op.declaration.marks.get(name), {**op.reference.__globals__, **found}
+        condition = mark.condition if isinstance(mark, Where) else "True"
+        found[name] = next(size for size in allowed if eval(condition, {**known, name: size}))
+    return found
+
+
+def _argument(op: Op[Any], name: str) -> Any:
+    assert op.declaration is not None
+    mark = op.declaration.marks.get(name)
+    if isinstance(mark, Names):
+        return mark.known[0]
+    if not isinstance(mark, Flat | Rows):
+        return False if op.declaration.types[name] is bool else _values(op)[name]
+    expression = mark.size if isinstance(mark, Flat) else mark.length
+    size = eval(expression or "n", {**op.reference.__globals__, **_values(op)})
+    dtype = mark.dtype[0] if isinstance(mark.dtype, tuple) else mark.dtype
+    shape = (size,) if isinstance(mark, Flat) else (RANKS, size)
+    if not dtype.is_floating_point:
+        if name in _COUNTED:
+            return torch.arange(size, dtype=dtype).expand(shape).contiguous()
+        return torch.full(shape, _FILLED.get(name, _FILLED.get(f"{op.name}.{name}", 0)), dtype=dtype)
+    return torch.linspace(-1, 1, size, dtype=dtype).expand(shape).contiguous() if size > 1 else torch.ones(shape)
+
+
+def variants(op: Op[Any]) -> Iterator[dict[str, Any]]:
+    """What else an operation may be called with: nothing in place of a tensor, a flag that is set, another dtype.
+
+    Args:
+        op: one of ``operations()``.
+
+    Yields:
+        The arguments that take the place of those of ``example``.
+    """
+    said = op.declaration
+    if said is None or op.name == "parts_add_decoded":
+        return
+    for name, kind in said.types.items():
+        mark = said.marks.get(name)
+        if name in said.optional:
+            yield {name: None}
+        elif kind is bool:
+            yield {name: True}
+        elif isinstance(mark, Flat | Rows) and isinstance(mark.dtype, tuple):
+            yield from ({name: _argument(op, name).to(dtype)} for dtype in mark.dtype[1:])
+        elif isinstance(mark, Names):
+            yield from ({name: word} for word in mark.known[1:])
+
+
+@cache
+def modules() -> tuple[str, ...]:
+    """The modules that declare operations: those that all families share, and one in the folder of a family."""
+    shared = pkgutil.iter_modules(gradwire.ops.__path__, "gradwire.ops.")
+    families = pkgutil.iter_modules(gradwire.compressors.__path__, "gradwire.compressors.")
+    return (
+        *(module.name for module in shared if not module.ispkg),
+        *(f"{family.name}.ops" for family in families if family.ispkg),
+    )
+
+
+@cache
+def operations() -> dict[str, Op[Any]]:
+    """Every operation of gradwire, by its name.
+
+    >>> "twobit_encode" in operations()
+    True
+    """
+    for name in modules():
+        importlib.import_module(name)
+    return dict(OPERATIONS)
