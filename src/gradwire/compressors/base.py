@@ -157,8 +157,12 @@ class Compressor(Configuration, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if _CODE & vars(cls).keys() and "takes_pieces" not in vars(cls):
+        own = vars(cls).keys()
+        if _CODE & own and "takes_pieces" not in own:
             cls.takes_pieces = False
+        if {"add_decoded", "add_decoded_many"} & own and "decode_many" not in own:
+            # What decodes in its own way is what decodes: the faster way of its base is another method's.
+            cls.decode_many = Compressor.decode_many  # type: ignore[method-assign]
 
     @property
     def feedback(self) -> Feedback:
