@@ -20,5 +20,9 @@ NB_MODULE(_kernels, m) {
   m.def("target", [] { return std::string(active_target()); });
   m.def("set_target", &set_target, nanobind::arg("name"));
   m.def("calls", &calls, nanobind::arg("name"));
+  m.def("region_count", &region_count);
+  m.def("chunks_taken", &chunks_taken);
+  m.def("hold_thread", &hold_thread, nanobind::arg("number"));
+  m.def("set_retreat", &set_retreat, nanobind::arg("retreat"));
   for (const auto* each = operations::Operation::first; each != nullptr; each = each->next) each->define(m);
 }

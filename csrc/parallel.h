@@ -1,4 +1,9 @@
-// The one place with threads.
+// Work that is shared out over threads.
+//
+// Law: a tensor is cut into chunks, and any thread takes any of them. What a chunk leaves is kept by the number of the
+// chunk and combined in that order, so that bits depend neither on the threads nor on how many there are. An operation
+// opens one parallel region, however many passes it makes: the thread that finishes the last chunk of a pass prepares
+// the next one, and nobody waits for a thread that holds no chunk. A thread that must wait goes to sleep soon.
 #pragma once
 
 #include <unistd.h>
@@ -9,17 +14,17 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <thread>
 #include <vector>
-
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
 namespace gradwire {
 
 // Below this many elements starting the threads takes longer than the work.
 constexpr std::int64_t kSerialBelow = 32768;
+
+// Elements of the smallest chunk, 32 KiB of float32, and chunks for each thread at the most. To begin one costs little
+// beside its work, a twentieth of a pass over 2^20 elements where there are twice as many; and what a late thread holds
+// is a small part of the whole.
+constexpr std::int64_t kSmallestChunk = 8192, kChunksEach = 8;
 
 // The process that loaded the extension.
 inline const pid_t kOwner = getpid();
@@ -28,33 +33,106 @@ inline const pid_t kOwner = getpid();
 // only torch had threads before the fork.
 inline bool in_forked_child() { return getpid() != kOwner; }
 
-// The size of the ranges that [0, n) is cut into: one a thread, a multiple of `align`.
-inline std::int64_t range_size(std::int64_t n, std::int64_t align, int threads) {
+// Whether work on n elements may be shared out at all.
+inline bool is_shared(std::int64_t n, int threads) {
 #if defined(_OPENMP)
-  if (n < kSerialBelow || threads <= 1 || in_forked_child()) return std::max<std::int64_t>(n, 1);
-  const std::int64_t share = std::max((n + threads - 1) / threads, kSerialBelow / 2);
-  return (share + align - 1) / align * align;
+  return n >= kSerialBelow && threads > 1 && !in_forked_child();
 #else
-  static_cast<void>(align), static_cast<void>(threads);
-  return std::max<std::int64_t>(n, 1);
+  static_cast<void>(n), static_cast<void>(threads);
+  return false;
 #endif
 }
 
-// Calls f(0) .. f(count - 1), a thread each. The count is that of ranges, so it is 1 where there must be no threads.
+// The size of the chunks that [0, n) is cut into, a multiple of `align`; all of it where there must be no threads.
+inline std::int64_t chunk_size(std::int64_t n, std::int64_t align, int threads) {
+  if (!is_shared(n, threads)) return std::max<std::int64_t>(n, 1);
+  const std::int64_t size = std::max(n / (threads * kChunksEach), kSmallestChunk);
+  return (size + align - 1) / align * align;
+}
+
+inline std::int64_t chunk_count(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
+
+// A number that one thread writes and others wait for.
+class Signal {
+ public:
+  std::uint32_t get() const { return value_.load(std::memory_order_acquire); }
+
+  // Adds to the number and wakes who sleeps.
+  void add(std::uint32_t count);
+
+  // Returns when the number is `least` or more. At first without giving up the processor, as an answer is mostly near;
+  // then asleep, so that the thread that is waited for can run in this one's place.
+  void wait_for(std::uint32_t least);
+
+ private:
+  std::atomic<std::uint32_t> value_{0};
+  std::atomic<int> sleepers_{0};
+};
+
+// The order in which the chunks of a thread are taken. Backwards, what the pass before left in the caches comes first;
+// to and fro, it does so in the second pass. One by one, all threads take the lowest chunk that is left.
+enum class Order { kForwards, kBackwards, kToAndFro, kOneByOne };
+
+// What the threads of one region do: `work(chunk)` for every chunk of a pass, whoever is free, and after the last one
+// `next()`, which prepares another pass and returns its number of chunks, or 0.
+struct Passes {
+  void (*work)(const void* context, std::int64_t chunk);
+  std::int64_t (*next)(const void* context);
+  const void* context;
+  Order order;
+};
+
+// Runs passes of which the first has `count` chunks, in one region of `threads` threads.
+void run_passes(std::int64_t count, int threads, const Passes& passes);
+
+// The same with functions. Each thread begins with chunks of its own, side by side, and then takes those of others.
+template <class Work, class Next>
+void parallel_passes(std::int64_t count, int threads, const Work& work, const Next& next,
+                     Order order = Order::kForwards) {
+  struct Context {
+    const Work& work;
+    const Next& next;
+  } context = {work, next};
+  run_passes(count, threads,
+             {[](const void* c, std::int64_t chunk) { static_cast<const Context*>(c)->work(chunk); },
+              [](const void* c) -> std::int64_t { return static_cast<const Context*>(c)->next(); }, &context, order});
+}
+
+// Calls f(0) .. f(count - 1). The count is that of chunks, so it is 1 where there must be no threads.
 template <class F>
-void parallel_tasks(int count, const F& f) {
+void parallel_chunks(std::int64_t count, int threads, const F& f, Order order = Order::kForwards) {
   if (count == 1) return f(0);
-#if defined(_OPENMP)
-#pragma omp parallel for num_threads(count) schedule(static, 1)
-#endif
-  for (int i = 0; i < count; ++i) f(i);
+  parallel_passes(count, threads, f, [] { return 0; }, order);
 }
 
-// Calls f(begin, end, number of the range) for every range of range_size() elements.
+// Calls f(begin, end, number of the chunk) for every chunk of chunk_size() elements.
 template <class F>
-void parallel_for(std::int64_t n, std::int64_t align, int threads, const F& f) {
-  const std::int64_t size = range_size(n, align, threads);
-  parallel_tasks(int((n + size - 1) / size), [&](int i) { f(i * size, std::min((i + 1) * size, n), i); });
+void parallel_for(std::int64_t n, std::int64_t align, int threads, const F& f, Order order = Order::kForwards) {
+  const std::int64_t size = chunk_size(n, align, threads);
+  parallel_chunks(
+      chunk_count(n, size), threads, [&](std::int64_t i) { f(i * size, std::min((i + 1) * size, n), i); }, order);
+}
+
+// Calls first(begin, end, chunk) for every chunk of chunk_size() elements, then between(), and then second(...)
+// likewise: what needs something of the whole tensor before it can begin.
+template <class First, class Between, class Second>
+void parallel_twice(std::int64_t n, std::int64_t align, int threads, const First& first, const Between& between,
+                    const Second& second) {
+  const std::int64_t size = chunk_size(n, align, threads), count = chunk_count(n, size);
+  bool again = false;
+  const auto work = [&](std::int64_t i) {
+    const std::int64_t begin = i * size, end = std::min(begin + size, n);
+    again ? second(begin, end, i) : first(begin, end, i);
+  };
+  const auto next = [&] {
+    if (again) return std::int64_t{0};
+    again = true, between();
+    return count;
+  };
+  if (count > 0)
+    parallel_passes(count, threads, work, next, Order::kToAndFro);
+  else
+    between();
 }
 
 // From this many elements on a piece is worked on by all threads.
@@ -64,65 +142,60 @@ constexpr std::int64_t kAlone = 131072;
 // What f throws first is thrown again when all of them are done.
 template <class F>
 void parallel_each(std::int64_t count, std::int64_t elements, int threads, const F& f) {
-  if (count <= 1 || elements < kSerialBelow || threads <= 1 || in_forked_child()) {
-    for (std::int64_t i = 0; i < count; ++i) f(i);
-    return;
-  }
   std::exception_ptr thrown;
   std::mutex first;
-#if defined(_OPENMP)
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-#endif
-  for (std::int64_t i = 0; i < count; ++i) {
+  const auto one = [&](std::int64_t i) {
     try {
       f(i);
     } catch (...) {
       const std::lock_guard<std::mutex> lock(first);
       if (!thrown) thrown = std::current_exception();
     }
-  }
+  };
+  parallel_passes(count, is_shared(elements, threads) ? threads : 1, one, [] { return 0; });
   if (thrown) std::rethrow_exception(thrown);
 }
 
 // Zeros over what may be a large part of a capacity.
 inline void parallel_zero(std::uint8_t* p, std::int64_t count, int threads) {
-  parallel_for(count, 4096, threads,
-               [&](std::int64_t begin, std::int64_t end, int) { std::memset(p + begin, 0, std::size_t(end - begin)); });
-}
-
-// Waits for a value that another thread is about to write: at first without giving up the CPU, since on a busy machine
-// it would not come back for milliseconds.
-inline std::int64_t await(const std::atomic<std::int64_t>& value, std::int64_t unknown) {
-  constexpr int kPatience = 2000;
-  for (int tries = 0;; ++tries) {
-    const std::int64_t found = value.load(std::memory_order_acquire);
-    if (found != unknown) return found;
-    if (tries >= kPatience) std::this_thread::yield();
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-  }
+  parallel_for(count, 4096, threads, [&](std::int64_t begin, std::int64_t end, std::int64_t) {
+    std::memset(p + begin, 0, std::size_t(end - begin));
+  });
 }
 
 // Lays end to end what parts of `size` elements become, in one pass over memory: make(begin, end) says how many bytes a
-// part takes, and write(begin, end, first byte, bytes) follows while what it needs is in the cache. A part waits for the
-// sizes of those before it: they are taken in order, so each of them has a thread already. Returns the number of bytes.
+// part takes, and write(begin, end, first byte, bytes) follows while what it needs is in the cache. A part waits for
+// the sizes of those before it: they are taken in order, so each of them has a thread already. Returns the number of
+// bytes.
 template <class Make, class Write>
 std::int64_t parallel_append(std::int64_t n, std::int64_t size, int threads, const Make& make, const Write& write) {
-  constexpr std::int64_t kUnknown = 0;
-  const std::int64_t parts = (n + size - 1) / size, range = range_size(n, size, threads);
-  std::vector<std::atomic<std::int64_t>> ends(std::size_t(parts + 1));  // plus one
-  std::atomic<std::int64_t> next{0};
-  ends[0].store(1);
-  parallel_tasks(int(std::max<std::int64_t>((n + range - 1) / range, 1)), [&](int) {
-    for (std::int64_t part = next.fetch_add(1); part < parts; part = next.fetch_add(1)) {
-      const std::int64_t begin = part * size, end = std::min(begin + size, n), bytes = make(begin, end);
-      const std::int64_t before = await(ends[std::size_t(part)], kUnknown);
-      ends[std::size_t(part + 1)].store(before + bytes, std::memory_order_release);
-      write(begin, end, before - 1, bytes);
-    }
-  });
-  return ends[std::size_t(parts)].load() - 1;
+  const std::int64_t parts = chunk_count(n, size);
+  std::vector<std::int64_t> ends(std::size_t(parts + 1));
+  Signal known;  // of how many parts the end is known
+  const auto append = [&](std::int64_t part) {
+    const std::int64_t begin = part * size, end = std::min(begin + size, n), bytes = make(begin, end);
+    known.wait_for(std::uint32_t(part));
+    const std::int64_t first = ends[std::size_t(part)];
+    ends[std::size_t(part + 1)] = first + bytes;
+    known.add(1);
+    write(begin, end, first, bytes);
+  };
+  parallel_passes(parts, is_shared(n, threads) ? threads : 1, append, [] { return 0; }, Order::kOneByOne);
+  return ends.back();
 }
+
+// What tests look at.
+
+// Parallel regions since the program began.
+std::int64_t region_count();
+
+// The chunks that each thread took in the last region in which one was held.
+std::vector<std::int64_t> chunks_taken();
+
+// From now on the thread of this number comes to each region when all chunks are taken; -1: none does.
+void hold_thread(int number);
+
+// Whether work is done by one thread for a while after a region that took longer than that would have; true at first.
+void set_retreat(bool retreat);
 
 }  // namespace gradwire

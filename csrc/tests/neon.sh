@@ -12,5 +12,5 @@ for target in scalar neon; do
   done
 done
 compile -static -DGRADWIRE_SELFTEST src/gradwire/ops/*.cc src/gradwire/compressors/*/*.cc csrc/tests/selftest.cc \
-  csrc/dispatch.cc build/neon/*.o -o build/selftest-neon
+  csrc/dispatch.cc csrc/parallel.cc build/neon/*.o -o build/selftest-neon
 qemu-aarch64 build/selftest-neon

@@ -55,6 +55,14 @@ def test_the_table_has_every_row(gradwire):
     assert lines.count(["twobit", "4096"]) == lines.count(["qsgd:bits=8", "4096"]) == len(STEPS)
 
 
+def test_the_table_says_how_much_slower_a_busy_neighbour_makes(gradwire):
+    done = gradwire("bench", "codec", "--method", "twobit", "--repeats", "1", "--size", "1000", "--busy", "1")
+    assert done.exit_code == 0, done.stderr
+    head, _, *rows = done.stdout.splitlines()[1:]
+    assert head.split()[-1] == "busy"
+    assert all(float(row.split()[-1]) > 0 for row in rows)
+
+
 def test_a_real_process():
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = Forked(["-m", "gradwire", *QUICK, "--size", "2^10", "--json", "-"], **pipes)
@@ -76,8 +84,10 @@ def test_a_real_process():
         (("--size", "2^99"), "a size must be in [1, 2^31], as 16777216 or 2^24, got '2^99'"),
         (("--size", "0"), "a size must be in [1, 2^31]"),
         (("--peer", "mxnot"), "unknown peer 'mxnot': did you mean 'mxnet'?"),
-        (("--peer", "mxnet", "--method", "twobit"), "--method, --all, --plot and --goals cannot be used with"),
-        (("--peer", "mxnet", "--goals"), "--goals cannot be used with --peer"),
+        (("--peer", "mxnet", "--method", "twobit"), "--method, --all, --plot, --goals and --busy cannot"),
+        (("--peer", "mxnet", "--goals"), "--goals and --busy cannot be used with --peer"),
+        (("--peer", "mxnet", "--busy", "1"), "--goals and --busy cannot be used with --peer"),
+        (("--busy", "0"), "--busy"),
         (("--json", "nowhere/rows.json"), "nowhere/rows.json cannot be written: No such file or directory"),
         (("--all", "--method", "twobit"), "--all means every method: leave --method out"),
         (("--plot", "nowhere/page.html", "--method", "towbit"), "unknown compressor 'towbit'"),

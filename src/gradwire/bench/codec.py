@@ -11,12 +11,13 @@ A size that would take too long or too much memory gives a row too: it has no fi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gradwire import registry
 from gradwire.bench import catalogue
 from gradwire.bench.budget import Budget
+from gradwire.bench.busy import TURNS, Addition, Neighbours, slow_down
 from gradwire.bench.machine import environment
 from gradwire.bench.statistics import interleave, stopwatch, summarise
 from gradwire.bench.steps import STEPS, Step
@@ -50,7 +51,11 @@ def label(row: Row) -> str:
 
 
 def rows(
-    compressors: Sequence[Compressor], sizes: Sequence[int], repeats: int | None = None, seconds: float = BUDGET
+    compressors: Sequence[Compressor],
+    sizes: Sequence[int],
+    repeats: int | None = None,
+    seconds: float = BUDGET,
+    busy: int = 0,
 ) -> Iterator[Row]:
     """Check and time every operation of every compressor at every size; one row each, ``len(STEPS)`` for each pair.
 
@@ -59,6 +64,8 @@ def rows(
         sizes: numbers of elements; increasing, if long ones are to be left out in time.
         repeats: rounds of each row; None: as many as a second allows, and at least 5.
         seconds: a row that would take longer, by what the size before it took, is skipped.
+        busy: processes that compute beside it in every second turn, for which a row then says how much slower the
+            operation and torch's addition are. They are started here, and end with the iteration.
 
     Raises:
         WrongResultError: an operation and the reference disagree; nothing of it was timed.
@@ -66,13 +73,22 @@ def rows(
     budget, check = Budget(seconds), Checks()
     # What torch loads on first use must not count for the first method.
     check(STEPS[0], Identity(), 1)
-    for compressor in compressors:
-        for n in sizes:
-            for step in STEPS:
-                yield _row(step, compressor, n, repeats, budget, check) | environment()
+    with Neighbours(busy) as neighbours:
+        for compressor in compressors:
+            for n in sizes:
+                for step in STEPS:
+                    yield _row(step, compressor, n, repeats, budget, check, neighbours) | environment()
 
 
-def _row(step: Step, compressor: Compressor, n: int, repeats: int | None, budget: Budget, check: Checks) -> Row:
+def _row(
+    step: Step,
+    compressor: Compressor,
+    n: int,
+    repeats: int | None,
+    budget: Budget,
+    check: Checks,
+    neighbours: Neighbours,
+) -> Row:
     named = {"method": compressor.name, "params": compressor.properties()["params"], "size": n, "op": step.name}
     reason = step.refusal(compressor) or budget.refusal(step, compressor, n)
     if reason is not None:
@@ -83,7 +99,27 @@ def _row(step: Step, compressor: Compressor, n: int, repeats: int | None, budget
     checked = time.perf_counter() - start
     figures = _timed(step, work, repeats)
     budget.learn(step, compressor, n, checked=checked, once=figures["seconds"])
+    if neighbours.count > 0:
+        figures |= _slowed(step, work, repeats, neighbours)
     return named | figures | {"checked_size": checked_size}
+
+
+def _slowed(step: Step, work: Workload, repeats: int | None, neighbours: Neighbours) -> Row:
+    contestants: dict[str, Callable[[], object]] = {
+        "add": Addition(step.fewest_bytes(work)),
+        "op": lambda: step.run(work),
+    }
+    found = slow_down(contestants, neighbours, repeats or TURNS, prepare=None if step.decodes else work.restore)
+    return {
+        "neighbours": neighbours.count,
+        "alone_seconds": found["op"].alone,
+        "busy_seconds": found["op"].busy,
+        "alone_add_seconds": found["add"].alone,
+        "busy_add_seconds": found["add"].busy,
+        "slow_down": found["op"].factor,
+        "add_slow_down": found["add"].factor,
+        "slow_down_ratio": found["op"].factor / found["add"].factor,
+    }
 
 
 def _timed(step: Step, work: Workload, repeats: int | None) -> Row:

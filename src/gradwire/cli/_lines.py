@@ -27,7 +27,8 @@ def head(first: Row, width: int) -> list[str]:
         first: the first row.
         width: of the longest name of a method.
     """
-    columns = _columns("method", "size", "op", [*_WIDTHS, "speedup" if "speedup" in first else "state"], width)
+    last = "speedup" if "speedup" in first else "busy" if "neighbours" in first else "state"
+    columns = _columns("method", "size", "op", [*_WIDTHS, last], width)
     where = f"{first['machine']}; {first['threads']} threads; {first['target']}; torch {first['torch']}"
     return [where, columns, "-" * len(columns)]
 
@@ -65,7 +66,11 @@ def _columns(method: str, size: str, op: str, figures: Sequence[str], width: int
 
 def _figures(row: Row) -> list[str]:
     bandwidth, ratio, bits = row["bytes_moved"] / row["seconds"] / 1e9, row["triad_ratio"], row["wire_bits_per_element"]
-    last = f"{row['speedup']:.1f}x" if "speedup" in row else f"{row['state_bytes_per_element']:.3g}"
+    last = f"{row['state_bytes_per_element']:.3g}"
+    if "speedup" in row:
+        last = f"{row['speedup']:.1f}x"
+    elif "neighbours" in row:
+        last = f"{row['slow_down_ratio']:.2f}"
     each = f"{goals.nanoseconds(row):.3g}"
     return [_time(row["seconds"]), each, f"{bandwidth:.1f}", f"{ratio:.2f}", f"{bits:.3f}", last]
 

@@ -65,6 +65,13 @@ command.add_command(_kvstore.command)
 )
 @click.option("--threads", type=Integer(1), help="Default: as many as torch uses, all cores.")
 @click.option(
+    "--busy",
+    type=Integer(1),
+    metavar="N",
+    help="Let N processes compute in every second turn: how much slower an operation is, divided by how much slower "
+    "torch's addition of as many bytes is.",
+)
+@click.option(
     "--plot",
     "plot_to",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
@@ -87,6 +94,7 @@ def codec_command(
     repeats: int | None,
     budget: float,
     threads: int | None,
+    busy: int | None,
     plot_to: Path | None,
     goals: bool,
     samples: bool,
@@ -101,9 +109,9 @@ def codec_command(
     is skipped, and its row says so. Every row is printed, and is in the file of --json, as soon as it was measured;
     Ctrl-C ends the run with what there is.
     """
-    if peer and (methods or every or plot_to or goals):
+    if peer and (methods or every or plot_to or goals or busy):
         raise click.UsageError(
-            "--method, --all, --plot and --goals cannot be used with --peer: a peer brings its own method"
+            "--method, --all, --plot, --goals and --busy cannot be used with --peer: a peer brings its own method"
         )
     if methods and every:
         raise click.UsageError("--all means every method: leave --method out")
@@ -116,7 +124,7 @@ def codec_command(
         chosen = [parse_method(text) for text in methods] or codec.registered()
         numbers = numbers or list(codec.SIZES)
         run = _Run(len(chosen) * len(numbers) * len(STEPS), _width(chosen), json_to, samples)
-        measured = codec.rows(chosen, numbers, repeats, budget)
+        measured = codec.rows(chosen, numbers, repeats, budget, busy or 0)
     with _threads(threads):
         complete = run.follow(measured)
     run.finish(goals)

@@ -372,17 +372,15 @@ void inceptionn_encode(const float* x, std::int32_t* used, std::uint8_t* stream,
 }
 GRADWIRE_OPERATION(inceptionn_encode)
 
-// Calls f(begin, end, number of the part) for every part.
+// Calls f(begin, end, number of the part) for every part of a chunk.
 template <class F>
-void for_parts(Size n, int threads, const F& f) {
-  parallel_for(n, kPart, threads, [&](Size begin, Size end, int) {
-    for (Size i = begin; i < end; i += kPart) f(i, std::min(i + kPart, end), std::size_t(i / kPart));
-  });
+void for_parts(Size begin, Size end, const F& f) {
+  for (Size i = begin; i < end; i += kPart) f(i, std::min(i + kPart, end), std::size_t(i / kPart));
 }
 
 // Zero, but NaN where an element is no number.
 void leave_nothing(float* x, Size n, int threads) {
-  parallel_for(n, kAlign, threads, [&](Size begin, Size end, int) {
+  parallel_for(n, kAlign, threads, [&](Size begin, Size end, Size) {
     for (Size i = begin; i < end; ++i) x[i] = x[i] - x[i];
   });
 }
@@ -399,21 +397,28 @@ void inceptionn_encode_feedback(float* grad, float* residual, std::int32_t* used
   const auto find_tags = kernels::inceptionn_tags.of[active_place()];
   const auto write_codes = kernels::inceptionn_codes.of[active_place()];
   std::vector<std::int64_t> starts(std::size_t((n + kPart - 1) / kPart + 1));
-  for_parts(n, threads, [&](Size begin, Size end, std::size_t part) {
+  const auto classify = [&](Size begin, Size end, std::size_t part) {
     find_tags({residual, t.tags(), bound, &starts[part + 1], feedback}, begin, end);
-  });
-  for (std::size_t part = 1; part < starts.size(); ++part) starts[part] += starts[part - 1];
-  const Size total = t.start() + starts.back();
-  if (total >= t.capacity()) {
+  };
+  const auto lay_out = [&] {
+    for (std::size_t part = 1; part < starts.size(); ++part) starts[part] += starts[part - 1];
+  };
+  const auto fits = [&] { return t.start() + starts.back() < t.capacity(); };
+  const auto write = [&](Size begin, Size end, std::size_t part) {
+    write_codes({residual, t.tags(), t.codes() + starts[part], t.codes() + starts[part + 1], bound, residual}, begin,
+                end);
+  };
+  parallel_twice(
+      n, kPart, threads, [&](Size begin, Size end, Size) { for_parts(begin, end, classify); }, lay_out,
+      [&](Size begin, Size end, Size) {
+        if (fits()) for_parts(begin, end, write);
+      });
+  if (!fits()) {
     write_raw(t);
     return leave_nothing(residual, n, threads);
   }
   stream[0] = 0;
-  *used = std::int32_t(total);
-  for_parts(n, threads, [&](Size begin, Size end, std::size_t part) {
-    write_codes({residual, t.tags(), t.codes() + starts[part], t.codes() + starts[part + 1], bound, residual}, begin,
-                end);
-  });
+  *used = std::int32_t(t.start() + starts.back());
 }
 GRADWIRE_OPERATION(inceptionn_encode_feedback)
 
@@ -437,21 +442,8 @@ InceptionnStream open(const Decoding& t, Size rank, std::vector<std::uint8_t>& l
   return raw ? InceptionnStream{nullptr, stream + 1, end} : InceptionnStream{stream + 1, stream + start, end};
 }
 
-// Where the codes of each range begin: a row for each stream, an entry for each range and one more.
+// Where the codes of each chunk begin: a row for each stream, an entry for each chunk and one more.
 using Begins = std::vector<std::vector<std::int64_t>>;
-
-Begins find_begins(const std::vector<InceptionnStream>& streams, Size n, int threads) {
-  const auto count = kernels::inceptionn_sizes.of[active_place()];
-  const Size range = range_size(n, kAlign, threads);
-  Begins begins(streams.size(), std::vector<std::int64_t>(std::size_t((n + range - 1) / range + 1)));
-  parallel_for(n, kAlign, threads, [&](Size begin, Size end, int i) {
-    for (std::size_t w = 0; w < streams.size(); ++w)
-      if (streams[w].tags) count({streams[w].tags, &begins[w][std::size_t(i) + 1]}, begin, end);
-  });
-  for (std::vector<std::int64_t>& row : begins)
-    for (std::size_t i = 1; i < row.size(); ++i) row[i] += row[i - 1];
-  return begins;
-}
 
 void inceptionn_add_decoded(Column rows, float* out, int bound, double scale, Size ranks, Size length, Size n,
                             int threads) {
@@ -462,14 +454,25 @@ void inceptionn_add_decoded(Column rows, float* out, int bound, double scale, Si
   std::vector<std::vector<std::uint8_t>> longer(static_cast<std::size_t>(ranks));
   std::vector<InceptionnStream> streams(static_cast<std::size_t>(ranks));
   for (std::size_t w = 0; w < streams.size(); ++w) streams[w] = open({rows, length, n}, Size(w), longer[w]);
-  const Begins begins = find_begins(streams, n, threads);
+  const Size chunks = chunk_count(n, chunk_size(n, kAlign, threads));
+  Begins begins(streams.size(), std::vector<std::int64_t>(std::size_t(chunks + 1)));
+  const auto sizes_of = kernels::inceptionn_sizes.of[active_place()];
   const auto add = kernels::inceptionn_add_decoded.of[active_place()];
-  parallel_for(n, kAlign, threads, [&](Size begin, Size end, int i) {
+  const auto count_bytes = [&](Size begin, Size end, Size i) {
+    for (std::size_t w = 0; w < streams.size(); ++w)
+      if (streams[w].tags) sizes_of({streams[w].tags, &begins[w][std::size_t(i) + 1]}, begin, end);
+  };
+  const auto lay_out = [&] {
+    for (std::vector<std::int64_t>& row : begins)
+      for (std::size_t i = 1; i < row.size(); ++i) row[i] += row[i - 1];
+  };
+  const auto add_chunk = [&](Size begin, Size end, Size i) {
     std::vector<const std::uint8_t*> places(streams.size());
     for (std::size_t w = 0; w < streams.size(); ++w)
       places[w] = streams[w].codes + std::min(begins[w][std::size_t(i)], streams[w].end - streams[w].codes);
     add({streams.data(), places.data(), ranks, out, bound, float(scale)}, begin, end);
-  });
+  };
+  parallel_twice(n, kAlign, threads, count_bytes, lay_out, add_chunk);
 }
 GRADWIRE_OPERATION(inceptionn_add_decoded)
 

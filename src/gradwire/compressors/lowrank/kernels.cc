@@ -290,28 +290,56 @@ namespace {
 
 Size tiles(Size count, Size size) { return (count + size - 1) / size; }
 
+// The tiles of a matrix of n elements, several to a chunk.
+struct Tiles {
+  Size count, each, n;
+
+  Tiles(Size count, Size n, int threads)
+      : count(count), each(is_shared(n, threads) ? std::max<Size>(count / (threads * kChunksEach), 1) : count), n(n) {}
+  Size chunks() const { return count == 0 ? 0 : chunk_count(count, each); }
+  template <class Args>
+  void run(void (*function)(const Args&, Size, Size), const Args& args, Size chunk) const {
+    function(args, chunk * each, std::min((chunk + 1) * each, count));
+  }
+};
+
 // Runs a kernel over the tiles of a matrix of n elements.
 template <class Args>
 void run_tiles(const Kernel<Args>& kernel, const Args& args, Size count, Size n, int threads) {
   const auto function = kernel.of[active_place()];
+  const Tiles tiles(count, n, threads);
   count_call();
-  if (count == 0) return;
-  const Size team = n < kSerialBelow || in_forked_child() ? 1 : std::clamp<Size>(threads, 1, count);
-  parallel_tasks(int(team), [&](int i) { function(args, count * i / team, count * (i + 1) / team); });
+  if (count > 0) parallel_chunks(tiles.chunks(), threads, [&](Size chunk) { tiles.run(function, args, chunk); });
 }
 
-// Fills `out` with the sum of the parts of its size that `fill(parts)` makes; of one part without a second copy.
-template <class Fill>
-void sum_parts(float* out, Size size, Size count, int threads, const Fill& fill) {
-  if (count == 1) return fill(out);
-  if (count == 0) return std::fill(out, out + size, 0.0f);
-  std::vector<float> parts(std::size_t(size * count));
-  fill(parts.data());
-  parallel_for(size, 16, threads, [&](Size begin, Size end, int) {
-    std::copy(parts.data() + begin, parts.data() + end, out + begin);
-    for (Size part = 1; part < count; ++part)
-      for (Size i = begin; i < end; ++i) out[i] = out[i] + parts[std::size_t(part * size + i)];
-  });
+// Fills `out` with the sum of the parts of its size that the kernel makes of tiles; of one part without a second copy.
+template <class Args>
+void sum_parts(const Kernel<Args>& kernel, Args args, float* out, Size size, Size parts, Size count, int threads) {
+  const Size n = args.rows * args.columns;
+  args.parts = out;
+  if (parts == 1) return run_tiles(kernel, args, count, n, threads);
+  if (parts == 0) return std::fill(out, out + size, 0.0f);
+  std::vector<float> made(std::size_t(size * parts));
+  args.parts = made.data();
+  const auto function = kernel.of[active_place()];
+  const Tiles tiles(count, n, threads);
+  const Size each = chunk_size(size, 16, threads);
+  bool summing = false;
+  const auto sum = [&](Size begin, Size end) {
+    std::copy(made.data() + begin, made.data() + end, out + begin);
+    for (Size part = 1; part < parts; ++part)
+      for (Size i = begin; i < end; ++i) out[i] = out[i] + made[std::size_t(part * size + i)];
+  };
+  const auto work = [&](Size chunk) {
+    summing ? sum(chunk * each, std::min((chunk + 1) * each, size)) : tiles.run(function, args, chunk);
+  };
+  const auto next = [&] {
+    if (summing) return Size{0};
+    summing = true;
+    return chunk_count(size, each);
+  };
+  count_call();
+  parallel_passes(tiles.chunks(), threads, work, next);
 }
 
 Thin thin(const float* x, const Feedback& feedback, Size rank, Size rights, Size lefts) {
@@ -319,22 +347,16 @@ Thin thin(const float* x, const Feedback& feedback, Size rank, Size rights, Size
   return {x, feedback, lefts / rank, rights / rank, rank};
 }
 
-void make_left(LowrankLeft args, float* left, int threads) {
+void make_left(const LowrankLeft& args, float* left, int threads) {
   const Size across = tiles(args.columns, kTileColumns);
-  sum_parts(left, args.rank * args.rows, across, threads, [&](float* parts) {
-    args.parts = parts;
-    const Size count = across * tiles(args.rows, kLeftRows);
-    run_tiles(kernels::lowrank_left, args, count, args.rows * args.columns, threads);
-  });
+  const Size count = across * tiles(args.rows, kLeftRows);
+  sum_parts(kernels::lowrank_left, args, left, args.rank * args.rows, across, count, threads);
 }
 
-void make_right(LowrankRight args, float* right, int threads) {
+void make_right(const LowrankRight& args, float* right, int threads) {
   const Size down = tiles(args.rows, kRightRows);
-  sum_parts(right, args.rank * args.columns, down, threads, [&](float* parts) {
-    args.parts = parts;
-    const Size count = down * tiles(args.columns, kTileColumns);
-    run_tiles(kernels::lowrank_right, args, count, args.rows * args.columns, threads);
-  });
+  const Size count = down * tiles(args.columns, kTileColumns);
+  sum_parts(kernels::lowrank_right, args, right, args.rank * args.columns, down, count, threads);
 }
 
 void lowrank_left(const float* x, const float* right, float* left, Size rank, Size rights, Size lefts, Size,

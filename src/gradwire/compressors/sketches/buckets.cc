@@ -100,7 +100,7 @@ void bucket_encode(const float* x, const std::uint8_t* bucket_of, std::uint8_t* 
                    std::int64_t* counts, Size n, int threads) {
   count_call();
   std::vector<Piece> pieces(std::size_t((n + kPiece - 1) / kPiece));
-  parallel_for(n, kPiece, threads, [&](Size begin, Size end, int) {
+  parallel_for(n, kPiece, threads, [&](Size begin, Size end, Size) {
     for (Size i = begin; i < end; i += kPiece)
       encode_piece(x + i, bucket_of, codes + i, std::min(kPiece, end - i), pieces[std::size_t(i / kPiece)]);
   });

@@ -138,9 +138,9 @@ void sparse_add_decoded(const SparseAddDecoded& args, std::int64_t begin, std::i
   for (std::int64_t next = 0; next < k.count; next += kParts) {
     const SparsePart* const parts = k.parts + next;
     const std::int64_t count = k.count - next < kParts ? k.count - next : kParts;
-    std::int64_t places[kParts] = {};
+    std::int64_t places[kParts];
     for (std::int64_t p = 0; p < count; ++p)
-      for (std::int64_t s = 0; s < begin / kMarkSegment; ++s) places[p] += count_in(parts[p], s, parts[p].k - places[p]);
+      places[p] = k.places[(next + p) * ((k.n + kMarkSegment - 1) / kMarkSegment) + begin / kMarkSegment];
     bool asked = false;
     for (std::int64_t s = begin / kMarkSegment; s * kMarkSegment < end; ++s)
       asked = add_segment(k, parts, count, s, end, places, asked);
@@ -171,7 +171,7 @@ void sparse_add_decoded(Column values, Column indices, Column counts, float* out
   for (Size w = 0; w < ranks; ++w)
     parts.push_back({values.data + w * values.stride, indices.data + w * indices.stride,
                      counts.data + w * counts.stride, k, nullptr});
-  run(kernels::sparse_add_decoded, {parts.data(), ranks, out, n, float(scale)}, n, kMarkSegment, threads);
+  add_parts(parts, out, n, float(scale), threads);
 }
 GRADWIRE_OPERATION(sparse_add_decoded)
 
@@ -181,7 +181,7 @@ void parts_add_decoded(Several<const std::uint8_t> values, Several<const std::ui
   std::vector<SparsePart> parts;
   for (std::size_t i = 0; i < indices.size(); ++i)
     parts.push_back({values.at(i), indices.at(i), counts.at(i), sizes[i], levels.at(i)});
-  run(kernels::sparse_add_decoded, {parts.data(), Size(parts.size()), out, n, float(scale)}, n, kMarkSegment, threads);
+  add_parts(parts, out, n, float(scale), threads);
 }
 GRADWIRE_OPERATION(parts_add_decoded)
 
@@ -202,7 +202,7 @@ GRADWIRE_SELFTEST_OF(entries) {
         std::memcpy(row, counts, n > kMarkSegment ? sizeof counts : n > 0 ? sizeof counts[0] : 0);
         parts.push_back({row, row, row, n, levels ? both : nullptr});
       }
-      run(kernels::sparse_add_decoded, {parts.data(), kRanks, x.a.data(), n, 0.3f}, n, kMarkSegment, 1);
+      add_parts(parts, x.a.data(), n, 0.3f, 1);
     });
 }
 #endif

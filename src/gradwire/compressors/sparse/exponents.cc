@@ -196,7 +196,7 @@ std::int32_t number_at(const Rows& rows, std::int64_t rank) {
   return number;
 }
 
-// One rank's payload, and how many codes there are before each segment.
+// One rank's payload, and how many codes there are in each segment, and then before it.
 struct Sent {
   ExponentRank rank;
   std::vector<std::int64_t> starts;
@@ -213,15 +213,12 @@ void fill_addends(ExponentRank& rank, int top, float scale) {
   }
 }
 
-Sent sent_by(Rows streams, Size length, std::int32_t used, std::int32_t top, float scale, Size rank, Size n,
-             int threads) {
+Sent sent_by(Rows streams, Size length, std::int32_t used, std::int32_t top, float scale, Size rank, Size n) {
   const std::uint8_t* const data = streams.data + rank * streams.stride;
   const Size size = std::clamp<Size>(used, 0, length), middle = std::min((n + 7) / 8, size);
-  Sent s = {{{data, middle}, {data + middle, size - middle}, 0, {}}, {}};
+  Sent s = {{{data, middle}, {data + middle, size - middle}, 0, {}},
+            std::vector<std::int64_t>(std::size_t(mark_segments(n)))};
   fill_addends(s.rank, std::clamp(top, 0, 255), scale);
-  std::vector<std::int64_t> counts(std::size_t(mark_segments(n)));
-  run(kernels::count_ones, {s.rank.bitmap, n, counts.data()}, n, kMarkSegment, threads);
-  s.starts = starts_of(counts.data(), std::int64_t(counts.size()), n);
   return s;
 }
 
@@ -240,16 +237,23 @@ void exponent_add_decoded(Column streams, Column used, Column tops, float* out, 
   std::vector<Sent> ranks;
   for (Size w = 0; w < count; ++w)
     ranks.push_back(sent_by(streams.rows(count), length, number_at(used.rows(count), w), number_at(tops.rows(count), w),
-                            float(scale), w, n, threads));
+                            float(scale), w, n));
   count_call();
-  parallel_for(n, kMarkSegment, threads, [&](std::int64_t begin, std::int64_t end, int) {
+  const auto count_codes = [&](Size begin, Size end, Size) {
+    for (Sent& s : ranks) kernels::count_ones({s.rank.bitmap, n, s.starts.data()}, begin, end);
+  };
+  const auto lay_out = [&] {
+    for (Sent& s : ranks) s.starts = starts_of(s.starts.data(), mark_segments(n), n);
+  };
+  const auto add = [&](Size begin, Size end, Size) {
     std::vector<ExponentRank> here;
     for (const Sent& s : ranks) {
       here.push_back(s.rank);
       here.back().place = s.starts[std::size_t(begin / kMarkSegment)];
     }
     kernels::exponent_add_decoded({here.data(), count, out, n}, begin, end);
-  });
+  };
+  parallel_twice(n, kMarkSegment, threads, count_codes, lay_out, add);
 }
 GRADWIRE_OPERATION(exponent_add_decoded)
 

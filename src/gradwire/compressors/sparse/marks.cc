@@ -483,13 +483,6 @@ Form smallest(std::int64_t n, std::int64_t k) {
   return best;
 }
 
-// What the pass over the tensor left.
-struct Found {
-  std::vector<std::int32_t> counts;  // of each segment
-  std::vector<std::uint8_t>& bitmap;
-  std::vector<std::int64_t> starts;
-};
-
 // Memory that a thread keeps for its next call, as fetching fresh pages takes longer than filling them.
 std::vector<std::uint8_t>& scratch_bytes(std::int64_t size) {
   thread_local std::vector<std::uint8_t> bytes;
@@ -497,32 +490,56 @@ std::vector<std::uint8_t>& scratch_bytes(std::int64_t size) {
   return bytes;
 }
 
-Found scan(const Threshold& t, std::int64_t n, int threads) {
-  Found f = {std::vector<std::int32_t>(std::size_t(mark_segments(n))), scratch_bytes((n + 63) / 64 * 8), {}};
-  std::uint32_t least;
-  std::memcpy(&least, &t.threshold, sizeof least);
-  run(kernels::threshold_scan, {t, t.x, least & 0x7fffffff, t.level, f.bitmap.data(), f.counts.data()}, n, kMarkSegment,
-      threads);
-  f.starts = starts_of(f.counts.data(), mark_segments(n), n);
-  return f;
-}
-
-// The values and, in the block form, their places.
-void write_entries(const Threshold& t, const Found& f, Form form, std::int64_t n, int threads) {
-  float* const values = reinterpret_cast<float*>(t.stream + kHead);
-  float* const left = t.grad ? t.residual : nullptr;
-  if (form == kDense)
-    return run(kernels::spread_marked, {t.x, f.bitmap.data(), values, left}, n, kMarkSegment, threads);
-  std::uint8_t* const places = t.stream + kHead + 4 * f.starts.back();
-  std::uint16_t* indices = nullptr;
-  if (form == kBitmap)
-    std::memcpy(places, f.bitmap.data(), std::size_t((n + 7) / 8));
-  else {
-    std::memcpy(places, f.counts.data(), sizeof(std::int32_t) * f.counts.size());
-    indices = reinterpret_cast<std::uint16_t*>(places + sizeof(std::int32_t) * f.counts.size());
+// The pass over the tensor, which marks and counts, and the one that writes the values and what says where they are.
+class ExceedingEntries {
+ public:
+  ExceedingEntries(const Threshold& t, std::int64_t n)
+      : t_(t), n_(n), counts_(std::size_t(mark_segments(n))), bitmap_(scratch_bytes((n + 63) / 64 * 8)) {
+    std::memcpy(&least_, &t.threshold, sizeof least_);
+    least_ &= 0x7fffffff;
   }
-  run(kernels::take_marked, {t.x, f.bitmap.data(), f.starts.data(), values, indices, left}, n, kMarkSegment, threads);
-}
+
+  void encode(int threads) {
+    parallel_twice(
+        n_, kMarkSegment, threads,
+        [&](std::int64_t begin, std::int64_t end, std::int64_t) {
+          kernels::threshold_scan({t_, t_.x, least_, t_.level, bitmap_.data(), counts_.data()}, begin, end);
+        },
+        [&] { lay_out(); }, [&](std::int64_t begin, std::int64_t end, std::int64_t) { write(begin, end); });
+  }
+
+ private:
+  void lay_out() {
+    starts_ = starts_of(counts_.data(), mark_segments(n_), n_);
+    form_ = smallest(n_, starts_.back());
+    const std::int64_t sent = form_ == kDense ? n_ : starts_.back();
+    const std::int32_t head[2] = {form_, std::int32_t(sent)};
+    std::memcpy(t_.stream, head, sizeof head);
+    places_ = t_.stream + kHead + 4 * sent;
+    if (form_ == kBlock) std::memcpy(places_, counts_.data(), sizeof(std::int32_t) * counts_.size());
+    *t_.used = std::int32_t(size_of(form_, n_, sent));
+  }
+
+  void write(std::int64_t begin, std::int64_t end) const {
+    float* const values = reinterpret_cast<float*>(t_.stream + kHead);
+    float* const left = t_.grad ? t_.residual : nullptr;
+    if (form_ == kDense) return kernels::spread_marked({t_.x, bitmap_.data(), values, left}, begin, end);
+    if (form_ == kBitmap)
+      std::memcpy(places_ + begin / 8, bitmap_.data() + begin / 8, std::size_t((end - begin + 7) / 8));
+    std::uint16_t* const indices =
+        form_ == kBlock ? reinterpret_cast<std::uint16_t*>(places_ + sizeof(std::int32_t) * counts_.size()) : nullptr;
+    kernels::take_marked({t_.x, bitmap_.data(), starts_.data(), values, indices, left}, begin, end);
+  }
+
+  const Threshold& t_;
+  const std::int64_t n_;
+  std::uint32_t least_;
+  std::vector<std::int32_t> counts_;  // of each segment
+  std::vector<std::uint8_t>& bitmap_;
+  std::vector<std::int64_t> starts_;
+  Form form_ = kDense;
+  std::uint8_t* places_ = nullptr;
+};
 
 // A payload of one rank, all of whose bytes are there.
 struct Sent {
@@ -546,9 +563,9 @@ std::uint64_t bits_at(const Sent& s, std::int64_t n, std::int64_t i) {
   return n - i >= 64 ? word : word & ((std::uint64_t(1) << (n - i)) - 1);
 }
 
-void add_bitmap(const ThresholdAddDecoded& t, const Sent& s, std::int64_t n, std::int64_t begin, std::int64_t end) {
-  std::int64_t j = 0;
-  for (std::int64_t i = 0; i < begin; i += 64) j += __builtin_popcountll(bits_at(s, n, i));
+// `j`: how many entries there are before the first of these elements.
+void add_bitmap(const ThresholdAddDecoded& t, const Sent& s, std::int64_t n, std::int64_t begin, std::int64_t end,
+                std::int64_t j) {
   for (std::int64_t i = begin; i < end && j < s.k; i += 64) {
     std::uint64_t word = bits_at(s, n, i);
     if (word == ~std::uint64_t(0) && j + 64 <= s.k) {
@@ -560,9 +577,23 @@ void add_bitmap(const ThresholdAddDecoded& t, const Sent& s, std::int64_t n, std
   }
 }
 
+void add_bitmap(const ThresholdAddDecoded& t, const Sent& s, std::int64_t n, int threads) {
+  const ByteRun bitmap = {s.places, (n + 7) / 8};
+  std::vector<std::int64_t> starts(std::size_t(mark_segments(n)));
+  parallel_twice(
+      n, kMarkSegment, threads,
+      [&](std::int64_t begin, std::int64_t end, std::int64_t) {
+        kernels::count_ones({bitmap, n, starts.data()}, begin, end);
+      },
+      [&] { starts = starts_of(starts.data(), mark_segments(n), n); },
+      [&](std::int64_t begin, std::int64_t end, std::int64_t) {
+        add_bitmap(t, s, n, begin, end, starts[std::size_t(begin / kMarkSegment)]);
+      });
+}
+
 void add_block(const ThresholdAddDecoded& t, const Sent& s, std::int64_t n, int threads) {
   const SparsePart part = {s.values, s.places + 4 * mark_segments(n), s.places, s.k, nullptr};
-  run(kernels::sparse_add_decoded, {&part, 1, t.out, n, t.scale}, n, kMarkSegment, threads);
+  add_parts({part}, t.out, n, t.scale, threads);
 }
 
 void add_row(const ThresholdAddDecoded& t, Bytes row, std::int64_t n, int threads) {
@@ -578,22 +609,15 @@ void add_row(const ThresholdAddDecoded& t, Bytes row, std::int64_t n, int thread
   if (form == kBlock) return add_block(t, s, n, threads);
   count_call();
   if (form == kDense)
-    parallel_for(k, 64, threads,
-                 [&](std::int64_t begin, std::int64_t end, int) { add_run(t, s, begin, begin, end - begin); });
-  if (form == kBitmap)
-    parallel_for(n, 64, threads,
-                 [&](std::int64_t begin, std::int64_t end, int) { add_bitmap(t, s, n, begin, end); });
+    parallel_for(k, 64, threads, [&](std::int64_t begin, std::int64_t end, std::int64_t) {
+      add_run(t, s, begin, begin, end - begin);
+    });
+  if (form == kBitmap) add_bitmap(t, s, n, threads);
 }
 
 void encode_exceeding(const Threshold& t, std::int64_t n, int threads) {
   count_call();
-  const Found f = scan(t, n, threads);
-  const Form form = smallest(n, f.starts.back());
-  const std::int64_t sent = form == kDense ? n : f.starts.back();
-  const std::int32_t head[2] = {form, std::int32_t(sent)};
-  std::memcpy(t.stream, head, sizeof head);
-  write_entries(t, f, form, n, threads);
-  *t.used = std::int32_t(size_of(form, n, sent));
+  ExceedingEntries(t, n).encode(threads);
 }
 
 void threshold_encode(const float* x, std::int32_t* used, std::uint8_t* stream, double threshold,

@@ -41,21 +41,19 @@ void draw(const Choice& c, std::int64_t first, std::int64_t last, Unit* chosen) 
   }
 }
 
-// Calls f(j, unit) for the unit of each stratum j; `touched` is the tensor that f looks at.
+// Calls f(j, unit) for the unit of each stratum j of [begin, end); `touched` is the tensor that f looks at.
 template <class F>
-void for_each(const Choice& c, const float* touched, int threads, const F& f) {
-  parallel_for(c.k, kBatch, threads, [&](std::int64_t begin, std::int64_t end, int) {
-    Unit chosen[kBatch];
-    for (std::int64_t first = begin; first < end; first += kBatch) {
-      const std::int64_t count = std::min(kBatch, end - first);
-      draw(c, first, first + count, chosen);
-      for (std::int64_t j = 0; j < std::min(kAhead, count); ++j) __builtin_prefetch(touched + chosen[j].place, 1);
-      for (std::int64_t j = 0; j < count; ++j) {
-        if (j + kAhead < count) __builtin_prefetch(touched + chosen[j + kAhead].place, 1);
-        f(first + j, chosen[j]);
-      }
+void for_each(const Choice& c, const float* touched, std::int64_t begin, std::int64_t end, const F& f) {
+  Unit chosen[kBatch];
+  for (std::int64_t first = begin; first < end; first += kBatch) {
+    const std::int64_t count = std::min(kBatch, end - first);
+    draw(c, first, first + count, chosen);
+    for (std::int64_t j = 0; j < std::min(kAhead, count); ++j) __builtin_prefetch(touched + chosen[j].place, 1);
+    for (std::int64_t j = 0; j < count; ++j) {
+      if (j + kAhead < count) __builtin_prefetch(touched + chosen[j + kAhead].place, 1);
+      f(first + j, chosen[j]);
     }
-  });
+  }
 }
 
 Choice choice(Size seed, Size k, Size run, Size n) {
@@ -89,7 +87,7 @@ void randomk_encode(const float* x, Maybe<float> values, float* header, Size see
   count_call();
   write_seed(std::uint32_t(seed), header);
   const Choice c = choice(seed, k / run, run, n);
-  for_each(c, x, threads, [&, factor = float(scale)](Size j, Unit unit) {
+  const auto take = [&, factor = float(scale)](Size j, Unit unit) {
     float* const to = values.data + j * run;
     const Size there = std::min(run, n - unit.place);
     for (Size i = 0; i < there; ++i) {
@@ -97,25 +95,38 @@ void randomk_encode(const float* x, Maybe<float> values, float* header, Size see
       to[i] = scaled ? value * float(unit.size) : value;
     }
     std::fill(to + there, to + run, 0.0f);
-  });
+  };
+  parallel_for(c.k, kBatch, threads, [&](Size begin, Size end, Size) { for_each(c, x, begin, end, take); });
 }
 GRADWIRE_OPERATION(randomk_encode)
 
 void randomk_add_decoded(Column values, Column header, float* out, Size run, double scale, Size ranks, Size k, Size n,
                          int threads) {
-  for (Size w = 0; w < ranks; ++w) {
-    count_call();
+  count_call();
+  // A pass for each rank, as two of them may choose the same element.
+  Size w = 0;
+  Choice c = {};
+  const auto read = [&] { c = choice(read_seed(header.data + w * header.stride), k / run, run, n); };
+  if (ranks > 0) read();
+  const Size size = chunk_size(k / run, kBatch, threads), chunks = ranks > 0 ? chunk_count(k / run, size) : 0;
+  const auto work = [&, factor = float(scale)](Size i) {
+    const Choice here = c;
     const std::uint8_t* const row = values.data + w * values.stride;
-    const Choice c = choice(read_seed(header.data + w * header.stride), k / run, run, n);
-    for_each(c, out, threads, [&, factor = float(scale)](Size j, Unit unit) {
+    for_each(here, out, i * size, std::min((i + 1) * size, here.k), [=](Size j, Unit unit) {
       const Size there = std::min(run, n - unit.place);
-      for (Size i = 0; i < there; ++i) {
+      for (Size e = 0; e < there; ++e) {
         float value;
-        std::memcpy(&value, row + 4 * (j * run + i), sizeof value);
-        out[unit.place + i] = out[unit.place + i] + factor * value;
+        std::memcpy(&value, row + 4 * (j * run + e), sizeof value);
+        out[unit.place + e] = out[unit.place + e] + factor * value;
       }
     });
-  }
+  };
+  const auto next = [&] {
+    if (++w == ranks) return Size{0};
+    read();
+    return chunks;
+  };
+  parallel_passes(chunks, threads, work, next);
 }
 GRADWIRE_OPERATION(randomk_add_decoded)
 

@@ -189,6 +189,7 @@ void topk_emit_found(const TopkEmitFound& args, std::int64_t begin, std::int64_t
 #else
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -204,18 +205,10 @@ namespace gradwire::operations {
 
 namespace {
 
-// The k-th largest of many 31-bit keys, exactly, by counting: 11 bits at a time, from the top.
-
 // 32-bit words whose low 31 bits are keys: the bits of a float without its sign are one.
 struct Span {
   const void* words;
   std::int64_t count;
-};
-
-struct Selection {
-  std::uint32_t key;                 // the k-th largest
-  std::vector<std::int64_t> larger;  // how many of each span are larger
-  std::vector<std::int64_t> equal;   // how many of each span equal it
 };
 
 constexpr int kDigit = 11;
@@ -230,53 +223,65 @@ std::uint32_t key_in(const Span& span, std::int64_t i) {
   return word & 0x7fffffff;
 }
 
-void count_digits(const Span& span, std::uint32_t low, int shift, std::uint32_t bins, std::int64_t* counts) {
-  std::uint32_t ways[kWays][kBins + 1] = {};  // the last bin is for keys outside
-  const auto count = [&](std::uint32_t* way, std::int64_t i) {
-    ++way[std::min((key_in(span, i) - low) >> shift, bins)];
-  };
-  std::int64_t i = 0;
-  for (; span.count - i >= kWays; i += kWays)
-    for (int way = 0; way < kWays; ++way) count(ways[way], i + way);
-  for (; i < span.count; ++i) count(ways[0], i);
-  for (std::uint32_t b = 0; b < bins; ++b) {
-    counts[b] = 0;
-    for (const auto& way : ways) counts[b] += way[b];
+// How many keys have each digit; the last bin is for keys outside.
+struct Histogram {
+  std::uint32_t ways[kWays][kBins + 1];
+
+  void clear() { std::memset(ways, 0, sizeof ways); }
+
+  void add(const Span& span, std::uint32_t low, int shift, std::uint32_t bins) {
+    const auto count = [&](std::uint32_t* way, std::int64_t i) {
+      ++way[std::min((key_in(span, i) - low) >> shift, bins)];
+    };
+    std::int64_t i = 0;
+    for (; span.count - i >= kWays; i += kWays)
+      for (int way = 0; way < kWays; ++way) count(ways[way], i + way);
+    for (; i < span.count; ++i) count(ways[0], i);
   }
-}
 
-// How many keys of each span equal `key`.
-std::vector<std::int64_t> count_equal(const std::vector<Span>& spans, std::uint32_t key) {
-  std::vector<std::int64_t> equal(spans.size());
-  parallel_tasks(int(spans.size()), [&](int i) {
-    std::int64_t count = 0;
-    for (std::int64_t j = 0; j < spans[i].count; ++j) count += key_in(spans[i], j) == key;
-    equal[i] = count;
-  });
-  return equal;
-}
+  std::int64_t at(std::uint32_t bin) const {
+    std::int64_t sum = 0;
+    for (const auto& way : ways) sum += way[bin];
+    return sum;
+  }
+};
 
-// The k-th largest, 1 <= k, of the keys from `low` to `low + 2^bits - 1`; others are not counted. A thread a span.
-Selection radix_select(const std::vector<Span>& spans, std::int64_t k, std::uint32_t low, int bits) {
-  const std::size_t size = spans.size();
-  Selection s = {low, std::vector<std::int64_t>(size), std::vector<std::int64_t>(size)};
-  std::vector<std::int64_t> counts(size * kBins);
-  for (int shift = bits; shift > 0;) {
-    const std::uint32_t bins = 1u << std::min(kDigit, shift);
-    shift = std::max(0, shift - kDigit);
-    parallel_tasks(int(size), [&](int i) { count_digits(spans[i], s.key, shift, bins, &counts[i * kBins]); });
-    std::uint32_t digit = bins - 1;
+// The k-th largest, 1 <= k, of the keys from `low` to `low + 2^bits - 1`, exactly, by counting: 11 bits at a time, from
+// the top. Others are not counted.
+class RadixSelect {
+ public:
+  RadixSelect(std::int64_t k, std::uint32_t low, int bits) : k_(k), key_(low), shift_(bits) { begin_digit(); }
+
+  void count(const Span& span, Histogram& to) const { to.add(span, key_, shift_, bins_); }
+
+  // One digit more is known. Returns whether all are.
+  bool choose(const std::vector<Histogram>& found) {
+    std::uint32_t digit = bins_ - 1;
     for (;; --digit) {
       std::int64_t here = 0;
-      for (std::size_t r = 0; r < size; ++r) here += s.equal[r] = counts[r * kBins + digit];
-      if (k <= here || digit == 0) break;
-      k -= here;
-      for (std::size_t r = 0; r < size; ++r) s.larger[r] += s.equal[r];
+      for (const Histogram& one : found) here += one.at(digit);
+      if (k_ <= here || digit == 0) break;
+      k_ -= here;
     }
-    s.key += digit << shift;
+    key_ += digit << shift_;
+    if (shift_ == 0) return true;
+    begin_digit();
+    return false;
   }
-  return s;
-}
+
+  // Without the digits that are not known yet: at most the k-th largest.
+  std::uint32_t key() const { return key_; }
+
+ private:
+  void begin_digit() {
+    bins_ = 1u << std::min(kDigit, shift_);
+    shift_ = std::max(0, shift_ - kDigit);
+  }
+
+  std::int64_t k_;
+  std::uint32_t key_, bins_ = 0;
+  int shift_;
+};
 
 // The k largest magnitudes of a tensor, exactly, and with no scratch memory of the tensor's size.
 //
@@ -287,6 +292,8 @@ Selection radix_select(const std::vector<Span>& spans, std::int64_t k, std::uint
 //
 // Where k is small the bracket is open above, so all that can be chosen is collected with its place, and step 4 needs
 // no second pass. The result depends on the values alone, not on the sample, the threads or the SIMD target.
+//
+// Steps 2 to 4 are passes of one parallel region: two where little was collected, and up to six.
 
 struct Topk : Feedback {  // without feedback grad and residual are null
   const float* x;         // with feedback the residual
@@ -297,207 +304,288 @@ struct Topk : Feedback {  // without feedback grad and residual are null
 };
 
 constexpr std::int64_t kSegment = 65536;
-constexpr std::int64_t kLine = 16;        // elements of a cache line, sampled together
-constexpr std::int64_t kSample = 16384;   // the bracket then holds a percent of the elements
-constexpr std::int64_t kTooSmall = 4096;  // to be sampled
-constexpr std::int64_t kOpenBelow = 32;   // the bracket is open above where k is at most n by this
+constexpr std::int64_t kLine = 16;            // elements of a cache line, sampled together
+constexpr std::int64_t kSample = 16384;       // the bracket then holds a percent of the elements
+constexpr std::int64_t kSampleShare = 16;     // of fewer elements than are worth so large a sample
+constexpr std::int64_t kTooSmall = 4096;      // to be sampled
+constexpr std::int64_t kOpenBelow = 32;       // the bracket is open above where k is at most n by this
+constexpr std::int64_t kMostCollected = 4;    // of the tensor a thread collects at most a part
+constexpr std::int64_t kSelectAlone = 32768;  // of so few keys one thread finds the k-th while others would wake up
+constexpr std::int64_t kGroupsEach = 2;       // histograms for each thread
+constexpr int kSampleDigits = 2;              // more precisely the bracket need not be known
 constexpr std::uint32_t kLargest = 0x7fffffff;
 
 // How far, in standard deviations of the sample's count, the bracket's ends are from where they are expected.
 constexpr double kSlack = 5;
 
-// One thread's part: the elements [begin, end), and what was found there.
-struct Part {
-  std::int64_t begin, end, room;
-  std::uint32_t *found, *places;
-  Tally tally;
-};
-
-struct Search {
-  std::uint32_t low, high;
-  std::vector<Part> parts;
-
-  bool open() const { return high == kLargest; }
-};
-
-int part_count(const Search& s) { return int(s.parts.size()); }
-
-std::vector<Part> cut(std::int64_t n, int threads) {
-  std::vector<Part> parts;
-  const std::int64_t range = range_size(n, kSegment, threads);
-  for (std::int64_t i = 0; i < n; i += range) parts.push_back({i, std::min(i + range, n), 0, nullptr, nullptr, {0, 0}});
-  return parts;
-}
-
-std::uint32_t key_of(const Topk& t, std::int64_t i) {
-  const float value = t.grad ? t.residual[i] + t.grad[i] : t.x[i];
-  std::uint32_t word;
-  std::memcpy(&word, &value, sizeof word);
-  return word & kLargest;
-}
-
 // A line from each of equal stretches of the tensor, at a place that looks random: at a fixed distance it could be
 // the same column of a matrix every time.
-struct Sample {
-  std::int64_t stretch;
+std::vector<std::uint32_t> sample(const Topk& t) {
+  const std::int64_t lines = std::max(std::min(kSample, t.n / kSampleShare), kTooSmall / 4) / kLine;
+  const std::int64_t stretch = t.n / lines;
   std::vector<std::uint32_t> keys;
-};
-
-Sample sample(const Topk& t) {
-  const std::int64_t lines = std::min(kSample, t.n / 4) / kLine;
-  Sample s = {t.n / lines, {}};
+  keys.reserve(std::size_t(lines * kLine));
   for (std::int64_t line = 0; line < lines; ++line) {
     const std::uint64_t hash = std::uint64_t(line) * 0x9e3779b97f4a7c15 >> 33;
-    const std::int64_t first = line * s.stretch + std::int64_t(hash) % (s.stretch - kLine + 1);
-    for (std::int64_t i = first; i < first + kLine; ++i) s.keys.push_back(key_of(t, i));
+    const std::int64_t first = line * stretch + std::int64_t(hash) % (stretch - kLine + 1);
+    for (std::int64_t i = first; i < first + kLine; ++i) {
+      const float value = t.grad ? t.residual[i] + t.grad[i] : t.x[i];
+      std::uint32_t word;
+      std::memcpy(&word, &value, sizeof word);
+      keys.push_back(word & kLargest);
+    }
   }
-  return s;
+  return keys;
 }
 
-void set_ends(Search& search, const Sample& s, double share) {
-  const double size = double(s.keys.size()), expected = share * size;
+struct Ends {
+  std::uint32_t low, high;
+};
+
+Ends ends_of(const std::vector<std::uint32_t>& keys, double share) {
+  const double size = double(keys.size()), expected = share * size;
   const double slack = kSlack * (std::sqrt(expected * (1 - share)) + 1);
+  std::vector<Histogram> found(1);
+  // All digits that were not looked at are 0.
   const auto key_of_rank = [&](double rank) {
-    return radix_select({{s.keys.data(), std::int64_t(s.keys.size())}}, std::int64_t(rank), 0, 31).key;
+    RadixSelect select(std::int64_t(rank), 0, 31);
+    for (int digit = 0; digit < kSampleDigits; ++digit) {
+      found[0].clear();
+      select.count({keys.data(), std::int64_t(keys.size())}, found[0]);
+      select.choose(found);
+    }
+    return select.key();
   };
-  search.low = expected + slack > size ? 0 : key_of_rank(expected + slack);
-  search.high = share * kOpenBelow <= 1 || expected - slack < 1 ? kLargest : key_of_rank(expected - slack);
+  constexpr std::uint32_t kUnknown = (1u << (31 - kSampleDigits * kDigit)) - 1;
+  return {expected + slack > size ? 0 : key_of_rank(expected + slack),
+          share * kOpenBelow <= 1 || expected - slack < 1 ? kLargest : key_of_rank(expected - slack) | kUnknown};
 }
 
-// Memory that a thread keeps for its next call: to fetch fresh pages from the system takes longer than to fill them.
-std::uint32_t* scratch(std::int64_t size) {
-  thread_local std::unique_ptr<std::uint32_t[]> words;
-  thread_local std::int64_t capacity = 0;
-  if (size > capacity) {
-    words.reset();  // before the larger one is there
-    words.reset(new std::uint32_t[std::size_t(size)]);
-    capacity = size;
+// Memory that a thread keeps for its next operation, as fetching fresh pages takes longer than filling them: what it
+// was given stays where it is until then.
+class Collected {
+ public:
+  // Room for `size` words, of which keep() says how many are used.
+  std::uint32_t* room(std::int64_t size) {
+    while (block_ < blocks_.size() && blocks_[block_].size - used_ < size) ++block_, used_ = 0;
+    if (block_ == blocks_.size()) {
+      const std::int64_t fresh = std::max(size, kBlock);
+      blocks_.push_back({std::unique_ptr<std::uint32_t[]>(new std::uint32_t[std::size_t(fresh)]), fresh});
+    }
+    return blocks_[block_].words.get() + used_;
   }
-  return words.get();
+
+  void keep(std::int64_t size) { used_ += size, total_ += size; }
+  std::int64_t total() const { return total_; }
+  void clear() { block_ = 0, used_ = 0, total_ = 0; }
+
+ private:
+  static constexpr std::int64_t kBlock = 1 << 18;
+
+  struct Block {
+    std::unique_ptr<std::uint32_t[]> words;
+    std::int64_t size;
+  };
+
+  std::vector<Block> blocks_;
+  std::size_t block_ = 0;
+  std::int64_t used_ = 0, total_ = 0;
+};
+
+// What a thread has collected for the operation of this number.
+struct Collection {
+  Collected found, places;
+  std::uint64_t operation = 0;
+
+  static Collection& of(std::uint64_t operation) {
+    thread_local Collection mine;
+    if (mine.operation != operation) mine.found.clear(), mine.places.clear(), mine.operation = operation;
+    return mine;
+  }
+};
+
+std::uint64_t next_operation() {
+  static std::atomic<std::uint64_t> last{0};
+  return ++last;
 }
 
-// Room in each part for half as much again as the sample found there.
-void make_room(Search& search, const Sample& s, std::int64_t n) {
-  std::vector<std::int64_t> hits(search.parts.size());
-  const std::int64_t range = search.parts[0].end;
-  for (std::size_t i = 0; i < s.keys.size(); ++i) {
-    const std::int64_t line = std::int64_t(i) / kLine;
-    hits[std::size_t(line * s.stretch / range)] += s.keys[i] > search.low && s.keys[i] <= search.high;
-  }
-  const double each = 1.5 * double(n) / double(std::max<std::size_t>(s.keys.size(), 1));
-  std::int64_t total = 0;
-  for (std::size_t r = 0; r < hits.size(); ++r) {
-    Part& part = search.parts[r];
-    part.room = std::min(std::int64_t(each * double(hits[r])) + kTooSmall, part.end - part.begin) + kLine;
-    total += part.room;
-  }
-  std::uint32_t* words = scratch(search.open() ? 2 * total : total);
-  for (Part& part : search.parts) {
-    part.found = words, words += part.room;
-    if (search.open()) part.places = words, words += part.room;
-  }
-}
-
-Search prepare(const Topk& t, int threads) {
-  Search search = {0, kLargest, cut(t.n, threads)};
-  Sample s = {1, {}};
-  if (t.n > kTooSmall) {
-    s = sample(t);
-    set_ends(search, s, double(t.k) / double(t.n));
-  }
-  make_room(search, s, t.n);
-  return search;
-}
-
-void scan(const Topk& t, Search& search) {
-  parallel_tasks(part_count(search), [&](int i) {
-    Part& p = search.parts[std::size_t(i)];
-    const Bracket b = {search.low, search.high, p.found, p.places, p.room, &p.tally};
-    if (t.grad)
-      kernels::topk_scan_feedback({t, b}, p.begin, p.end);
-    else
-      kernels::topk_scan({b, t.x}, p.begin, p.end);
-  });
-}
+// The elements [begin, end) of a chunk, what was collected there, and how many of them are to be kept.
+struct Part {
+  std::int64_t begin, end;
+  std::uint32_t *found, *places;
+  Tally tally;
+  std::int64_t larger, equal;
+};
 
 int width(std::uint32_t x) { return x == 0 ? 0 : 32 - __builtin_clz(x); }
 
-struct Choice {
-  Selection selection;
-  bool collected;  // everything chosen is among what was found, with its place
+class TopkSearch {
+ public:
+  TopkSearch(const Topk& t, int threads) : t_(t), threads_(threads), operation_(next_operation()) {
+    if (t.n > kTooSmall) ends_ = ends_of(sample(t), double(t.k) / double(t.n));
+    const std::int64_t size = chunk_size(t.n, kSegment, threads);
+    for (std::int64_t i = 0; i < t.n; i += size)
+      parts_.push_back({i, std::min(i + size, t.n), nullptr, nullptr, {0, 0}, 0, 0});
+  }
+
+  void run() {
+    parallel_passes(
+        std::int64_t(parts_.size()), threads_, [&](std::int64_t i) { work(i); }, [&] { return next(); },
+        Order::kToAndFro);
+  }
+
+ private:
+  enum class Pass { kScan, kDigits, kCount, kEmit };
+
+  bool open() const { return ends_.high == kLargest; }
+
+  void work(std::int64_t i) {
+    if (pass_ == Pass::kDigits) return count_digits(i);
+    Part& part = parts_[std::size_t(i)];
+    if (pass_ == Pass::kScan) scan(part);
+    if (pass_ == Pass::kCount) count(part);
+    if (pass_ == Pass::kEmit) emit(part, emits_[std::size_t(i)]);
+  }
+
+  // What follows the pass that has ended.
+  std::int64_t next() {
+    if (pass_ == Pass::kScan) return after_scan();
+    if (pass_ == Pass::kDigits) return select_.choose(histograms_) ? begin_count(select_.key()) : begin_digit();
+    if (pass_ == Pass::kCount) return after_count();
+    return 0;
+  }
+
+  void scan(Part& p) {
+    Collection& mine = Collection::of(operation_);
+    const std::int64_t most = p.end - p.begin + kLine;
+    const std::int64_t room = mine.found.total() > t_.n / kMostCollected ? kLine : most;
+    p.found = mine.found.room(room), p.places = open() ? mine.places.room(room) : nullptr;
+    const Bracket b = {ends_.low, ends_.high, p.found, p.places, room, &p.tally};
+    if (t_.grad)
+      kernels::topk_scan_feedback({t_, b}, p.begin, p.end);
+    else
+      kernels::topk_scan({b, t_.x}, p.begin, p.end);
+    if (p.tally.inside + kLine > room) complete_.store(false, std::memory_order_relaxed);
+    const std::int64_t kept = std::min(p.tally.inside, room - kLine);
+    mine.found.keep(kept);
+    if (open()) mine.places.keep(kept + kLine);  // emit() writes as many behind them
+  }
+
+  std::int64_t after_scan() {
+    std::int64_t above = 0, inside = 0;
+    for (const Part& p : parts_) above += p.tally.above, inside += p.tally.inside;
+    among_found_ = complete_.load(std::memory_order_relaxed) && above < t_.k && t_.k <= above + inside;
+    if (among_found_) {
+      select_ = RadixSelect(t_.k - above, ends_.low, width(ends_.high - ends_.low));
+      return inside <= kSelectAlone ? select_alone() : begin_digit();
+    }
+    // Many elements may equal the lower end.
+    if (t_.k > above + inside) return begin_count(ends_.low);
+    return begin_select();
+  }
+
+  std::int64_t begin_select() {
+    select_ = RadixSelect(t_.k, 0, 31);
+    selecting_ = true;
+    return begin_digit();
+  }
+
+  Span span(const Part& p) const {
+    return among_found_ ? Span{p.found, p.tally.inside} : Span{t_.x + p.begin, p.end - p.begin};
+  }
+
+  std::int64_t begin_digit() {
+    pass_ = Pass::kDigits;
+    histograms_.resize(std::min(parts_.size(), std::size_t(threads_ * kGroupsEach)));
+    return std::int64_t(histograms_.size());
+  }
+
+  // Of a group of neighbouring parts.
+  void count_digits(std::int64_t group) {
+    const std::size_t groups = histograms_.size(), i = std::size_t(group);
+    histograms_[i].clear();
+    for (std::size_t p = parts_.size() * i / groups; p < parts_.size() * (i + 1) / groups; ++p)
+      select_.count(span(parts_[p]), histograms_[i]);
+  }
+
+  std::int64_t select_alone() {
+    do {
+      histograms_.resize(1);
+      count_digits(0);
+    } while (!select_.choose(histograms_));
+    begin_count(select_.key());
+    for (Part& p : parts_) count(p);
+    return after_count();
+  }
+
+  std::int64_t begin_count(std::uint32_t key) {
+    pass_ = Pass::kCount;
+    key_ = key;
+    return std::int64_t(parts_.size());
+  }
+
+  void count(Part& p) const {
+    const Span keys = span(p);
+    const std::int32_t least = std::int32_t(key_);
+    std::int32_t larger = 0, equal = 0;  // of a chunk
+    for (std::int64_t i = 0; i < keys.count; ++i) {
+      const std::int32_t key = std::int32_t(key_in(keys, i));
+      larger += key > least, equal += key == least;
+    }
+    p.larger = larger + (among_found_ ? p.tally.above : 0), p.equal = equal;
+  }
+
+  // What each part writes out, side by side.
+  std::int64_t after_count() {
+    std::int64_t ties = t_.k, equal = 0, place = 0;
+    for (const Part& p : parts_) ties -= p.larger, equal += p.equal;
+    if (ties > equal && !among_found_ && !selecting_) return begin_select();
+    pass_ = Pass::kEmit;
+    for (const Part& p : parts_) {
+      const std::int64_t taken = std::min(ties, p.equal), count = p.larger + taken;
+      emits_.push_back({t_.x, t_.residual, key_, taken, count, t_.values + place, t_.indices + place, t_.counts});
+      ties -= taken, place += count;
+    }
+    return std::int64_t(parts_.size());
+  }
+
+  void emit(const Part& p, const TopkEmit& e) const {
+    if (!among_found_ || !open()) return kernels::topk_emit(e, p.begin, p.end);
+    constexpr std::int64_t kAhead = 32;
+    TopkEmitFound list = {e, p.places};
+    list.x = reinterpret_cast<const float*>(p.found);
+    kernels::topk_emit_found(list, 0, p.tally.inside);
+    const std::uint32_t *place = p.places, *const end = p.places + e.count;
+    for (std::int64_t i = 0; p.begin + i < p.end; i += kSegment) {
+      const std::uint32_t* const after = std::lower_bound(place, end, i + kSegment);
+      e.counts[(p.begin + i) / kSegment] = std::int32_t(after - place);
+      place = after;
+    }
+    if (!e.residual) return;
+    for (place = p.places; place < end; ++place) {
+      if (end - place > kAhead) __builtin_prefetch(e.residual + p.begin + place[kAhead], 1);
+      e.residual[p.begin + *place] = 0.0f;
+    }
+  }
+
+  const Topk& t_;
+  const int threads_;
+  const std::uint64_t operation_;
+  Ends ends_ = {0, kLargest};
+  Pass pass_ = Pass::kScan;
+  std::vector<Part> parts_;
+  std::atomic<bool> complete_{true};  // there was room for all that is inside
+  bool among_found_ = false;          // the k-th largest is looked for there, and else among all
+  bool selecting_ = false;            // among all
+  RadixSelect select_{1, 0, 31};
+  std::vector<Histogram> histograms_;
+  std::uint32_t key_ = 0;  // the smallest magnitude to be kept
+  std::vector<TopkEmit> emits_;
 };
-
-// The smallest magnitude to be kept.
-Choice choose(const Topk& t, const Search& search) {
-  std::int64_t above = 0, inside = 0;
-  bool complete = true;
-  std::vector<Span> all, found;
-  std::vector<std::int64_t> larger;
-  for (const Part& p : search.parts) {
-    above += p.tally.above, inside += p.tally.inside;
-    complete = complete && p.tally.inside + kLine <= p.room;
-    larger.push_back(p.tally.above + p.tally.inside);
-    all.push_back({t.x + p.begin, p.end - p.begin}), found.push_back({p.found, p.tally.inside});
-  }
-  if (complete && above < t.k && t.k <= above + inside) {
-    Selection s = radix_select(found, t.k - above, search.low, width(search.high - search.low));
-    for (std::size_t r = 0; r < larger.size(); ++r) s.larger[r] += search.parts[r].tally.above;
-    return {s, search.open()};
-  }
-  if (t.k > above + inside) {
-    const Selection s = {search.low, larger, count_equal(all, search.low)};
-    std::int64_t enough = above + inside;
-    for (const std::int64_t equal : s.equal) enough += equal;
-    if (t.k <= enough) return {s, false};
-  }
-  return {radix_select(all, t.k, 0, 31), false};
-}
-
-// What each part writes out, side by side.
-std::vector<TopkEmit> emissions(const Topk& t, const Selection& s) {
-  std::vector<TopkEmit> emits;
-  std::int64_t ties = t.k, place = 0;
-  for (const std::int64_t larger : s.larger) ties -= larger;
-  for (std::size_t r = 0; r < s.larger.size(); ++r) {
-    const std::int64_t taken = std::min(ties, s.equal[r]), count = s.larger[r] + taken;
-    emits.push_back({t.x, t.residual, s.key, taken, count, t.values + place, t.indices + place, t.counts});
-    ties -= taken, place += count;
-  }
-  return emits;
-}
-
-void emit_found(const TopkEmit& e, const Part& p) {
-  constexpr std::int64_t kAhead = 32;
-  TopkEmitFound list = {e, p.places};
-  list.x = reinterpret_cast<const float*>(p.found);
-  kernels::topk_emit_found(list, 0, p.tally.inside);
-  const std::uint32_t *place = p.places, *const end = p.places + e.count;
-  for (std::int64_t i = 0; p.begin + i < p.end; i += kSegment) {
-    const std::uint32_t* const after = std::lower_bound(place, end, i + kSegment);
-    e.counts[(p.begin + i) / kSegment] = std::int32_t(after - place);
-    place = after;
-  }
-  if (!e.residual) return;
-  for (place = p.places; place < end; ++place) {
-    if (end - place > kAhead) __builtin_prefetch(e.residual + p.begin + place[kAhead], 1);
-    e.residual[p.begin + *place] = 0.0f;
-  }
-}
 
 void topk(const Topk& t, int threads) {
   count_call();
-  if (t.n == 0) return;
-  Search search = prepare(t, threads);
-  scan(t, search);
-  const Choice choice = choose(t, search);
-  const std::vector<TopkEmit> emits = emissions(t, choice.selection);
-  parallel_tasks(part_count(search), [&](int i) {
-    Part& p = search.parts[std::size_t(i)];
-    if (choice.collected)
-      emit_found(emits[std::size_t(i)], p);
-    else
-      kernels::topk_emit(emits[std::size_t(i)], p.begin, p.end);
-  });
+  if (t.n > 0) TopkSearch(t, threads).run();
 }
 
 void topk_encode(const float* x, Maybe<float> values, Maybe<std::uint16_t> indices, std::int32_t* counts, Size k,
@@ -587,7 +675,7 @@ void tile_topk(const float* x, float* values, std::uint16_t* places, Size size, 
   count_call();
   if (n == 0) return;
   const TileTopk t = {x, values, places, size, k / (n / size)};
-  parallel_for(n, size, threads, [&](std::int64_t begin, std::int64_t end, int) {
+  parallel_for(n, size, threads, [&](std::int64_t begin, std::int64_t end, std::int64_t) {
     Room room(size);
     for (Size tile = begin / size; tile < end / size; ++tile)
       choose(t, x + tile * size, values + tile * t.k, places + tile * t.k, room);

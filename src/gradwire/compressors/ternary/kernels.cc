@@ -399,13 +399,6 @@ void for_each(const Encoding& t, std::int64_t n, const F& f) {
   }
 }
 
-// How many codes before each segment are not 0, and in all.
-std::vector<std::int64_t> count(const Encoding& t, std::int64_t n, int threads) {
-  std::vector<std::int64_t> counts(std::size_t(mark_segments(n)));
-  run(kernels::ternary_counts, {{t.codes, code_bytes(n)}, n, counts.data()}, n, kMarkSegment, threads);
-  return starts_of(counts.data(), std::int64_t(counts.size()), n);
-}
-
 // The last code that is not 0; -1 where all are.
 std::int64_t last_place(const Encoding& t, std::int64_t n) {
   for (std::int64_t i = (n - 1) / 32 * 32; n > 0 && i >= 0; i -= 32)
@@ -438,15 +431,6 @@ void write_words(const Encoding& t, std::int64_t n, std::uint8_t* p) {
     std::memcpy(p, &word, sizeof word);
     p += sizeof word;
   });
-}
-
-void write_bitmap(const Encoding& t, std::int64_t n, const std::vector<std::int64_t>& starts, std::uint8_t* p,
-                  int threads) {
-  std::vector<std::uint8_t> edges(starts.size() - 1);
-  std::uint8_t* const signs = p + bytes_of(n);
-  run(kernels::ternary_bits, {{t.codes, code_bytes(n)}, n, starts.data(), p, signs, edges.data()}, n,
-      kMarkSegment, threads);
-  join_edges(signs, starts, edges, 1);
 }
 
 void write_rice(const Encoding& t, std::int64_t n, std::int64_t k, int shift, std::uint8_t* p,
@@ -493,29 +477,34 @@ struct Adder {
   }
 };
 
-// One rank's bitmap and signs, and how many of these there are before each segment.
+// One rank's bitmap and signs, and how many of these there are in each segment, and then before it.
 struct Bitmap {
   ByteRun marks, signs;
   std::vector<std::int64_t> starts;
   float step;
 };
 
-Bitmap bitmap_of(Bytes row, float step, std::int64_t n, int threads) {
+Bitmap bitmap_of(Bytes row, float step, std::int64_t n) {
   const Bytes body = row.from(1), marks = body.first(bytes_of(n)), signs = body.from(bytes_of(n));
-  std::vector<std::int64_t> counts(std::size_t(mark_segments(n)));
-  const ByteRun part = {marks.data, marks.size};
-  run(kernels::count_ones, {part, n, counts.data()}, n, kMarkSegment, threads);
-  return {part, {signs.data, signs.size}, starts_of(counts.data(), std::int64_t(counts.size()), n), step};
+  std::vector<std::int64_t> starts(std::size_t(mark_segments(n)));
+  return {{marks.data, marks.size}, {signs.data, signs.size}, std::move(starts), step};
 }
 
-void add_bitmaps(float* out, const std::vector<Bitmap>& bitmaps, std::int64_t n, int threads) {
+void add_bitmaps(float* out, std::vector<Bitmap>& bitmaps, std::int64_t n, int threads) {
   count_call();
-  parallel_for(n, kMarkSegment, threads, [&](std::int64_t begin, std::int64_t end, int) {
+  const auto count = [&](std::int64_t begin, std::int64_t end, std::int64_t) {
+    for (Bitmap& b : bitmaps) kernels::count_ones({b.marks, n, b.starts.data()}, begin, end);
+  };
+  const auto lay_out = [&] {
+    for (Bitmap& b : bitmaps) b.starts = starts_of(b.starts.data(), mark_segments(n), n);
+  };
+  const auto add = [&](std::int64_t begin, std::int64_t end, std::int64_t) {
     std::vector<TernaryRank> ranks;
     for (const Bitmap& b : bitmaps)
       ranks.push_back({b.marks, b.signs, b.starts[std::size_t(begin / kMarkSegment)], b.step});
     kernels::ternary_add_bits({ranks.data(), std::int64_t(ranks.size()), out, n}, begin, end);
-  });
+  };
+  parallel_twice(n, kMarkSegment, threads, count, lay_out, add);
 }
 
 void add_words(Bytes body, const Adder& add, std::int64_t n, std::int64_t k) {
@@ -582,17 +571,33 @@ void ternary_encode(const std::uint8_t* codes, std::int32_t* used, std::uint8_t*
                     int threads) {
   count_call();
   const Encoding t = {codes, stream, words};
-  const std::vector<std::int64_t> starts = count(t, n, threads);
+  const ByteRun all = {codes, code_bytes(n)};
+  std::uint8_t *const body = stream + 1, *const signs = body + bytes_of(n);
+  // How many codes are not 0, in each segment, and then before each and in all.
+  std::vector<std::int64_t> starts(std::size_t(mark_segments(n)));
+  std::vector<std::uint8_t> edges(starts.size());
+  int shift = 0;
+  Choice choice = {};
+  const auto count = [&](Size begin, Size end, Size) {
+    kernels::ternary_counts({all, n, starts.data()}, begin, end);
+  };
+  const auto choose_form = [&] {
+    starts = starts_of(starts.data(), mark_segments(n), n);
+    shift = rice_shift(n, starts.back());
+    choice = choose(t, n, starts.back(), shift);
+  };
+  const auto write_bits = [&](Size begin, Size end, Size) {
+    if (choice.form == kBitmap)
+      kernels::ternary_bits({all, n, starts.data(), body, signs, edges.data()}, begin, end);
+  };
+  parallel_twice(n, kMarkSegment, threads, count, choose_form, write_bits);
   const std::int64_t k = starts.back();
-  const int shift = rice_shift(n, k);
-  const Choice choice = choose(t, n, k, shift);
   stream[0] = std::uint8_t(choice.form);
   *used = std::int32_t(choice.size);
-  std::uint8_t* const body = stream + 1;
   if (choice.form == kDense)
     std::copy_n(codes, code_bytes(n), body);
   else if (choice.form == kBitmap)
-    write_bitmap(t, n, starts, body, threads);
+    join_edges(signs, starts, edges, 1);
   else if (choice.form == kWords)
     write_words(t, n, put_varint(body, k));
   else
@@ -611,7 +616,7 @@ void ternary_add_decoded(Column streams, float* out, double threshold, double sc
     const Bytes row = {streams.data + w * streams.stride, more ? length : 0};
     const float own = step * (more ? factor_at(steps, w) : 1.0f);
     if (row.size > 0 && row.data[0] == kBitmap) {
-      bitmaps.push_back(bitmap_of(row, own, n, threads));
+      bitmaps.push_back(bitmap_of(row, own, n));
       continue;
     }
     if (!bitmaps.empty()) add_bitmaps(out, bitmaps, n, threads);

@@ -126,7 +126,7 @@ void waves_add_decoded(Column values, Column places, const float* tall, const fl
   const Size tiles = down * across, k = named / tiles, each = a * b;
   const auto add = kernels::add_waves.of[active_place()];
   count_call();
-  parallel_for(tiles * each, each, threads, [&](Size begin, Size end, int) {
+  parallel_for(tiles * each, each, threads, [&](Size begin, Size end, Size) {
     Waves waves;
     for (Size tile = begin / each; tile < end / each; ++tile)
       for (Size rank = 0; rank < ranks; ++rank) {

@@ -151,6 +151,7 @@ namespace gradwire::operations {
 namespace {
 
 constexpr Size kChunk = 32768;
+constexpr Size kTogether = 4;  // chunks that a kernel decodes at once
 constexpr int kSymbols = 256;
 
 struct Encoding {
@@ -171,41 +172,35 @@ struct Decoding {
   Size n;
 };
 
-Size chunk_count(Size n) { return (n + kChunk - 1) / kChunk; }
-
-int team(Size n, int threads) {
-  return n < kSerialBelow || in_forked_child() ? 1 : std::max(1, int(std::min<Size>(threads, chunk_count(n))));
-}
+Size coded_chunks(Size n) { return chunk_count(n, kChunk); }
 
 // For a table that codes nothing.
-void refuse(const Encoding& e) { std::fill(e.sizes, e.sizes + chunk_count(e.n), -1); }
+void refuse(const Encoding& e) { std::fill(e.sizes, e.sizes + coded_chunks(e.n), -1); }
 
 void refuse(const Decoding& d) {
   *d.status = 1;
   std::fill(d.symbols, d.symbols + d.n, std::uint8_t{0});
 }
 
+// Memory that a thread keeps: fetching fresh pages takes longer than filling them.
+std::uint8_t* scratch(Size size) {
+  thread_local std::vector<std::uint8_t> bytes;
+  if (Size(bytes.size()) < size) bytes.resize(std::size_t(size));
+  return bytes.data();
+}
+
 // `code(symbols, count, buffer)` returns how many bytes it wrote; a buffer of `most` bytes is always enough.
 template <class Code>
 void encode_chunks(const Encoding& e, Size most, int threads, const Code& code) {
-  const Size chunks = chunk_count(e.n);
-  const int count = team(e.n, threads);
-  std::vector<std::uint8_t> buffers(std::size_t(count * most));
-  Size end = 0;
-  for (Size first = 0; first < chunks; first += count) {
-    const int now = int(std::min<Size>(count, chunks - first));
-    parallel_tasks(now, [&](int i) {
-      const Size begin = (first + i) * kChunk;
-      e.sizes[first + i] =
-          std::int32_t(code(e.symbols + begin, std::min(kChunk, e.n - begin), buffers.data() + i * most));
-    });
-    for (int i = 0; i < now; ++i) {
-      const Size size = e.sizes[first + i];
-      if (end + size > e.room) return refuse(e);
-      std::memcpy(e.out + end, buffers.data() + i * most, std::size_t(size));
-      end += size;
-    }
-  }
+  const auto make = [&](Size begin, Size end) {
+    const Size size = code(e.symbols + begin, end - begin, scratch(most));
+    e.sizes[begin / kChunk] = std::int32_t(size);
+    return size;
+  };
+  const auto write = [&](Size, Size, Size first, Size size) {
+    if (first + size <= e.room) std::memcpy(e.out + first, scratch(most), std::size_t(size));
+  };
+  if (parallel_append(e.n, kChunk, threads, make, write) > e.room) refuse(e);
 }
 
 // The bytes of a chunk, and the symbols that they stand for.
@@ -222,19 +217,16 @@ void decode_chunks(const Decoding& d, int threads, const Decode& decode) {
   std::vector<ChunkBytes> chunks;
   std::atomic<bool> good{true};
   Size end = 0;
-  for (Size i = 0; i < chunk_count(d.n); ++i) {
+  for (Size i = 0; i < coded_chunks(d.n); ++i) {
     const Size size = std::clamp<Size>(d.sizes[i], 0, d.length - end), begin = i * kChunk;
     if (size != d.sizes[i]) good = false;
     chunks.push_back({d.stream + end, size, d.symbols + begin, std::min(kChunk, d.n - begin)});
     end += size;
   }
   if (end != d.length) good = false;
-  const int tasks = team(d.n, threads);
-  const std::size_t share = (chunks.size() + std::size_t(tasks) - 1) / std::size_t(tasks);
-  parallel_tasks(tasks, [&](int task) {
-    const std::size_t first = std::min(std::size_t(task) * share, chunks.size());
-    const std::size_t last = std::min(first + share, chunks.size());
-    if (!decode(chunks.data() + first, chunks.data() + last)) good = false;
+  const Size count = Size(chunks.size()), share = is_shared(d.n, threads) ? kTogether : std::max<Size>(count, 1);
+  parallel_chunks(chunk_count(count, share), threads, [&](Size i) {
+    if (!decode(chunks.data() + i * share, chunks.data() + std::min((i + 1) * share, count))) good = false;
   });
   if (!good) *d.status = 1;
 }
@@ -536,10 +528,9 @@ void count(const std::uint8_t* symbols, Size begin, Size end, Counts& counts) {
 
 void byte_counts(const std::uint8_t* symbols, std::int64_t* counts, Size n, int threads) {
   count_call();
-  const Size size = range_size(n, 1, threads);
-  std::vector<Counts> found(std::size_t((n + size - 1) / size));
-  parallel_for(n, 1, threads, [&](Size begin, Size end, int range) {
-    count(symbols, begin, end, found[std::size_t(range)]);
+  std::vector<Counts> found(std::size_t(chunk_count(n, chunk_size(n, kChunk, threads))));
+  parallel_for(n, kChunk, threads, [&](Size begin, Size end, Size chunk) {
+    count(symbols, begin, end, found[std::size_t(chunk)]);
   });
   std::fill_n(counts, kSymbols, 0);
   for (const Counts& one : found)
@@ -558,11 +549,11 @@ GRADWIRE_SELFTEST_OF(entropy) {
   for (const bool damaged : {false, true})
     compare(target, "rans_decode", [&](Buffers& x, Size n) {
       for (Size i = 0; i < n; i += 2) x.bytes[std::size_t(i)] = 7;
-      std::vector<std::int32_t> sizes(std::size_t(chunk_count(n)) + 1);
-      std::vector<std::uint8_t> stream(std::size_t(2 * n + 64 * (chunk_count(n) + 1)));
+      std::vector<std::int32_t> sizes(std::size_t(coded_chunks(n)) + 1);
+      std::vector<std::uint8_t> stream(std::size_t(2 * n + 64 * (coded_chunks(n) + 1)));
       rans_encode(x.bytes.data(), table.data(), sizes.data(), {stream.data()}, Size(stream.size()), n, 1);
       Size length = 0;
-      for (Size i = 0; i < chunk_count(n); ++i) length += sizes[std::size_t(i)];
+      for (Size i = 0; i < coded_chunks(n); ++i) length += sizes[std::size_t(i)];
       if (damaged && n > 0) stream[std::size_t(length / 2)] ^= 1;
       std::fill_n(x.bytes.begin(), n, std::uint8_t{0});
       rans_decode({stream.data()}, sizes.data(), table.data(), x.bytes.data(), x.status.data(), length, n, 1);

@@ -1,0 +1,173 @@
+"""What an operation costs while other processes compute: how many times slower it is, beside torch's own addition.
+
+A thread without a processor is late by milliseconds, and whoever waits for it is late, too. So each call counts, also
+the rare one that took a hundred times as long: what is compared are the mean times of many calls in a row, in turns
+without and with busy neighbours. Reported is the median of the turns.
+
+Every call of torch opens one parallel region with one barrier. An operation that is slowed down more than an addition
+that moves as many bytes waits more often, or for more.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from gradwire.bench.statistics import stopwatch, summarise
+
+__all__ = ["Addition", "Neighbours", "SlowDown", "slow_down"]
+
+TURNS = 5
+_SECONDS = 0.1  # of each contestant in a turn
+_SETTLING = 0.02  # until the scheduler has found a place for who begins to compute
+_PATIENCE = 5.0  # seconds in which a neighbour ends
+_BYTES_PER_ELEMENT = 12
+
+
+class Neighbours:
+    """Processes that compute without pause on any processor, between ``compute`` and ``rest``.
+
+    They end with the block, and also if this process is killed, because they read from a pipe that it holds open.
+
+    Args:
+        count: processes, >= 1.
+
+    Example:
+        >>> with Neighbours(1) as neighbours:
+        ...     neighbours.compute()
+        ...     neighbours.rest()
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        script = str(Path(__file__).with_name("_neighbour.py"))
+        with ExitStack() as stack:
+            for _ in range(self.count):
+                process = subprocess.Popen([sys.executable, "-I", "-S", script], stdin=subprocess.PIPE)
+                stack.callback(_end, process)
+                self.processes.append(process)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def compute(self) -> None:
+        """Let all of them compute."""
+        self._order(b"1")
+
+    def rest(self) -> None:
+        """Let all of them wait."""
+        self._order(b"0")
+
+    def _order(self, order: bytes) -> None:
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(order)
+            process.stdin.flush()
+        time.sleep(_SETTLING)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Close its input, and kill it if that was not enough."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+class Addition:
+    """torch's a = b + c, which moves ``nbytes`` with the present number of threads: the yardstick.
+
+    Example:
+        >>> addition = Addition(1200)
+        >>> addition()
+        >>> addition.a.numel(), addition.a[0].item()
+        (100, 3.0)
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        n = max(1, round(nbytes / _BYTES_PER_ELEMENT))
+        self.a, self.b, self.c = torch.zeros(n), torch.ones(n), torch.full((n,), 2.0)
+
+    def __call__(self) -> None:
+        torch.add(self.b, self.c, out=self.a)
+
+
+@dataclass(frozen=True)
+class SlowDown:
+    """The seconds of one call alone and beside busy neighbours.
+
+    Args:
+        alone: without them.
+        busy: with them.
+    """
+
+    alone: float
+    busy: float
+
+    @property
+    def factor(self) -> float:
+        """How many times as long a call takes.
+
+        >>> SlowDown(alone=0.5, busy=1.0).factor
+        2.0
+        """
+        return self.busy / self.alone
+
+
+def slow_down(
+    contestants: dict[str, Callable[[], object]],
+    neighbours: Neighbours,
+    turns: int = TURNS,
+    seconds: float = _SECONDS,
+    prepare: Callable[[], object] | None = None,
+) -> dict[str, SlowDown]:
+    """Run every contestant many times in a row, alone and beside the neighbours, in turns.
+
+    Args:
+        contestants: what is called, by name.
+        neighbours: that have been started.
+        turns: without and with the neighbours, >= 1.
+        seconds: that a contestant runs in a turn.
+        prepare: called before each run, outside of every measurement.
+
+    Returns:
+        The slow-down of each contestant: medians of the turns' mean times.
+    """
+    means: dict[tuple[str, bool], list[float]] = {}
+    for _ in range(turns):
+        for busy in (False, True):
+            (neighbours.compute if busy else neighbours.rest)()
+            for name, run in contestants.items():
+                means.setdefault((name, busy), []).append(_mean_seconds(run, seconds, prepare))
+    neighbours.rest()
+    return {name: SlowDown(*(summarise(means[name, busy]).median for busy in (False, True))) for name in contestants}
+
+
+def _mean_seconds(run: Callable[[], object], seconds: float, prepare: Callable[[], object] | None) -> float:
+    total, calls, end = 0.0, 0, time.perf_counter() + seconds
+    once = stopwatch(run)
+    while calls == 0 or time.perf_counter() < end:
+        if prepare is not None:
+            prepare()
+        total, calls = total + once(), calls + 1
+    return total / calls
