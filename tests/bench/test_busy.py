@@ -8,7 +8,8 @@ import time
 import pytest
 
 from gradwire.bench import codec
-from gradwire.bench.busy import Addition, Neighbours, SlowDown, slow_down
+from gradwire.bench.busy import Addition, SlowDown, slow_down
+from gradwire.bench.neighbours import Neighbours
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.ops.native import kernels
 
@@ -71,7 +72,7 @@ def test_neighbours_end_after_an_error():
 def test_neighbours_end_when_whoever_started_them_is_killed():
     script = """
 import sys, time
-from gradwire.bench.busy import Neighbours
+from gradwire.bench.neighbours import Neighbours
 with Neighbours(1) as neighbours:
     neighbours.compute()
     print(neighbours.processes[0].pid, flush=True)

@@ -10,88 +10,20 @@ that moves as many bytes waits more often, or for more.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import torch
 
+from gradwire.bench.neighbours import Neighbours
 from gradwire.bench.statistics import stopwatch, summarise
 
-__all__ = ["Addition", "Neighbours", "SlowDown", "slow_down"]
+__all__ = ["Addition", "SlowDown", "slow_down"]
 
 TURNS = 5
 _SECONDS = 0.1  # of each contestant in a turn
-_SETTLING = 0.02  # until the scheduler has found a place for who begins to compute
-_PATIENCE = 5.0  # seconds in which a neighbour ends
 _BYTES_PER_ELEMENT = 12
-
-
-class Neighbours:
-    """Processes that compute without pause on any processor, between ``compute`` and ``rest``.
-
-    They end with the block, and also if this process is killed, because they read from a pipe that it holds open.
-
-    Args:
-        count: processes, >= 1.
-
-    Example:
-        >>> with Neighbours(1) as neighbours:
-        ...     neighbours.compute()
-        ...     neighbours.rest()
-    """
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        script = str(Path(__file__).with_name("_neighbour.py"))
-        with ExitStack() as stack:
-            for _ in range(self.count):
-                process = subprocess.Popen([sys.executable, "-I", "-S", script], stdin=subprocess.PIPE)
-                stack.callback(_end, process)
-                self.processes.append(process)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
-
-    def compute(self) -> None:
-        """Let all of them compute."""
-        self._order(b"1")
-
-    def rest(self) -> None:
-        """Let all of them wait."""
-        self._order(b"0")
-
-    def _order(self, order: bytes) -> None:
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write(order)
-            process.stdin.flush()
-        time.sleep(_SETTLING)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Close its input, and kill it if that was not enough."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        process.wait(_PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 class Addition:

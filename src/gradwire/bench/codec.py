@@ -17,8 +17,9 @@ from typing import Any
 from gradwire import registry
 from gradwire.bench import catalogue
 from gradwire.bench.budget import Budget
-from gradwire.bench.busy import TURNS, Addition, Neighbours, slow_down
+from gradwire.bench.busy import TURNS, Addition, slow_down
 from gradwire.bench.machine import environment
+from gradwire.bench.neighbours import Neighbours
 from gradwire.bench.statistics import interleave, stopwatch, summarise
 from gradwire.bench.steps import STEPS, Step
 from gradwire.bench.triad import Triad

@@ -1,28 +1,87 @@
-"""Busy neighbours: processes that compute beside what is measured, as on a machine that is shared.
-
-Law: a neighbour ends with the process that started it, also where that was killed: it computes only as long as a pipe
-to its parent is open.
-"""
+"""Busy neighbours: processes that compute beside what is measured, as on a machine that is shared."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from gradwire.errors import is_int, require
 
-__all__ = ["neighbours"]
+__all__ = ["Neighbours", "neighbours"]
 
-_PROGRAM = """
-import select, sys
-x = 1.0
-while not select.select([sys.stdin], [], [], 0)[0]:
-    for _ in range(100_000):
-        x = x * 1.0000001 + 1e-9
-"""
-"""Milliseconds of arithmetic, then a look at the pipe."""
+_SETTLING = 0.02  # until the scheduler has found a place for who begins to compute
+_PATIENCE = 5.0  # seconds in which a neighbour ends
+
+
+class Neighbours:
+    """Processes that compute without pause on any processor, between ``compute`` and ``rest``.
+
+    They end with the block, and also if this process is killed, because they read from a pipe that it holds open.
+
+    Args:
+        count: processes, 0 to 256.
+
+    Raises:
+        ConfigError: a count out of range.
+
+    Example:
+        >>> with Neighbours(1) as neighbours:
+        ...     neighbours.compute()
+        ...     neighbours.rest()
+    """
+
+    def __init__(self, count: int) -> None:
+        require(is_int(count, 0, 256), "busy", "an integer in [0, 256]", count)
+        self.count = count
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        script = str(Path(__file__).with_name("_neighbour.py"))
+        with ExitStack() as stack:
+            for _ in range(self.count):
+                process = subprocess.Popen([sys.executable, "-I", "-S", script], stdin=subprocess.PIPE)
+                stack.callback(_end, process)
+                self.processes.append(process)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def compute(self) -> None:
+        """Let all of them compute."""
+        self._order(b"1")
+
+    def rest(self) -> None:
+        """Let all of them wait."""
+        self._order(b"0")
+
+    def _order(self, order: bytes) -> None:
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(order)
+            process.stdin.flush()
+        time.sleep(_SETTLING)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Close its input, and kill it if that was not enough."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @contextmanager
@@ -43,18 +102,6 @@ def neighbours(count: int) -> Iterator[list[int]]:
         ...     len(ids)
         2
     """
-    require(is_int(count, 0, 256), "busy", "an integer in [0, 256]", count)
-    with ExitStack() as stack:
-        started = []
-        for _ in range(count):
-            process = subprocess.Popen([sys.executable, "-S", "-c", _PROGRAM], stdin=subprocess.PIPE)
-            stack.callback(_end, process)
-            started.append(process.pid)
-        yield started
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
+    with Neighbours(count) as started:
+        started.compute()
+        yield [process.pid for process in started.processes]
