@@ -32,11 +32,13 @@ class ShardedState(ExchangeState):
     """Base of the states of sharded models; they set what ``ExchangeState`` wants.
 
     Where shards are averaged over replicas, they set ``shard``, this rank's, and ``shards``, how many there are; else
-    that is 0, and every rank keeps residuals of whole parameters.
+    that is 0, and every rank keeps residuals of whole parameters, or of its part of them where tensor parallelism has
+    cut them into ``tensor_parts`` before.
     """
 
     def __init__(self) -> None:
         self.shard, self.shards, self.closed = 0, 0, False
+        self.tensor_part, self.tensor_parts = 0, 1
         self.cuts: dict[str, Sharded] = {}
         self._seen: set[int] = set()
         self.scratch = Scratch()
@@ -78,12 +80,26 @@ class ShardedState(ExchangeState):
     def state_dict(self) -> dict[str, Any]:
         """What DDP's state saves; between replicas each rank's is that of its own shard."""
         state = super().state_dict()
-        return of_shard(state, self.shard, self.shards) if self.shards else state
+        if not self.shards and self.tensor_parts == 1:
+            return state
+        return of_shard(state, self.place, self.places, self.tensor_parts)
+
+    @property
+    def place(self) -> int:
+        """Where in a checkpoint the state of this rank's line of ranks is."""
+        return self.tensor_part * max(self.shards, 1) + self.shard
+
+    @property
+    def places(self) -> int:
+        """How many lines of ranks have a place in a checkpoint."""
+        return self.tensor_parts * max(self.shards, 1)
 
     def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
         """The part of a state of other shards that concerns this rank's."""
         if self.shards:
-            return recut(state, self.shard, self.shards, self.cuts, on_resize)
+            return recut(state, self.place, self.places, self.cuts, on_resize, self.tensor_parts)
+        if self.tensor_parts > 1:
+            state = recut(state, self.place, self.places, self.cuts, on_resize, self.tensor_parts)
         require("parts" not in state, "state", "of a model without replicate=", sorted(map(str, state)))
         if on_resize == "error" or state.get("world") == self.exchange.channel.world or "ranks" not in state:
             return state

@@ -1,9 +1,11 @@
 """FSDP2 (``fully_shard``): a compressed reduce-scatter, or a compressed all-reduce between replicas.
 
 Law: FSDP hands over the gradients of one module at a time, cut by rows into a part for each rank, and calls in the
-order of backward, the same on all ranks. Residuals are kept by parameter, in row order, padded to whole rows for each
-rank. FSDP waits for nothing on a CPU, so a call there returns when its result is there; on NCCL it runs on the stream
-that FSDP called it on.
+order of backward, the same on all ranks. Residuals are kept by parameter, one rank's rows after the other's, padded to
+whole rows for each rank. FSDP waits for nothing on a CPU, so a call there returns when its result is there; on NCCL it
+runs on the stream that FSDP called it on.
+On a mesh of replicas and shards FSDP averages between the replicas before it calls any hook. So while a state is open
+its modules are told of the shards alone, and the hook does the rest; parameters lie on the whole mesh as before.
 """
 
 from __future__ import annotations
@@ -20,18 +22,16 @@ from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import Named
 from gradwire.exchange.residuals import used_here
-from gradwire.group.agree import agree
-from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
 from gradwire.integrations._cut import Sharded
+from gradwire.integrations._grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
 from gradwire.integrations._meshes import check_mesh, check_replicas, line_of, replicas_left_out
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer
-from gradwire.integrations.ownership import Caller, is_sharded, release
+from gradwire.integrations.ownership import Caller, is_sharded
 from gradwire.integrations.setup import kind_of, prepare, refuse, share_start, uncompiled
-from gradwire.metrics import Metrics
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -62,19 +62,20 @@ class FSDPState(ShardedState):
         options: Mapping[str, Any],
     ) -> None:
         super().__init__()
+        self._hooks: list[Between] = []
         model = uncompiled(model)
         groups, sharded = managed(model), sharded_in(model)
         if not sharded:
             params = model.parameters() if isinstance(model, nn.Module) else iter(())
             device = next((param.device for param in params), torch.device("cpu"))
             refuse(not_sharded(model, compressor), CALLER, None, device)
-        mesh = mesh_of(groups, sharded)
+        grid = grid_of([info_of(group) for _, group in groups], sharded, replicate)
+        mesh, replicas = grid.shard, grid.replicate
         device, names = device_of(mesh), {id(param): name for name, param in sharded.items()}
-        replicas = replicate if replicate is not False and replicate is not None else None
         self._scatters, doubts = replicas is None, list[str]()
 
         def check() -> None:
-            check_model(groups, sharded, mesh, replicas, options)
+            check_model(groups, sharded, grid, replicate, options)
             Units.check(scaler, lr_correction)
             check_optimizer(optimizer, sharded.values())
             check_optimizer(variance_correction, sharded.values(), "variance_correction")
@@ -88,8 +89,8 @@ class FSDPState(ShardedState):
             "variance_correction": variance_correction is not None,
             **Units.told(scaler, lr_correction),
         }
-        if replicas is not None and mesh.ndim == 1:
-            told[SHARD] = mesh.get_local_rank()
+        shards = [mesh.get_group()] if replicas is not None and mesh.ndim == 1 else []
+        told |= {SHARD: mesh.get_local_rank()} if shards else {}
         where = replicas if replicas is not None and line_of(replicas) else mesh
 
         def make() -> Exchange:
@@ -105,12 +106,14 @@ class FSDPState(ShardedState):
                 **told,
             ).exchange
 
-        self.exchange = make() if replicas is None or mesh.ndim > 1 else agreed_by_shards(make, mesh, device)
+        self.exchange = agreed_along(make, [*shards, *grid.beside], device)
+        self.tensor_part, self.tensor_parts = grid.part, grid.parts
         if replicas is None:
             self.check_scatter()
         else:
             self.shard, self.shards = mesh.get_local_rank(), mesh.size()
-            share_start([local_of(param) for param in sharded.values()], replicas.get_group(), device)
+            if not grid.native:
+                share_start([local_of(param) for param in sharded.values()], replicas.get_group(), device)
         if doubts and self.exchange.channel.rank == 0:
             log.warning(doubts[0])
         self.units.read_ahead(model, device)
@@ -124,7 +127,13 @@ class FSDPState(ShardedState):
         )
         self.exchange.skips_steps = self.units.scaler is not None
         for index, (module, group) in enumerate(groups):
-            self._attach(module, group, names, index)
+            self._attach(module, group, names, index, grid)
+
+    def close(self) -> None:
+        """Exchange nothing any more: the model must be compressed anew before the next backward pass."""
+        super().close()
+        for hook in self._hooks:
+            hook.leave()
 
     def check(self, exchange: Exchange) -> None:
         """Refuse what set-up would refuse."""
@@ -149,11 +158,10 @@ class FSDPState(ShardedState):
         # FSDP casts and drops what it allocated on another stream.
         used_here(output)
 
-    def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], index: int) -> None:
-        world = group.mesh_info.mesh.size()
-        cuts = [
-            Sharded(names[id(each.sharded_param)], tuple(each.sharded_param.shape), world) for each in group.fsdp_params
-        ]
+    def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], index: int, grid: RankGrid) -> None:
+        detach(module, group)
+        world = grid.shard.size()
+        cuts = [cut_of(names[id(each.sharded_param)], each, world) for each in group.fsdp_params]
         self.cuts |= {cut.name: cut for cut in cuts}
         self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
 
@@ -161,50 +169,34 @@ class FSDPState(ShardedState):
             pairs = zip(cuts, group.fsdp_params, strict=True)
             return [cut for cut, each in pairs if each.sharded_param.requires_grad]
 
-        detach(module, group)
         if self._scatters:
             module.set_custom_reduce_scatter(
                 cast(Any, ReduceScatter(self, trained, index, partial(divided_later, group)))
             )
-        else:
-            module.set_all_reduce_hook(Between(self, group, trained, index))
-
-
-def agreed_by_shards(make: Callable[[], Exchange], mesh: DeviceMesh, device: torch.device) -> Exchange:
-    """The exchange of this shard's replicas, once those of the other shards have made the same one.
-
-    Without that, a mistake that one rank makes would be heard of by its replicas only, and the others would train on.
-
-    Raises:
-        Exception: whatever ``make`` raised here, or a GroupError for what it raised elsewhere.
-    """
-    made: list[Exchange] = []
-
-    def describe() -> str:
-        if failure is not None:
-            raise failure
-        return made[0].describe([])
-
-    failure: Exception | None = None
-    try:
-        made.append(make())
-    except Exception as error:
-        failure = error
-    try:
-        agree(Channel(mesh.get_group(), Metrics()), "set-up", describe, device)
-    except Exception:
-        for exchange in made:
-            release(exchange)
-        raise
-    return made[0]
+            return
+        module.set_custom_reduce_scatter(cast(Any, InnerReduceScatter(group._reduce_scatter_comm)))
+        native = take_over(group, grid) if grid.native else None
+        self._hooks.append(Between(self, group, trained, index, native))
+        module.set_all_reduce_hook(self._hooks[-1])
 
 
 class Between:
-    """FSDP's all-reduce hook for one module: its shards' mean over the replicas."""
+    """FSDP's all-reduce hook for one module: its shards' mean over the replicas.
 
-    def __init__(self, state: FSDPState, group: Any, trained: Callable[[], Sequence[Sharded]], index: int) -> None:
-        self.state, self.group, self.trained, self.index = state, group, trained, index
+    Args:
+        native: where the module was, if FSDP averaged between the replicas before.
+    """
+
+    def __init__(
+        self, state: FSDPState, group: Any, trained: Callable[[], Sequence[Sharded]], index: int, native: Any = None
+    ) -> None:
+        self.state, self.group, self.trained, self.index, self.native = state, group, trained, index, native
         self._waits: Tensor | None = None
+
+    def leave(self) -> None:
+        """Put the module back to where FSDP reduces between the replicas, too."""
+        if self.native is not None:
+            place(self.group, self.native)
 
     @torch.no_grad()
     def __call__(self, output: Tensor) -> None:
@@ -230,8 +222,40 @@ def detach(module: FSDPModule, group: Any) -> None:
 
     if isinstance(group._reduce_scatter_comm, ReduceScatter):
         module.set_custom_reduce_scatter(DefaultReduceScatter())
+    elif isinstance(group._reduce_scatter_comm, InnerReduceScatter):
+        module.set_custom_reduce_scatter(group._reduce_scatter_comm.theirs)
     if isinstance(group._all_reduce_hook, Between):
+        group._all_reduce_hook.leave()
         module.set_all_reduce_hook(cast(Any, None))
+
+
+def info_of(group: Any) -> Any:
+    """Where a module lies, as ``fully_shard`` was told, also while a state has it reduce along the shards alone."""
+    hook = group._all_reduce_hook
+    return hook.native if isinstance(hook, Between) and hook.native is not None else group.mesh_info
+
+
+def take_over(group: Any, grid: RankGrid) -> Any:
+    """Let FSDP reduce a module's gradients along the shards alone.
+
+    Returns:
+        What ``place`` takes to undo it.
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+    native = group.mesh_info
+    inner = FSDPMeshInfo(grid.shard, shard_mesh_dim=0)
+    inner.shard_process_group = native.shard_process_group
+    inner.reduce_scatter_process_group = native.reduce_scatter_process_group
+    place(group, inner)
+    return native
+
+
+def place(group: Any, info: Any) -> None:
+    """Tell a module another mesh, for gathering its parameters after the forward pass, too, if it was the same."""
+    if group.post_forward_mesh_info is group.mesh_info:
+        group.post_forward_mesh_info = info
+    group.mesh_info = info
 
 
 def divided_later(group: Any, dtype: torch.dtype) -> float:
@@ -273,12 +297,6 @@ def sharded_in(model: object) -> dict[str, nn.Parameter]:
     return {name: param for name, param in model.named_parameters() if hasattr(param, "device_mesh")}
 
 
-def mesh_of(groups: Sequence[tuple[FSDPModule, Any]], sharded: Mapping[str, Any]) -> DeviceMesh:
-    """The mesh that was given to ``fully_shard``; a parameter's own may be an equal one, cut from another mesh."""
-    found = groups[0][1].mesh_info.mesh if groups else next(iter(sharded.values())).device_mesh
-    return cast("DeviceMesh", found)
-
-
 def device_of(mesh: DeviceMesh) -> torch.device:
     """The device on which gradients are reduced: parameters may be offloaded, or without memory yet."""
     if mesh.device_type == "cuda":
@@ -308,7 +326,7 @@ def managed(model: object) -> list[tuple[FSDPModule, Any]]:
 def check_model(
     groups: Sequence[tuple[FSDPModule, Any]],
     sharded: Mapping[str, Any],
-    mesh: DeviceMesh,
+    grid: RankGrid,
     replicate: Any,
     options: Mapping[str, Any],
 ) -> None:
@@ -317,13 +335,19 @@ def check_model(
     Raises:
         ConfigError
     """
-    check_mesh(sharded.items(), mesh)
-    if replicate is not None:
-        check_replicas(replicate, mesh)
+    names = {id(param): name for name, param in sharded.items()}
+    lies = {
+        names.get(id(each.sharded_param), "model"): info_of(group) for _, group in groups for each in group.fsdp_params
+    }
+    check_mesh(lies, grid.shard)
+    if grid.native:
+        require(replicate is None, "replicate", "left out: the mesh of the model has its replicas", replicate)
+    elif grid.replicate is not None:
+        check_replicas(grid.replicate, grid.shard)
     own = "process_group" not in options
     require(own, "process_group", "left out: the ranks are those of the model's mesh, or of replicate=", "one")
     for name, param in sharded.items():
-        missing = replicate is not None and param.is_meta
+        missing = grid.replicate is not None and not grid.native and param.is_meta
         require(
             not missing,
             f"device of {name}",
@@ -356,7 +380,7 @@ def check_hooks(comm: object, hook: object) -> None:
         )
         require(all(ours), "model", remedy, "one that gradwire.compress_fsdp exchanges already")
         return
-    torchs = type(comm).__module__.startswith("torch.")
+    torchs = type(comm).__module__.startswith("torch.") or isinstance(comm, InnerReduceScatter)
     remedy = "one whose gradients FSDP reduces by itself: without set_custom_reduce_scatter and set_all_reduce_hook"
     require(torchs, "model", remedy, f"one with the reduce-scatter {kind_of(comm)}")
     require(hook is None, "model", remedy, f"one with the all-reduce hook {getattr(hook, '__name__', kind_of(hook))}")
@@ -379,11 +403,14 @@ def compress_fsdp(
     Each rank keeps a residual of all that it sends: 4 bytes for each element of the whole model.
 
     Args:
-        model: sharded by rows over one dimension of a mesh, compiled or not, whose gradients FSDP reduces by itself.
+        model: after ``fully_shard``, compiled or not, whose gradients FSDP reduces by itself, over one mesh: of one
+            dimension, or of two, which are replicas and shards. Tensor parallelism may have cut it before. On a mesh
+            of two dimensions the mean between the replicas is compressed, as with ``replicate``.
         compressor: a registered name, a compressor or a recipe; without ``replicate`` of one message and fixed size.
         replicate: for hybrid sharding: the model is sharded over ``mesh["shard"]`` alone, and its shards are averaged
             over this dimension, compressed; inside the shard dimension FSDP reduces as ever. A rank keeps residuals
-            of its own shard only, and every method and strategy can be used. None: there are no replicas, which is an
+            of its own shard only, and every method and strategy can be used. None: there are no replicas but those of
+            the model's mesh, which is an
             error where a dimension of the mesh has a name of data parallelism, such as "replicate" or "dp", and a
             warning where ranks of the job are left out and no name says why; with "tp" and "pp" it is right. False:
             there may be, and they are averaged elsewhere or are meant to differ.
