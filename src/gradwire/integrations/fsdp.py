@@ -29,6 +29,7 @@ from gradwire.integrations._meshes import check_mesh, check_replicas, line_of, r
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
 from gradwire.integrations._variance import VarianceCorrection
+from gradwire.integrations._weights import WeightGather, WeightWire, weight_code
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer
 from gradwire.integrations.ownership import Caller, is_sharded
 from gradwire.integrations.setup import kind_of, prepare, refuse, share_start, uncompiled
@@ -59,10 +60,13 @@ class FSDPState(ShardedState):
         lr_correction: Any,
         optimizer: Any,
         variance_correction: Any,
+        weights: Any,
         options: Mapping[str, Any],
     ) -> None:
         super().__init__()
         self._hooks: list[Between] = []
+        self._gathered: list[Any] = []
+        self._wire: WeightWire | None = None
         model = uncompiled(model)
         groups, sharded = managed(model), sharded_in(model)
         if not sharded:
@@ -76,6 +80,7 @@ class FSDPState(ShardedState):
 
         def check() -> None:
             check_model(groups, sharded, grid, replicate, options)
+            weight_code(weights)
             Units.check(scaler, lr_correction)
             check_optimizer(optimizer, sharded.values())
             check_optimizer(variance_correction, sharded.values(), "variance_correction")
@@ -87,6 +92,7 @@ class FSDPState(ShardedState):
         told: dict[str, Any] = {
             "sharded": mesh.size(),
             "variance_correction": variance_correction is not None,
+            "weights": weights if isinstance(weights, str) else repr(weights),
             **Units.told(scaler, lr_correction),
         }
         shards = [mesh.get_group()] if replicas is not None and mesh.ndim == 1 else []
@@ -126,6 +132,9 @@ class FSDPState(ShardedState):
             corrected=variance_correction is not None,
         )
         self.exchange.skips_steps = self.units.scaler is not None
+        if weights is not None:
+            code, limit = cast(Any, weight_code(weights)), options.get("timeout")
+            self._wire = WeightWire(code, self.exchange.policy, mesh.get_group(), limit, device)
         for index, (module, group) in enumerate(groups):
             self._attach(module, group, names, index, grid)
 
@@ -134,6 +143,15 @@ class FSDPState(ShardedState):
         super().close()
         for hook in self._hooks:
             hook.leave()
+        for group in self._gathered:
+            give_back_gather(group)
+        if self._wire is not None:
+            self._wire.channel.close()
+
+    def metrics(self) -> dict[str, Any]:
+        """What ``compress_ddp`` tells, and with ``weights`` the bytes of the all-gathers under that name."""
+        told = super().metrics()
+        return told if self._wire is None else {**told, "weights": self._wire.metrics()}
 
     def check(self, exchange: Exchange) -> None:
         """Refuse what set-up would refuse."""
@@ -162,6 +180,10 @@ class FSDPState(ShardedState):
         detach(module, group)
         world = grid.shard.size()
         cuts = [cut_of(names[id(each.sharded_param)], each, world) for each in group.fsdp_params]
+        if self._wire is not None:
+            theirs = group._all_gather_comm
+            module.set_custom_all_gather(cast(Any, WeightGather(self._wire, cuts, shard_group(group), theirs)))
+            self._gathered.append(group)
         self.cuts |= {cut.name: cut for cut in cuts}
         self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
 
@@ -224,9 +246,21 @@ def detach(module: FSDPModule, group: Any) -> None:
         module.set_custom_reduce_scatter(DefaultReduceScatter())
     elif isinstance(group._reduce_scatter_comm, InnerReduceScatter):
         module.set_custom_reduce_scatter(group._reduce_scatter_comm.theirs)
+    give_back_gather(group)
     if isinstance(group._all_reduce_hook, Between):
         group._all_reduce_hook.leave()
         module.set_all_reduce_hook(cast(Any, None))
+
+
+def shard_group(group: Any) -> Any:
+    """The process group over which a module's weights are gathered for the forward pass."""
+    return info_of(group).shard_process_group
+
+
+def give_back_gather(group: Any) -> None:
+    """Let FSDP gather a module's weights as it did before."""
+    if isinstance(group._all_gather_comm, WeightGather):
+        group._all_gather_comm = group._all_gather_comm.theirs
 
 
 def info_of(group: Any) -> Any:
@@ -365,6 +399,9 @@ def check_model(
     )
     for _, group in groups:
         check_hooks(group._reduce_scatter_comm, group._all_reduce_hook)
+        theirs = group._all_gather_comm
+        ours = isinstance(theirs, WeightGather) or type(theirs).__module__.startswith("torch.")
+        require(ours, "model", "one whose weights FSDP gathers by itself", f"one with the all-gather {kind_of(theirs)}")
 
 
 def check_hooks(comm: object, hook: object) -> None:
@@ -395,6 +432,7 @@ def compress_fsdp(
     lr_correction: Any = None,
     optimizer: Any = None,
     variance_correction: Any = None,
+    weights: Any = None,
     **options: Any,
 ) -> FSDPState:
     """Reduce the gradients of a ``fully_shard`` model compressed, from the next backward on.
@@ -419,6 +457,10 @@ def compress_fsdp(
         optimizer: that trains the model: a warning says at once, and not at its first step, if the method harms it.
         variance_correction: an optimizer such as Adam: its learning rates are multiplied by what the noise of the code
             shortens its steps by. With ``replicate`` by that of the own shard's replicas.
+        weights: a method for the all-gather of the weights, whose error is small and that is not random: "blockwise8",
+            "fp8", "bf16". All ranks compute with the same decoded weights, in both passes; the optimizer's own stay
+            exact. Shards with fewer than ``min_numel`` elements and ``exclude``d parameters travel as they are. None:
+            all do.
         options: as for ``compress_ddp``; without ``replicate`` there is one strategy.
 
     Returns:
@@ -439,4 +481,6 @@ def compress_fsdp(
         >>> state = gradwire.compress_fsdp(model, "qsgd", bits=4)
         >>> dist.destroy_process_group()
     """
-    return FSDPState(model, compressor, replicate, scaler, lr_correction, optimizer, variance_correction, options)
+    return FSDPState(
+        model, compressor, replicate, scaler, lr_correction, optimizer, variance_correction, weights, options
+    )
