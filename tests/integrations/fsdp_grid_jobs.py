@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -12,7 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import gradwire
@@ -46,8 +50,9 @@ class Blocks(nn.Module):
         return self.head(self.down(hidden if self.constant else hidden.relu()))
 
 
+@functools.cache
 def place(layout: str) -> tuple[DeviceMesh, DeviceMesh | None, DeviceMesh | None]:
-    """The mesh for ``fully_shard``, what ``replicate=`` gets, and the mesh of tensor parallelism."""
+    """Make, once, the mesh for ``fully_shard``, what ``replicate=`` gets, and the mesh of tensor parallelism."""
     if layout == "flat":
         return init_device_mesh("cpu", (dist.get_world_size(),)), None, None
     if layout == "data x tensor":
@@ -100,15 +105,85 @@ def gradients(model: nn.Module) -> list[Tensor]:
 def reduced(layout: str, factor: float | None, dtype: str, constant: bool, method: str | None) -> list[Tensor]:
     policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, dtype))
     model, outer = build(layout, constant, plain=method is None, mp_policy=policy)
-    if method is not None:
-        compress_fsdp(model, method, min_numel=0, replicate=outer)
+    state = compress_fsdp(model, method, min_numel=0, replicate=outer) if method is not None else None
     # Gloo has no PREMUL_SUM: FSDP alone needs help there, and only there.
     divide(model, factor, summed=method is None)
     backward(model, layout)
-    return gradients(model)
+    found = gradients(model)
+    if state is not None:
+        state.close()
+    return found
+
+
+class Experts(nn.Module):
+    """A layer of which each half of the ranks has other experts, between two that all have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 10)
+        self.weight = nn.Parameter(torch.randn(4, WIDTH, WIDTH) / WIDTH**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        own = weight.to_local() if isinstance(weight, DTensor) else weight
+        return self.last(torch.einsum("bi,eio->bo", self.first(x).relu(), own).relu())
+
+
+@functools.cache
+def two_meshes() -> tuple[DeviceMesh, DeviceMesh]:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "ep")), init_device_mesh("cpu", (4,))
+
+
+def experts(per_parameter: bool) -> tuple[nn.Module, Any]:
+    """Experts are cut over one dimension of the mesh and sharded over the other, all else is sharded over both.
+
+    Args:
+        per_parameter: in one module, by ``shard_placement_fn``.
+    """
+    (mesh, every), model = two_meshes(), Experts()
+    model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh["ep"], [Shard(0)]))
+    if per_parameter:
+        inner, outer = FSDPMeshInfo(mesh["fsdp"], shard_mesh_dim=0), FSDPMeshInfo(every, shard_mesh_dim=0)
+        return fully_shard(
+            model,
+            mesh=every,
+            shard_placement_fn=lambda param: ShardPlacementResult(
+                Shard(0), inner if isinstance(param, DTensor) else outer
+            ),
+        ), mesh
+    for layer in (model.first, model.last):
+        fully_shard(layer, mesh=every)
+    return fully_shard(model, mesh=mesh["fsdp"]), mesh
+
+
+def mixture(rank: int, folder: str) -> dict[Any, Any]:
+    """Modules and parameters on two meshes, with a factor for all; and what is told of a mistake."""
+    gc.freeze()
+    told: dict[Any, Any] = {}
+    for per_parameter, factor in product((False, True), FACTORS):
+        for method, weights in ((None, None), ("none", None), ("blockwise8", None), ("none", "bf16")):
+            model, _ = experts(per_parameter)
+            state = compress_fsdp(model, method, min_numel=0, weights=weights) if method is not None else None
+            divide(model, factor, summed=method is None)
+            backward(model, "flat")
+            told[per_parameter, factor, str(method if weights is None else weights)] = gradients(model)
+            if state is not None:
+                told[per_parameter, factor, "ratio", method] = state.metrics()["ratio"]
+            if state is not None and weights is not None:
+                told[per_parameter, factor, "ratio", "weights"] = state.metrics()["weights"]["ratio"]
+            if state is not None:
+                state.close()
+    told["resumed"] = all(resumed_with(lambda: experts(True), "flat", f"{folder}/experts"))
+    model, _ = experts(False)
+    fresh = compress_fsdp(model, "topk", ratio=0.1, min_numel=0)
+    saved = {**gradwire.read_checkpoint(f"{folder}/experts"), "world": 8}
+    told |= answers({"reshard": lambda: fresh.load_state_dict(saved, on_resize="reshard")})
+    return told
 
 
 def matrix(rank: int, layouts: tuple[str, ...] = LAYOUTS) -> dict[Any, Any]:
+    gc.freeze()  # Each set-up looks through all objects.
     return {
         (layout, factor, dtype): {
             (str(method), constant): reduced(layout, factor, dtype, constant, method)
@@ -187,6 +262,7 @@ CASES = tuple((layout, way) for layout, names in WAYS.items() for way in names)
 
 def trained(rank: int, folder: str) -> dict[Any, Any]:
     """Each way by FSDP alone and by ours, which compresses nothing, and something."""
+    gc.freeze()
     told: dict[Any, Any] = {
         (layout, way): {str(method): ways(layout, way, method) for method in (None, "none", "fp16")}
         for layout, way in CASES
@@ -222,11 +298,17 @@ def groups_of(model: nn.Module) -> list[Any]:
 def resumed(layout: str, folder: str) -> bool:
     """A distributed checkpoint of model and residuals: the next steps are those of the unbroken run, bit for bit."""
 
-    def start() -> tuple[nn.Module, FSDPState]:
-        model, outer = build(layout)
-        return model, compress_fsdp(model, "topk", ratio=0.1, min_numel=0, replicate=outer)
+    return all(resumed_with(lambda: build(layout), layout, f"{folder}/{layout.replace(' ', '')}"))
 
-    path = f"{folder}/{layout.replace(' ', '')}"
+
+def resumed_with(make: Callable[[], tuple[nn.Module, Any]], layout: str, path: str) -> list[bool]:
+    """Whether each parameter has the same bits, from a checkpoint of all ranks and from the rank's own state."""
+
+    def start() -> tuple[nn.Module, FSDPState]:
+        model, outer = make()
+        replicas = outer if layout == "replicate=" else None
+        return model, compress_fsdp(model, "topk", ratio=0.1, min_numel=0, replicate=replicas)
+
     model, state = start()
     train(model, layout, range(2))
     dcp.save({"model": model, "gradwire": state}, checkpoint_id=path)
@@ -238,7 +320,7 @@ def resumed(layout: str, folder: str) -> bool:
         dcp.load({"model": again}, checkpoint_id=path)
         fresh.load_state_dict(gradwire.read_checkpoint(path) if source == "checkpoint" else own)
         same += [torch.equal(*pair) for pair in zip(unbroken, train(again, layout, range(2, 4)), strict=True)]
-    return all(same)
+    return same
 
 
 def one_rank(rank: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ def loss_of(weights: list[Tensor], seed: int) -> Tensor:
 
 
 def weights(rank: int) -> dict[Any, Any]:
+    gc.freeze()
     told: dict[Any, Any] = {}
     for layout in LAYOUTS:
         for code in (None, *CODES) if layout == "flat" else (None, "blockwise8"):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradwire.testing.processes import run_ranks
-from tests.integrations.fsdp_grid_jobs import CASES, SETTINGS, cube, load_parts, matrix, trained
+from tests.integrations.fsdp_grid_jobs import CASES, FACTORS, SETTINGS, cube, load_parts, matrix, mixture, trained
 from tests.once import once
 
 ROUNDING = {"float32": 1e-6, "bfloat16": 2.0**-7}
@@ -85,3 +85,27 @@ def test_parts_of_a_checkpoint_are_resharded_but_not_cut_anew(run: Any) -> None:
         assert result["data x tensor reshard"] == "nothing was raised"
         for how in ("error", "reshard"):
             assert re.search("of a model without replicate=|parts into which tensor", result[f"flat {how}"])
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    return run_ranks(4, mixture, str(tmp_path_factory.mktemp("experts")))
+
+
+@pytest.mark.parametrize("per_parameter", [False, True])
+@pytest.mark.parametrize("factor", FACTORS)
+def test_parameters_on_two_meshes(experts: Any, per_parameter: bool, factor: float | None) -> None:
+    for result in experts:
+        case = {method: result[per_parameter, factor, method] for method in ("None", "none", "blockwise8", "bf16")}
+        assert distance(case["none"], case["None"]) < 1e-6
+        assert distance(case["blockwise8"], case["None"]) < 0.02
+        # Weights in bfloat16 switch some of the rectifiers.
+        assert distance(case["bf16"], case["None"]) < 0.1
+        assert result[per_parameter, factor, "ratio", "blockwise8"] > 3
+        assert 1.9 < result[per_parameter, factor, "ratio", "weights"] < 2.1
+
+
+def test_a_checkpoint_of_two_meshes(experts: Any) -> None:
+    for result in experts:
+        assert result["resumed"]
+        assert "on_resize must be 'reset' for a model on several meshes" in result["reshard"]

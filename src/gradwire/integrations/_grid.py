@@ -57,11 +57,12 @@ def grid_of(
     """Where this rank is on the mesh of a module.
 
     Args:
-        infos: what FSDP knows of the mesh of each module; none: the parameters say where they lie.
+        infos: what FSDP knows of the mesh of each module, of which the largest counts; none: the parameters say where
+            they lie.
         sharded: the model's parameters, by name.
         replicate: what the caller gave.
     """
-    info: Any = infos[0] if infos else None
+    info: Any = max(infos, key=lambda each: each.mesh.size()) if infos else None
     mesh: DeviceMesh = info.mesh if info is not None else next(iter(sharded.values())).device_mesh
     shard, outer = mesh, replicate if replicate is not False else None
     native = info is not None and info.replicate_mesh_dim is not None and mesh.ndim == 2

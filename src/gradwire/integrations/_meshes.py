@@ -40,25 +40,28 @@ def line_of(replicate: Any) -> bool:
     return isinstance(replicate, DeviceMesh) and replicate.ndim == 1 and dist.get_rank() in ranks_of(replicate)
 
 
-def check_mesh(lies: Mapping[str, Any], mesh: DeviceMesh) -> None:
+def check_mesh(lies: Mapping[str, tuple[Any, Any]], mesh: DeviceMesh, alone: bool) -> None:
     """Refuse parameters that are not sharded, or not over the same ranks as all others.
 
+    Some may be sharded over fewer of these ranks, if they are cut over the rest in another way, as experts are.
+
     Args:
-        lies: by the name of a parameter what FSDP knows of its mesh.
+        lies: by name the parameter, and what FSDP knows of its mesh.
         mesh: over which rows are to be cut.
+        alone: whether there are no replicas; only then parameters may lie on fewer ranks.
 
     Raises:
         ConfigError: naming the parameter.
     """
-    others = "gradwire.wrap_group compresses what goes over the groups of any mesh"
-    replicas = {tuple(ranks_of(info.mesh)) for info in lies.values()}
-    for name, info in lies.items():
+    others, ours = "gradwire.wrap_group compresses what goes over the groups of any mesh", ranks_of(mesh)
+    for name, (param, info) in lies.items():
         sharded = getattr(info, "shard_process_group", None)
         require(sharded is not None, f"mesh of {name}", f"one with shards, as after fully_shard; {others}", "replicas")
-        theirs, ours = dist.get_process_group_ranks(sharded), ranks_of(mesh)
-        allowed = f"that of all parameters, ranks {ours}; {others}"
-        require(theirs == ours, f"mesh of {name}", allowed, f"ranks {theirs}")
-        require(len(replicas) == 1, f"mesh of {name}", allowed, f"ranks {ranks_of(info.mesh)}")
+        theirs = dist.get_process_group_ranks(sharded)
+        whole = sorted(ranks_of(param.device_mesh)) == sorted(ours)
+        fewer = alone and whole and info.mesh.ndim == 1 and not any(each.is_replicate() for each in param.placements)
+        allowed = f"that of all parameters, ranks {ours}, or cut over the rest of them in another way; {others}"
+        require(theirs == ours or fewer, f"mesh of {name}", allowed, f"ranks {theirs}")
 
 
 def check_replicas(replicate: Any, mesh: DeviceMesh) -> None:

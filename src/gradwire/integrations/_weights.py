@@ -60,14 +60,21 @@ class WeightWire:
     Args:
         group: over whose ranks the weights are sharded.
         timeout: seconds that an all-gather may take; None: as long as those of ``group``.
+        metrics: counts the bytes of the all-gathers, and what they would have been.
     """
 
     def __init__(
-        self, code: Compressor, policy: Policy, group: dist.ProcessGroup, timeout: float | None, device: torch.device
+        self,
+        code: Compressor,
+        policy: Policy,
+        group: dist.ProcessGroup,
+        timeout: float | None,
+        device: torch.device,
+        metrics: Metrics,
     ) -> None:
         self.code, self.policy, self.device = code, dataclasses.replace(policy, overrides={}), device
         lent = private_group(group, timeout, device)
-        self.channel = Channel(lent.group, Metrics())
+        self.channel = Channel(lent.group, metrics)
         lent.hold(self.channel)
         self.scratch = Scratch()
         self._room = torch.empty(0, dtype=torch.uint8, device=device)
@@ -78,10 +85,6 @@ class WeightWire:
         if self._room.numel() < size:
             self._room = torch.empty(size, dtype=torch.uint8, device=self.device)
         return self._room[:size].view(self.channel.world, nbytes)
-
-    def metrics(self) -> dict[str, Any]:
-        """Bytes of the all-gathers, and what they would have been."""
-        return self.channel.metrics.as_dict()
 
 
 class WeightGather:

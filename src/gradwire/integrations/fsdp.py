@@ -16,23 +16,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import Named
 from gradwire.exchange.residuals import used_here
+from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
 from gradwire.integrations._cut import Sharded
 from gradwire.integrations._grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
-from gradwire.integrations._meshes import check_mesh, check_replicas, line_of, replicas_left_out
+from gradwire.integrations._meshes import check_mesh, check_replicas, line_of, ranks_of, replicas_left_out
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations._weights import WeightGather, WeightWire, weight_code
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer
 from gradwire.integrations.ownership import Caller, is_sharded
-from gradwire.integrations.setup import kind_of, prepare, refuse, share_start, uncompiled
+from gradwire.integrations.setup import kind_of, prepare, private_group, refuse, share_start, uncompiled
+from gradwire.metrics import Metrics
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -66,7 +70,9 @@ class FSDPState(ShardedState):
         super().__init__()
         self._hooks: list[Between] = []
         self._gathered: list[Any] = []
-        self._wire: WeightWire | None = None
+        self._gathers = Metrics()
+        self._wires: dict[tuple[int, ...], WeightWire] = {}
+        self._channels: dict[tuple[int, ...], Channel] = {}
         model = uncompiled(model)
         groups, sharded = managed(model), sharded_in(model)
         if not sharded:
@@ -132,9 +138,7 @@ class FSDPState(ShardedState):
             corrected=variance_correction is not None,
         )
         self.exchange.skips_steps = self.units.scaler is not None
-        if weights is not None:
-            code, limit = cast(Any, weight_code(weights)), options.get("timeout")
-            self._wire = WeightWire(code, self.exchange.policy, mesh.get_group(), limit, device)
+        self._weights, self._timeout = weight_code(weights), options.get("timeout")
         for index, (module, group) in enumerate(groups):
             self._attach(module, group, names, index, grid)
 
@@ -145,13 +149,13 @@ class FSDPState(ShardedState):
             hook.leave()
         for group in self._gathered:
             give_back_gather(group)
-        if self._wire is not None:
-            self._wire.channel.close()
+        for channel in (*self._channels.values(), *(wire.channel for wire in self._wires.values())):
+            channel.close()
 
     def metrics(self) -> dict[str, Any]:
         """What ``compress_ddp`` tells, and with ``weights`` the bytes of the all-gathers under that name."""
         told = super().metrics()
-        return told if self._wire is None else {**told, "weights": self._wire.metrics()}
+        return told if self._weights is None else {**told, "weights": self._gathers.as_dict()}
 
     def check(self, exchange: Exchange) -> None:
         """Refuse what set-up would refuse."""
@@ -178,11 +182,10 @@ class FSDPState(ShardedState):
 
     def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], index: int, grid: RankGrid) -> None:
         detach(module, group)
-        world = grid.shard.size()
-        cuts = [cut_of(names[id(each.sharded_param)], each, world) for each in group.fsdp_params]
-        if self._wire is not None:
-            theirs = group._all_gather_comm
-            module.set_custom_all_gather(cast(Any, WeightGather(self._wire, cuts, shard_group(group), theirs)))
+        shards = shard_group(group)
+        cuts = [cut_of(names[id(each.sharded_param)], each, shards.size()) for each in group.fsdp_params]
+        if self._weights is not None and shards.size() > 1:
+            group._all_gather_comm = WeightGather(self._wire(shards), cuts, shards, group._all_gather_comm)
             self._gathered.append(group)
         self.cuts |= {cut.name: cut for cut in cuts}
         self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
@@ -192,14 +195,34 @@ class FSDPState(ShardedState):
             return [cut for cut, each in pairs if each.sharded_param.requires_grad]
 
         if self._scatters:
-            module.set_custom_reduce_scatter(
-                cast(Any, ReduceScatter(self, trained, index, partial(divided_later, group)))
-            )
+            # Not by the module's own method: it refuses modules that have parameters on two meshes.
+            channel, later = self._inner(shards, grid), partial(divided_later, group)
+            group._reduce_scatter_comm = ReduceScatter(self, trained, index, later, channel)
             return
         module.set_custom_reduce_scatter(cast(Any, InnerReduceScatter(group._reduce_scatter_comm)))
         native = take_over(group, grid) if grid.native else None
         self._hooks.append(Between(self, group, trained, index, native))
         module.set_all_reduce_hook(self._hooks[-1])
+
+    def _wire(self, group: dist.ProcessGroup) -> WeightWire:
+        """What carries the weights of modules that are sharded over this group."""
+        ranks = tuple(dist.get_process_group_ranks(group))
+        if ranks not in self._wires:
+            code, policy, device = cast(Compressor, self._weights), self.exchange.policy, self.exchange.device
+            self._wires[ranks] = WeightWire(code, policy, group, self._timeout, device, self._gathers)
+        return self._wires[ranks]
+
+    def _inner(self, group: dist.ProcessGroup, grid: RankGrid) -> Channel | None:
+        """The channel of modules that are sharded over some of the ranks; None: over all."""
+        ranks = tuple(dist.get_process_group_ranks(group))
+        if len(ranks) == grid.shard.size():
+            return None
+        self.several = True
+        if ranks not in self._channels and len(ranks) > 1:
+            lent = private_group(group, self._timeout, self.exchange.device)
+            self._channels[ranks] = channel = Channel(lent.group, self.exchange.channel.metrics)
+            lent.hold(channel)
+        return self._channels.get(ranks)
 
 
 class Between:
@@ -243,7 +266,7 @@ def detach(module: FSDPModule, group: Any) -> None:
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
     if isinstance(group._reduce_scatter_comm, ReduceScatter):
-        module.set_custom_reduce_scatter(DefaultReduceScatter())
+        group._reduce_scatter_comm = DefaultReduceScatter()
     elif isinstance(group._reduce_scatter_comm, InnerReduceScatter):
         module.set_custom_reduce_scatter(group._reduce_scatter_comm.theirs)
     give_back_gather(group)
@@ -371,9 +394,13 @@ def check_model(
     """
     names = {id(param): name for name, param in sharded.items()}
     lies = {
-        names.get(id(each.sharded_param), "model"): info_of(group) for _, group in groups for each in group.fsdp_params
+        names.get(id(each.sharded_param), "model"): (each.sharded_param, info_of(group))
+        for _, group in groups
+        for each in group.fsdp_params
     }
-    check_mesh(lies, grid.shard)
+    check_mesh(lies, grid.shard, alone=grid.replicate is None)
+    sizes = {tuple(ranks_of(info.mesh)) for _, info in lies.values()}
+    require(grid.replicate is None or len(sizes) == 1, "mesh of the model", "one for all modules with replicas", sizes)
     if grid.native:
         require(replicate is None, "replicate", "left out: the mesh of the model has its replicas", replicate)
     elif grid.replicate is not None:
@@ -442,7 +469,7 @@ def compress_fsdp(
 
     Args:
         model: after ``fully_shard``, compiled or not, whose gradients FSDP reduces by itself, over one mesh: of one
-            dimension, or of two, which are replicas and shards. Tensor parallelism may have cut it before. On a mesh
+            dimension, where experts may lie on fewer ranks, or of two, which are replicas and shards. Tensor parallelism may have cut it before. On a mesh
             of two dimensions the mean between the replicas is compressed, as with ``replicate``.
         compressor: a registered name, a compressor or a recipe; without ``replicate`` of one message and fixed size.
         replicate: for hybrid sharding: the model is sharded over ``mesh["shard"]`` alone, and its shards are averaged
