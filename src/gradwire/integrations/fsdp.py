@@ -469,14 +469,14 @@ def compress_fsdp(
 
     Args:
         model: after ``fully_shard``, compiled or not, whose gradients FSDP reduces by itself, over one mesh: of one
-            dimension, where experts may lie on fewer ranks, or of two, which are replicas and shards. Tensor parallelism may have cut it before. On a mesh
-            of two dimensions the mean between the replicas is compressed, as with ``replicate``.
+            dimension, where experts may lie on fewer ranks, or of two, which are replicas and shards. Tensor
+            parallelism may have cut it before. On a mesh of two dimensions the mean between the replicas is
+            compressed, as with ``replicate``.
         compressor: a registered name, a compressor or a recipe; without ``replicate`` of one message and fixed size.
         replicate: for hybrid sharding: the model is sharded over ``mesh["shard"]`` alone, and its shards are averaged
             over this dimension, compressed; inside the shard dimension FSDP reduces as ever. A rank keeps residuals
             of its own shard only, and every method and strategy can be used. None: there are no replicas but those of
-            the model's mesh, which is an
-            error where a dimension of the mesh has a name of data parallelism, such as "replicate" or "dp", and a
+            the model's mesh, which is an error where a dimension of the mesh has a name of data parallelism, such as "replicate" or "dp", and a
             warning where ranks of the job are left out and no name says why; with "tp" and "pp" it is right. False:
             there may be, and they are averaged elsewhere or are meant to differ.
         scaler: a ``GradScaler``: residuals follow its scale.
