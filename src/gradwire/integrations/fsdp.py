@@ -476,9 +476,9 @@ def compress_fsdp(
         replicate: for hybrid sharding: the model is sharded over ``mesh["shard"]`` alone, and its shards are averaged
             over this dimension, compressed; inside the shard dimension FSDP reduces as ever. A rank keeps residuals
             of its own shard only, and every method and strategy can be used. None: there are no replicas but those of
-            the model's mesh, which is an error where a dimension of the mesh has a name of data parallelism, such as "replicate" or "dp", and a
-            warning where ranks of the job are left out and no name says why; with "tp" and "pp" it is right. False:
-            there may be, and they are averaged elsewhere or are meant to differ.
+            the model's mesh, which is an error where another dimension has a name of data parallelism, such as
+            "replicate" or "dp", and a warning where ranks of the job are left out and no name says why; with "tp" and
+            "pp" it is right. False: there may be, and they are averaged elsewhere or are meant to differ.
         scaler: a ``GradScaler``: residuals follow its scale.
         lr_correction: the optimizer: residuals are rescaled when a schedule changes its learning rates.
         optimizer: that trains the model: a warning says at once, and not at its first step, if the method harms it.

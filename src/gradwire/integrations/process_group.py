@@ -274,7 +274,7 @@ _numbers: dict[str, itertools.count[int]] = {}
 
 def wrap_group(
     group: dist.ProcessGroup | None = None,
-    compressor: Any = "bf16-fp32sum",
+    compressor: Any = "bf16",
     *,
     all_gather: Any = None,
     min_numel: int = 16384,
@@ -292,8 +292,9 @@ def wrap_group(
 
     Args:
         group: the one to wrap; None is the default group.
-        compressor: "bf16-fp32sum" (2 bytes an element), "fp8-two-phase" (1 byte), or a method of one message and fixed
-            size that can be cut and needs no memory, such as "blockwise8" or "qsgd:bits=4".
+        compressor: "bf16-fp32sum" (2 bytes an element; "bf16" is the same), "fp8-two-phase" (1 byte), or a
+            method of one message and fixed size that can be cut and needs no memory, such as "blockwise8" or
+            "qsgd:bits=4".
         all_gather: a method for ``all_gather_into_tensor``; None leaves it as it is, because what is gathered are
             often weights, in checkpoints, too.
         min_numel: elements from which on a tensor is compressed, >= 1; for ``reduce_scatter_tensor`` of the input.
