@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -54,6 +54,10 @@ class Stateless:
         """No memory has tensors."""
         return {}
 
+    def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
+        """No memory has tensors."""
+        return [{} for _ in units]
+
     def remember(self, unit: Unit) -> State:
         """No method has a state."""
         return {}
@@ -62,9 +66,9 @@ class Stateless:
         """What is fresh."""
         return fresh
 
-    def server(self, piece: Piece, buffers: Any) -> Mapping[str, Tensor]:
+    def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
         """No owner keeps anything."""
-        return {}
+        return [{} for _ in pieces]
 
 
 class Carrier:
