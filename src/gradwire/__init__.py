@@ -20,6 +20,7 @@ from gradwire.integrations.ddp import GradwireState, compress_ddp, gradwire_hook
 from gradwire.integrations.fsdp import compress_fsdp
 from gradwire.integrations.fsdp1 import compress_fsdp1
 from gradwire.integrations.optimizer import compress_optimizer
+from gradwire.integrations.process_group import wrap_group
 from gradwire.meeting import Meeting
 from gradwire.optim import CompressedStep, MicroAdam
 from gradwire.rounds import diloco, local_sgd
@@ -54,4 +55,5 @@ __all__ = [
     "optim",
     "read_checkpoint",
     "schedules",
+    "wrap_group",
 ]

@@ -97,9 +97,9 @@ def hybrid(rank: int) -> dict[Any, Any]:
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
     told: dict[Any, Any] = {}
     for factor, dtype in CASES:
-        # Gloo has no PREMUL_SUM; a factor of as many as there are shards is a mean.
-        ways = (True, False) if factor in (None, float(mesh["shard"].size())) else (True,)
         told[factor, dtype] = {"plain": reduced(rank, mesh, None, None, (factor, dtype, True))}
+        # Told to sum only, FSDP divides by a factor twice where there is one shard.
+        ways = (True, False) if mesh["shard"].size() > 1 or factor in (None, 1.0) else (True,)
         for summed in ways:
             ours = reduced(rank, mesh["shard"], mesh["replicate"], "none", (factor, dtype, summed))
             told[factor, dtype]["summed" if summed else "scaled"] = ours

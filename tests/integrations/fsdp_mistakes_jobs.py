@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from gradwire.integrations.ddp import compress_ddp
@@ -99,7 +99,9 @@ def fsdp2(rank: int) -> dict[str, tuple[str, bool]]:
     right = {"replicate": mesh["replicate"]}
     told |= {
         "left out": outcome(model(), lambda m: compress_fsdp(m, "qsgd")),
-        "native hybrid": outcome(apart(sharded(mesh), rank), lambda m: compress_fsdp(m, "qsgd")),
+        "native hybrid": outcome(apart(sharded(mesh), rank), lambda m: compress_fsdp(m, "qsgd", **right)),
+        "native, elsewhere": outcome(apart(sharded(mesh), rank), lambda m: compress_fsdp(m, "qsgd", replicate=False)),
+        "replicas alone": outcome(replicate(model_of(), mesh=every), lambda m: compress_fsdp(m, "qsgd")),
         "hook": outcome(hooked(model()), lambda m: compress_fsdp(m, "topk", **right)),
         "scatter": outcome(scattered(model()), lambda m: compress_fsdp(m, "topk", **right)),
         "process_group": outcome(model(), lambda m: compress_fsdp(m, process_group=dist.group.WORLD, **right)),
@@ -108,7 +110,6 @@ def fsdp2(rank: int) -> dict[str, tuple[str, bool]]:
         "plain": outcome(model_of(), compress_fsdp),
         "ddp": outcome(DistributedDataParallel(model_of()), compress_fsdp),
         "fsdp1": outcome(FullyShardedDataParallel(model_of(), device_id=torch.device("cpu")), compress_fsdp),
-        "tensor parallel": outcome(tensor_parallel(), compress_fsdp),
         "two meshes": outcome(two_meshes(mesh["shard"], every), lambda m: compress_fsdp(m, replicate=False)),
         "others' optimizer": outcome(model(), lambda m: compress_fsdp(m, lr_correction=others_optimizer, **right)),
         "one rank": outcome(model(), lambda m: compress_fsdp(m, "topk", scaler=1 if rank == 3 else None, **right)),
@@ -134,13 +135,6 @@ def elsewhere() -> dict[str, Call]:
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def tensor_parallel() -> nn.Module:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
-    return fully_shard(model, mesh=mesh["dp"])
 
 
 def two_meshes(one: DeviceMesh, other: DeviceMesh) -> nn.Module:

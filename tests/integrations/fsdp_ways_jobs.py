@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -140,6 +141,44 @@ def tied(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]:
     return train(model, rank)
 
 
+def columns(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]:
+    """Cut along the last dimension, which the number of ranks divides."""
+    model = model_of()
+
+    def last(param: nn.Parameter) -> Shard:
+        return Shard(param.dim() - 1 if param.shape[-1] % mesh.size() == 0 else 0)
+
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh, shard_placement_fn=last)
+    fully_shard(model, mesh=mesh, shard_placement_fn=last)
+    assert model[2].weight.placements[0].is_shard(1)
+    compressed(model, method)
+    return train(model, rank)
+
+
+def checkpointed(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]:
+    """Activations are computed again in the backward pass."""
+    model = model_of()
+    for name in ("0", "2", "4"):
+        setattr(model, name, fully_shard(checkpoint_wrapper(getattr(model, name)), mesh=mesh))
+    fully_shard(model, mesh=mesh)
+    compressed(model, method)
+    return train(model, rank)
+
+
+def compiled(rank: int, mesh: DeviceMesh, method: str | None) -> list[Tensor]:
+    """Each block by itself, as large models are compiled."""
+    model = model_of()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            layer.compile(backend="aot_eager")
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    compressed(model, method)
+    return train(model, rank)
+
+
 WAYS: dict[str, Way] = {
     way.__name__: way
     for way in (
@@ -153,6 +192,9 @@ WAYS: dict[str, Way] = {
         divided,
         small,
         tied,
+        columns,
+        checkpointed,
+        compiled,
     )
 }
 
@@ -249,7 +291,6 @@ def snapshot(state: FSDPState) -> dict[str, Tensor]:
 
 
 def refused(mesh: DeviceMesh) -> dict[str, str]:
-    columns = fully_shard(nn.Linear(12, 12), mesh=mesh, shard_placement_fn=lambda param: Shard(param.dim() - 1))
     outer = fully_shard(model_of(), mesh=mesh)
     with torch.device("meta"):
         empty = model_of()
@@ -257,7 +298,6 @@ def refused(mesh: DeviceMesh) -> dict[str, str]:
     fully_shard(empty, mesh=replicas["shard"])
     return answers(
         {
-            "columns": lambda: compress_fsdp(columns, "qsgd"),
             "inner": lambda: compress_fsdp(outer[0], "qsgd"),
             "meta": lambda: compress_fsdp(empty, "qsgd", replicate=replicas["replicate"]),
         }

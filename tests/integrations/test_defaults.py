@@ -28,6 +28,7 @@ DOORS = {
     "jax.compress",
     "lightning.__init__",
     "optimizer.compress_optimizer",
+    "process_group.wrap_group",
     "tensorflow.__init__",
     "transformers.compress_trainer",
 }

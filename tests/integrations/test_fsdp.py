@@ -52,11 +52,6 @@ def test_only_the_replicate_dimension_is_compressed(method: str, world: int) -> 
     check(told("hybrid", world), method, {"none": 0.98, "powersgd": 1.2}.get(method, 2.5))
 
 
-def test_a_mesh_of_two_dimensions_says_how_to_compress_one() -> None:
-    for result in told("hybrid", 4):
-        assert re.match(r"mesh of the model must be one dimension; .*replicate=mesh\['replicate'\]", result["refused"])
-
-
 @pytest.mark.parametrize("world", [2, 3])
 def test_no_gradient_is_lost(world: int) -> None:
     assert max(result["conserved"] for result in told("flat", world)) < 1e-6

@@ -29,8 +29,9 @@ FSDP2 = {
     "a flag": LINE + r"mesh\['replicate'\], got True",
     "left out": r"ConfigError: replicate must be mesh\['replicate'\], or False if the replicas are averaged else.* "
     "got None: .* nobody would average over replicate",
-    "native hybrid": r"ConfigError: mesh of the model must be one dimension; .* fully_shard\(\.\.\., "
-    r"mesh=mesh\['shard'\]\), and give replicate=mesh\['replicate'\]",
+    "native hybrid": "ConfigError: replicate must be left out: the mesh of the model has its replicas, got DeviceMesh",
+    "native, elsewhere": "ConfigError: replicate must be left out: the mesh of the model has its replicas, got False",
+    "replicas alone": r"ConfigError: mesh of .* must be one with shards, .*; gradwire\.wrap_group compresses",
     "hook": ALONE + "'one with the all-reduce hook hook'",
     "scatter": ALONE + "'one with the reduce-scatter Theirs'",
     "process_group": "ConfigError: process_group must be left out: the ranks are those of the model's mesh",
@@ -39,7 +40,6 @@ FSDP2 = {
     "plain": "ConfigError: model must be a module after fully_shard, got Sequential; call fully_shard on it first",
     "ddp": r"ConfigError: model must be .* got DistributedDataParallel; .*use gradwire\.compress_ddp",
     "fsdp1": r"ConfigError: model must be .* got FullyShardedDataParallel; .*use gradwire\.compress_fsdp1",
-    "tensor parallel": "ConfigError: mesh of .* must be one dimension, without tensor parallelism",
     "two meshes": r"(Config|Group)Error: .*mesh of .* must be that of all parameters, ranks \[",
     "others' optimizer": "ConfigError: lr_correction must be the optimizer of this model's parameters",
     "one rank": r"GroupError: rank 1 was configured wrongly: .*scaler must be a torch\.amp\.GradScaler or None, got 1",

@@ -30,13 +30,17 @@ class Sharded:
 
     Args:
         name: in the model.
-        shape: of the whole parameter, which is cut by rows.
+        shape: of the parameter, or of the part of it that tensor parallelism has left this rank.
         world: number of shards.
+        dim: the dimension that is cut: 0, by rows, where the last shards are padded, or one that the number of shards
+            divides.
     """
 
-    def __init__(self, name: str, shape: tuple[int, ...], world: int) -> None:
-        rows = -(-shape[0] // world) if shape else 1
-        self.name, self.shape, self.numel = name, (rows, *shape[1:]), torch.Size(shape).numel()
+    def __init__(self, name: str, shape: tuple[int, ...], world: int, dim: int = 0) -> None:
+        sizes = list(shape or (1,))
+        sizes[dim] = -(-sizes[dim] // world)
+        self.name, self.shape, self.numel = name, tuple(sizes), torch.Size(shape).numel()
+        self.world, self.dim = world, dim
         self.padded = world * self.chunk
 
     @property
@@ -44,17 +48,34 @@ class Sharded:
         """Elements of one shard."""
         return torch.Size(self.shape).numel()
 
-    def pad(self, flat: Tensor) -> Tensor:
-        """The elements of ``flat`` that are no padding, and the padding for these shards."""
+    def pad(self, flat: Tensor, before: int) -> Tensor:
+        """The elements of ``flat`` that are no padding, and the padding for these shards.
+
+        Args:
+            flat: one shard after the other.
+            before: how many they are.
+        """
+        if self.dim and before != self.world:
+            # The shards of columns do not lie as the columns do: they are joined, and cut anew.
+            sizes = list(self.shape)
+            sizes[self.dim] = sizes[self.dim] * self.world // before
+            whole = torch.cat(list(flat[: self.numel].view(before, *sizes)), self.dim)
+            return torch.cat([each.reshape(-1) for each in whole.chunk(self.world, self.dim)])
         room = flat.new_zeros(self.padded)
         room[: self.numel] = flat[: self.numel]
         return room
 
 
-def of_shard(state: Mapping[str, Any], shard: int, shards: int) -> dict[str, Any]:
-    """The state of a rank of one shard's replica group, as one of a checkpoint of all shards."""
+def of_shard(state: Mapping[str, Any], shard: int, shards: int, parts: int = 1) -> dict[str, Any]:
+    """The state of a rank of one shard's replica group, as one of a checkpoint of all shards.
+
+    Args:
+        parts: into how many parts tensor parallelism has cut the parameters before; the shards of all of them are
+            counted, those of one part after those of another.
+    """
     rest = {key: value for key, value in state.items() if key != "ranks"}
-    return {**rest, "shards": shards, "parts": {str(shard): {"ranks": state["ranks"]}}}
+    cut = {"tensor_parts": parts} if parts > 1 else {}
+    return {**rest, "shards": shards, **cut, "parts": {str(shard): {"ranks": state["ranks"]}}}
 
 
 def repadded(state: Mapping[str, Any], cuts: Mapping[str, Sharded]) -> dict[str, Any]:
@@ -65,43 +86,60 @@ def repadded(state: Mapping[str, Any], cuts: Mapping[str, Sharded]) -> dict[str,
     """
 
     def fit(name: str, tensors: Sequence[Tensor]) -> Tensor:
-        return cuts[name].pad(tensors[0]) if name in cuts else tensors[0]
+        return cuts[name].pad(tensors[0], state["world"]) if name in cuts else tensors[0]
 
     return {**state, "ranks": {rank: joined([checked_rank(state, rank)], fit) for rank in state["ranks"]}}
 
 
 def recut(
-    state: Mapping[str, Any], shard: int, shards: int, cuts: Mapping[str, Sharded], on_resize: OnResize
+    state: Mapping[str, Any],
+    shard: int,
+    shards: int,
+    cuts: Mapping[str, Sharded],
+    on_resize: OnResize,
+    parts: int = 1,
 ) -> Mapping[str, Any]:
     """The state of one shard's replica group out of those that ``of_shard`` made, of as many shards or of others.
 
+    Args:
+        shards: of all parts together, as ``of_shard`` counts them.
+        parts: into which tensor parallelism has cut the parameters.
+
     Raises:
-        ConfigError: it is of another number of shards and ``on_resize`` is "error"; a shard, a rank or tensors of one
-            are missing.
+        ConfigError: it is of another number of shards and ``on_resize`` is "error"; it is of another number of parts;
+            a shard, a rank or tensors of one are missing.
     """
     whole = {"shards", "parts", "world"} <= set(state)
     require(whole, "state", "of a model with replicate=, with world, shards and parts", sorted(map(str, state)))
-    rest = {key: value for key, value in state.items() if key not in ("shards", "parts")}
-    if state["shards"] == shards:
+    rest = {key: value for key, value in state.items() if key not in ("shards", "parts", "tensor_parts")}
+    before, same = state["shards"], state.get("tensor_parts", 1) == parts
+    if before == shards and same:
         return {**rest, "ranks": ranks_of(state, shard)}
     if on_resize == "reset":
         # However many replicas there are, none of these entries can be taken.
         return {**rest, "world": 0, "ranks": {}}
     if on_resize == "error":
         raise ConfigError(
-            f"shards of the state must be {shards}, as the mesh's, got {state['shards']}; on_resize='reshard' cuts the "
+            f"shards of the state must be {shards}, as the mesh's, got {before}; on_resize='reshard' cuts the "
             "residuals anew, on_resize='reset' drops them"
         )
+    if not same:
+        raise ConfigError(
+            f"parts into which tensor parallelism cuts must be {parts}, as those of the model, got "
+            f"{state.get('tensor_parts', 1)} in the state: what waits cannot be cut anew along them; "
+            "on_resize='reset' drops it"
+        )
+    part, own, each_before = shard // (shards // parts), shard % (shards // parts), before // parts
 
     def fit(name: str, tensors: Sequence[Tensor]) -> Tensor:
         require(name in cuts, "parameters of the state", "those of the model", name)
-        return cuts[name].pad(torch.cat(list(tensors))).view(shards, -1)[shard]
+        return cuts[name].pad(torch.cat(list(tensors)), each_before).view(shards // parts, -1)[own]
 
-    parts = [ranks_of(state, old) for old in range(state["shards"])]
-    before = state["world"]
+    old = [ranks_of(state, part * each_before + each) for each in range(each_before)]
+    world = state["world"]
     ranks = {
-        str(rank): joined([folded(checked_rank({"ranks": part}, rank), before) for part in parts], fit)
-        for rank in range(before)
+        str(rank): joined([folded(checked_rank({"ranks": each}, rank), world) for each in old], fit)
+        for rank in range(world)
     }
     return {**rest, "ranks": ranks}
 

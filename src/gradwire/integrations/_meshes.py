@@ -8,7 +8,7 @@ other dimensions can tell, and where they do not, a warning is all that can be h
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,27 +40,28 @@ def line_of(replicate: Any) -> bool:
     return isinstance(replicate, DeviceMesh) and replicate.ndim == 1 and dist.get_rank() in ranks_of(replicate)
 
 
-def check_mesh(params: Iterable[tuple[str, Any]], mesh: DeviceMesh) -> None:
-    """Refuse parameters that are not sharded by rows over one dimension, the same for all.
+def check_mesh(lies: Mapping[str, tuple[Any, Any]], mesh: DeviceMesh, alone: bool) -> None:
+    """Refuse parameters that are not sharded, or not over the same ranks as all others.
+
+    Some may be sharded over fewer of these ranks, if they are cut over the rest in another way, as experts are.
+
+    Args:
+        lies: by name the parameter, and what FSDP knows of its mesh.
+        mesh: over which rows are to be cut.
+        alone: whether there are no replicas; only then parameters may lie on fewer ranks.
 
     Raises:
-        ConfigError: naming the parameter, and for hybrid sharding the two calls that are right.
+        ConfigError: naming the parameter.
     """
-    for name, param in params:
-        theirs, placements = param.device_mesh, param.placements
-        if theirs.ndim == 2 and placements[0].is_replicate() and not placements[1].is_replicate():
-            outer, inner = theirs.mesh_dim_names or ("replicate", "shard")
-            remedy = (
-                f"one dimension; for hybrid sharding shard over mesh[{inner!r}], fully_shard(..., "
-                f"mesh=mesh[{inner!r}]), and give replicate=mesh[{outer!r}]"
-            )
-            require(False, "mesh of the model", remedy, f"{theirs.ndim} dimensions")
-        whole = "one dimension, without tensor parallelism, whose parameters are cut twice"
-        require(theirs.ndim == 1, f"mesh of {name}", whole, f"{theirs.ndim} dimensions")
-        rows = "Shard(0), by rows, as without shard_placement_fn"
-        require(placements[0].is_shard(0), f"placement of {name}", rows, str(placements[0]))
-        same, ours = ranks_of(theirs) == ranks_of(mesh), f"that of all parameters, ranks {ranks_of(mesh)}"
-        require(same, f"mesh of {name}", ours, f"ranks {ranks_of(theirs)}")
+    others, ours = "gradwire.wrap_group compresses what goes over the groups of any mesh", ranks_of(mesh)
+    for name, (param, info) in lies.items():
+        sharded = getattr(info, "shard_process_group", None)
+        require(sharded is not None, f"mesh of {name}", f"one with shards, as after fully_shard; {others}", "replicas")
+        theirs = dist.get_process_group_ranks(sharded)
+        whole = sorted(ranks_of(param.device_mesh)) == sorted(ours)
+        fewer = alone and whole and info.mesh.ndim == 1 and not any(each.is_replicate() for each in param.placements)
+        allowed = f"that of all parameters, ranks {ours}, or cut over the rest of them in another way; {others}"
+        require(theirs == ours or fewer, f"mesh of {name}", allowed, f"ranks {theirs}")
 
 
 def check_replicas(replicate: Any, mesh: DeviceMesh) -> None:

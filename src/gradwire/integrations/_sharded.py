@@ -16,6 +16,7 @@ from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Exchange
+from gradwire.group.channel import Channel
 from gradwire.group.part import Piece, Unit, nonfinite
 from gradwire.integrations._cut import Sharded, of_shard, recut, repadded
 from gradwire.integrations._scatter import ScatterSession
@@ -32,11 +33,14 @@ class ShardedState(ExchangeState):
     """Base of the states of sharded models; they set what ``ExchangeState`` wants.
 
     Where shards are averaged over replicas, they set ``shard``, this rank's, and ``shards``, how many there are; else
-    that is 0, and every rank keeps residuals of whole parameters.
+    that is 0, and every rank keeps residuals of whole parameters, or of its part of them where tensor parallelism has
+    cut them into ``tensor_parts`` before.
     """
 
     def __init__(self) -> None:
         self.shard, self.shards, self.closed = 0, 0, False
+        self.tensor_part, self.tensor_parts = 0, 1
+        self.several = False
         self.cuts: dict[str, Sharded] = {}
         self._seen: set[int] = set()
         self.scratch = Scratch()
@@ -78,15 +82,34 @@ class ShardedState(ExchangeState):
     def state_dict(self) -> dict[str, Any]:
         """What DDP's state saves; between replicas each rank's is that of its own shard."""
         state = super().state_dict()
-        return of_shard(state, self.shard, self.shards) if self.shards else state
+        if not self.shards and self.tensor_parts == 1:
+            return state
+        return of_shard(state, self.place, self.places, self.tensor_parts)
+
+    @property
+    def place(self) -> int:
+        """Where in a checkpoint the state of this rank's line of ranks is."""
+        return self.tensor_part * max(self.shards, 1) + self.shard
+
+    @property
+    def places(self) -> int:
+        """How many lines of ranks have a place in a checkpoint."""
+        return self.tensor_parts * max(self.shards, 1)
 
     def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
         """The part of a state of other shards that concerns this rank's."""
         if self.shards:
-            return recut(state, self.shard, self.shards, self.cuts, on_resize)
+            return recut(state, self.place, self.places, self.cuts, on_resize, self.tensor_parts)
+        if self.tensor_parts > 1:
+            state = recut(state, self.place, self.places, self.cuts, on_resize, self.tensor_parts)
         require("parts" not in state, "state", "of a model without replicate=", sorted(map(str, state)))
         if on_resize == "error" or state.get("world") == self.exchange.channel.world or "ranks" not in state:
             return state
+        if self.several and on_resize == "reshard":
+            raise ConfigError(
+                "on_resize must be 'reset' for a model on several meshes, whose ranks keep what belongs to other "
+                "parameters under one name, got 'reshard'"
+            )
         return repadded(state, self.cuts) if on_resize == "reshard" else {**state, "ranks": {}}
 
 
@@ -96,6 +119,8 @@ class ReduceScatter:
     Args:
         trained: gives the parameters of the module that are trained now, in the order of FSDP's buffer.
         later: gives the number by which FSDP divides what it reduced in this dtype.
+        channel: over the ranks of the module's mesh, where they are fewer than those of the exchange; it is used after
+            these have compared what they are about to do.
     """
 
     def __init__(
@@ -104,11 +129,18 @@ class ReduceScatter:
         trained: Callable[[], Sequence[Sharded]],
         index: int,
         later: Callable[[torch.dtype], float] = lambda _: 1.0,
+        channel: Channel | None = None,
     ) -> None:
         self.state, self.trained, self.index, self.later = state, trained, index, later
+        self.inner = channel
         self.shards: Sequence[Sharded] = ()
         self.session: ScatterSession | None = None
         self.made_for: tuple[object, ...] = ()
+
+    @property
+    def channel(self) -> Channel:
+        """Over which the module's gradients are reduced."""
+        return self.inner if self.inner is not None else self.state.exchange.channel
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for FSDP's gradients."""
@@ -120,7 +152,8 @@ class ReduceScatter:
     ) -> None:
         """The sum of the own part, multiplied as ``op`` says: by 1, by 1 / ranks, or by a factor of its own."""
         state, exchange = self.state, self.state.exchange
-        world, out = exchange.channel.world, output_tensor
+        channel, out = self.channel, output_tensor
+        world = channel.world
         scale, shards = multiplier(op, world), self.trained()
         check_size(input_tensor, sum(each.padded for each in shards))
         state.begin(self.index)
@@ -129,7 +162,9 @@ class ReduceScatter:
         flat = state.scratch.float32(input_tensor)
         if out.dtype != torch.float32:
             out = torch.empty_like(out, dtype=torch.float32)
-        key = Key(seed=exchange.seed, step=exchange.step, rank=exchange.channel.rank)
+        if channel is not exchange.channel:
+            exchange.channel.settle()
+        key = Key(seed=exchange.seed, step=exchange.step, rank=channel.rank)
         exchange.counters.dense_bytes += (world - 1) * input_tensor.nbytes // world
         session = self._current(shards)
         exchange.remember(names)
@@ -143,7 +178,7 @@ class ReduceScatter:
     def _measure(self, session: ScatterSession, flat: Tensor) -> Callable[[Tensor, int, float], None] | None:
         """Measure as ``Exchange`` does for whole gradients; a rank sees what arrives of its own part only."""
         exchange, moment = self.state.exchange, self.state.exchange.second_moment
-        if moment is None or not moment.due(exchange.step):
+        if moment is None or self.inner is not None or not moment.due(exchange.step):
             return None
         parts = [
             [(piece.lo, piece.lo + piece.numel) for piece in part.pieces if piece.unit.compressor.name != "none"]
@@ -164,13 +199,13 @@ class ReduceScatter:
             if self.made_for and self.made_for[1] != main and exchange.second_moment is not None:
                 exchange.second_moment.changed(exchange.step)
             self.made_for, self.shards = wanted, shards
-            self.session = ScatterSession(self._pieces(main), site_of(exchange))
+            self.session = ScatterSession(self._pieces(main), site_of(exchange, self.channel))
         return self.session
 
     def _pieces(self, main: Compressor | None) -> list[list[Piece]]:
         """A piece of every parameter for each owner, as they lie in FSDP's buffer."""
         exchange, lo = self.state.exchange, 0
-        site, shards = site_of(exchange), []
+        site, shards = site_of(exchange, self.channel), []
         chosen = [self._chosen(each, main) for each in self.shards]
         kept = site.kept.keep_all(
             [
@@ -178,7 +213,7 @@ class ReduceScatter:
                 for each, (code, memory) in zip(self.shards, chosen, strict=True)
             ]
         )
-        for owner in range(exchange.channel.world):
+        for owner in range(self.channel.world):
             pieces = []
             for each, (code, memory), flats in zip(self.shards, chosen, kept, strict=True):
                 unit = Unit(((f"{each.name}#{owner}", each.chunk),), each.shape, lo, code, memory)
@@ -214,8 +249,8 @@ def multiplier(op: Any, world: int) -> float:
     return float(op.__getstate__()[1])
 
 
-def site_of(exchange: Exchange) -> Site:
-    return Site(exchange.channel, exchange.device, exchange.residuals)
+def site_of(exchange: Exchange, channel: Channel) -> Site:
+    return Site(channel, exchange.device, exchange.residuals)
 
 
 def check_scatter(exchange: Exchange) -> None:

@@ -1,9 +1,11 @@
 """FSDP2 (``fully_shard``): a compressed reduce-scatter, or a compressed all-reduce between replicas.
 
 Law: FSDP hands over the gradients of one module at a time, cut by rows into a part for each rank, and calls in the
-order of backward, the same on all ranks. Residuals are kept by parameter, in row order, padded to whole rows for each
-rank. FSDP waits for nothing on a CPU, so a call there returns when its result is there; on NCCL it runs on the stream
-that FSDP called it on.
+order of backward, the same on all ranks. Residuals are kept by parameter, one rank's rows after the other's, padded to
+whole rows for each rank. FSDP waits for nothing on a CPU, so a call there returns when its result is there; on NCCL it
+runs on the stream that FSDP called it on.
+On a mesh of replicas and shards FSDP averages between the replicas before it calls any hook. So while a state is open
+its modules are told of the shards alone, and the hook does the rest; parameters lie on the whole mesh as before.
 """
 
 from __future__ import annotations
@@ -14,23 +16,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Exchange
 from gradwire.exchange.plan import Named
 from gradwire.exchange.residuals import used_here
-from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
 from gradwire.integrations._cut import Sharded
-from gradwire.integrations._meshes import check_mesh, check_replicas, line_of, replicas_left_out
+from gradwire.integrations._grid import InnerReduceScatter, RankGrid, agreed_along, cut_of, grid_of
+from gradwire.integrations._meshes import check_mesh, check_replicas, line_of, ranks_of, replicas_left_out
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
 from gradwire.integrations._variance import VarianceCorrection
+from gradwire.integrations._weights import WeightGather, WeightWire, weight_code
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer
-from gradwire.integrations.ownership import Caller, is_sharded, release
-from gradwire.integrations.setup import kind_of, prepare, refuse, share_start, uncompiled
+from gradwire.integrations.ownership import Caller, is_sharded
+from gradwire.integrations.setup import kind_of, prepare, private_group, refuse, share_start, uncompiled
 from gradwire.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -59,22 +64,29 @@ class FSDPState(ShardedState):
         lr_correction: Any,
         optimizer: Any,
         variance_correction: Any,
+        weights: Any,
         options: Mapping[str, Any],
     ) -> None:
         super().__init__()
+        self._hooks: list[Between] = []
+        self._gathered: list[Any] = []
+        self._gathers = Metrics()
+        self._wires: dict[tuple[int, ...], WeightWire] = {}
+        self._channels: dict[tuple[int, ...], Channel] = {}
         model = uncompiled(model)
         groups, sharded = managed(model), sharded_in(model)
         if not sharded:
             params = model.parameters() if isinstance(model, nn.Module) else iter(())
             device = next((param.device for param in params), torch.device("cpu"))
             refuse(not_sharded(model, compressor), CALLER, None, device)
-        mesh = mesh_of(groups, sharded)
+        grid = grid_of([info_of(group) for _, group in groups], sharded, replicate)
+        mesh, replicas = grid.shard, grid.replicate
         device, names = device_of(mesh), {id(param): name for name, param in sharded.items()}
-        replicas = replicate if replicate is not False and replicate is not None else None
         self._scatters, doubts = replicas is None, list[str]()
 
         def check() -> None:
-            check_model(groups, sharded, mesh, replicas, options)
+            check_model(groups, sharded, grid, replicate, options)
+            weight_code(weights)
             Units.check(scaler, lr_correction)
             check_optimizer(optimizer, sharded.values())
             check_optimizer(variance_correction, sharded.values(), "variance_correction")
@@ -86,10 +98,11 @@ class FSDPState(ShardedState):
         told: dict[str, Any] = {
             "sharded": mesh.size(),
             "variance_correction": variance_correction is not None,
+            "weights": weights if isinstance(weights, str) else repr(weights),
             **Units.told(scaler, lr_correction),
         }
-        if replicas is not None and mesh.ndim == 1:
-            told[SHARD] = mesh.get_local_rank()
+        shards = [mesh.get_group()] if replicas is not None and mesh.ndim == 1 else []
+        told |= {SHARD: mesh.get_local_rank()} if shards else {}
         where = replicas if replicas is not None and line_of(replicas) else mesh
 
         def make() -> Exchange:
@@ -105,12 +118,14 @@ class FSDPState(ShardedState):
                 **told,
             ).exchange
 
-        self.exchange = make() if replicas is None or mesh.ndim > 1 else agreed_by_shards(make, mesh, device)
+        self.exchange = agreed_along(make, [*shards, *grid.beside], device)
+        self.tensor_part, self.tensor_parts = grid.part, grid.parts
         if replicas is None:
             self.check_scatter()
         else:
             self.shard, self.shards = mesh.get_local_rank(), mesh.size()
-            share_start([local_of(param) for param in sharded.values()], replicas.get_group(), device)
+            if not grid.native:
+                share_start([local_of(param) for param in sharded.values()], replicas.get_group(), device)
         if doubts and self.exchange.channel.rank == 0:
             log.warning(doubts[0])
         self.units.read_ahead(model, device)
@@ -123,8 +138,24 @@ class FSDPState(ShardedState):
             corrected=variance_correction is not None,
         )
         self.exchange.skips_steps = self.units.scaler is not None
+        self._weights, self._timeout = weight_code(weights), options.get("timeout")
         for index, (module, group) in enumerate(groups):
-            self._attach(module, group, names, index)
+            self._attach(module, group, names, index, grid)
+
+    def close(self) -> None:
+        """Exchange nothing any more: the model must be compressed anew before the next backward pass."""
+        super().close()
+        for hook in self._hooks:
+            hook.leave()
+        for group in self._gathered:
+            give_back_gather(group)
+        for channel in (*self._channels.values(), *(wire.channel for wire in self._wires.values())):
+            channel.close()
+
+    def metrics(self) -> dict[str, Any]:
+        """What ``compress_ddp`` tells, and with ``weights`` the bytes of the all-gathers under that name."""
+        told = super().metrics()
+        return told if self._weights is None else {**told, "weights": self._gathers.as_dict()}
 
     def check(self, exchange: Exchange) -> None:
         """Refuse what set-up would refuse."""
@@ -149,11 +180,13 @@ class FSDPState(ShardedState):
         # FSDP casts and drops what it allocated on another stream.
         used_here(output)
 
-    def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], index: int) -> None:
-        world = group.mesh_info.mesh.size()
-        cuts = [
-            Sharded(names[id(each.sharded_param)], tuple(each.sharded_param.shape), world) for each in group.fsdp_params
-        ]
+    def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], index: int, grid: RankGrid) -> None:
+        detach(module, group)
+        shards = shard_group(group)
+        cuts = [cut_of(names[id(each.sharded_param)], each, shards.size()) for each in group.fsdp_params]
+        if self._weights is not None and shards.size() > 1:
+            group._all_gather_comm = WeightGather(self._wire(shards), cuts, shards, group._all_gather_comm)
+            self._gathered.append(group)
         self.cuts |= {cut.name: cut for cut in cuts}
         self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
 
@@ -161,50 +194,54 @@ class FSDPState(ShardedState):
             pairs = zip(cuts, group.fsdp_params, strict=True)
             return [cut for cut, each in pairs if each.sharded_param.requires_grad]
 
-        detach(module, group)
         if self._scatters:
-            module.set_custom_reduce_scatter(
-                cast(Any, ReduceScatter(self, trained, index, partial(divided_later, group)))
-            )
-        else:
-            module.set_all_reduce_hook(Between(self, group, trained, index))
+            # Not by the module's own method: it refuses modules that have parameters on two meshes.
+            channel, later = self._inner(shards, grid), partial(divided_later, group)
+            group._reduce_scatter_comm = ReduceScatter(self, trained, index, later, channel)
+            return
+        module.set_custom_reduce_scatter(cast(Any, InnerReduceScatter(group._reduce_scatter_comm)))
+        native = take_over(group, grid) if grid.native else None
+        self._hooks.append(Between(self, group, trained, index, native))
+        module.set_all_reduce_hook(self._hooks[-1])
 
+    def _wire(self, group: dist.ProcessGroup) -> WeightWire:
+        """What carries the weights of modules that are sharded over this group."""
+        ranks = tuple(dist.get_process_group_ranks(group))
+        if ranks not in self._wires:
+            code, policy, device = cast(Compressor, self._weights), self.exchange.policy, self.exchange.device
+            self._wires[ranks] = WeightWire(code, policy, group, self._timeout, device, self._gathers)
+        return self._wires[ranks]
 
-def agreed_by_shards(make: Callable[[], Exchange], mesh: DeviceMesh, device: torch.device) -> Exchange:
-    """The exchange of this shard's replicas, once those of the other shards have made the same one.
-
-    Without that, a mistake that one rank makes would be heard of by its replicas only, and the others would train on.
-
-    Raises:
-        Exception: whatever ``make`` raised here, or a GroupError for what it raised elsewhere.
-    """
-    made: list[Exchange] = []
-
-    def describe() -> str:
-        if failure is not None:
-            raise failure
-        return made[0].describe([])
-
-    failure: Exception | None = None
-    try:
-        made.append(make())
-    except Exception as error:
-        failure = error
-    try:
-        agree(Channel(mesh.get_group(), Metrics()), "set-up", describe, device)
-    except Exception:
-        for exchange in made:
-            release(exchange)
-        raise
-    return made[0]
+    def _inner(self, group: dist.ProcessGroup, grid: RankGrid) -> Channel | None:
+        """The channel of modules that are sharded over some of the ranks; None: over all."""
+        ranks = tuple(dist.get_process_group_ranks(group))
+        if len(ranks) == grid.shard.size():
+            return None
+        self.several = True
+        if ranks not in self._channels and len(ranks) > 1:
+            lent = private_group(group, self._timeout, self.exchange.device)
+            self._channels[ranks] = channel = Channel(lent.group, self.exchange.channel.metrics)
+            lent.hold(channel)
+        return self._channels.get(ranks)
 
 
 class Between:
-    """FSDP's all-reduce hook for one module: its shards' mean over the replicas."""
+    """FSDP's all-reduce hook for one module: its shards' mean over the replicas.
 
-    def __init__(self, state: FSDPState, group: Any, trained: Callable[[], Sequence[Sharded]], index: int) -> None:
-        self.state, self.group, self.trained, self.index = state, group, trained, index
+    Args:
+        native: where the module was, if FSDP averaged between the replicas before.
+    """
+
+    def __init__(
+        self, state: FSDPState, group: Any, trained: Callable[[], Sequence[Sharded]], index: int, native: Any = None
+    ) -> None:
+        self.state, self.group, self.trained, self.index, self.native = state, group, trained, index, native
         self._waits: Tensor | None = None
+
+    def leave(self) -> None:
+        """Put the module back to where FSDP reduces between the replicas, too."""
+        if self.native is not None:
+            place(self.group, self.native)
 
     @torch.no_grad()
     def __call__(self, output: Tensor) -> None:
@@ -229,9 +266,53 @@ def detach(module: FSDPModule, group: Any) -> None:
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
     if isinstance(group._reduce_scatter_comm, ReduceScatter):
-        module.set_custom_reduce_scatter(DefaultReduceScatter())
+        group._reduce_scatter_comm = DefaultReduceScatter()
+    elif isinstance(group._reduce_scatter_comm, InnerReduceScatter):
+        module.set_custom_reduce_scatter(group._reduce_scatter_comm.theirs)
+    give_back_gather(group)
     if isinstance(group._all_reduce_hook, Between):
+        group._all_reduce_hook.leave()
         module.set_all_reduce_hook(cast(Any, None))
+
+
+def shard_group(group: Any) -> Any:
+    """The process group over which a module's weights are gathered for the forward pass."""
+    return info_of(group).shard_process_group
+
+
+def give_back_gather(group: Any) -> None:
+    """Let FSDP gather a module's weights as it did before."""
+    if isinstance(group._all_gather_comm, WeightGather):
+        group._all_gather_comm = group._all_gather_comm.theirs
+
+
+def info_of(group: Any) -> Any:
+    """Where a module lies, as ``fully_shard`` was told, also while a state has it reduce along the shards alone."""
+    hook = group._all_reduce_hook
+    return hook.native if isinstance(hook, Between) and hook.native is not None else group.mesh_info
+
+
+def take_over(group: Any, grid: RankGrid) -> Any:
+    """Let FSDP reduce a module's gradients along the shards alone.
+
+    Returns:
+        What ``place`` takes to undo it.
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+    native = group.mesh_info
+    inner = FSDPMeshInfo(grid.shard, shard_mesh_dim=0)
+    inner.shard_process_group = native.shard_process_group
+    inner.reduce_scatter_process_group = native.reduce_scatter_process_group
+    place(group, inner)
+    return native
+
+
+def place(group: Any, info: Any) -> None:
+    """Tell a module another mesh, for gathering its parameters after the forward pass, too, if it was the same."""
+    if group.post_forward_mesh_info is group.mesh_info:
+        group.post_forward_mesh_info = info
+    group.mesh_info = info
 
 
 def divided_later(group: Any, dtype: torch.dtype) -> float:
@@ -273,12 +354,6 @@ def sharded_in(model: object) -> dict[str, nn.Parameter]:
     return {name: param for name, param in model.named_parameters() if hasattr(param, "device_mesh")}
 
 
-def mesh_of(groups: Sequence[tuple[FSDPModule, Any]], sharded: Mapping[str, Any]) -> DeviceMesh:
-    """The mesh that was given to ``fully_shard``; a parameter's own may be an equal one, cut from another mesh."""
-    found = groups[0][1].mesh_info.mesh if groups else next(iter(sharded.values())).device_mesh
-    return cast("DeviceMesh", found)
-
-
 def device_of(mesh: DeviceMesh) -> torch.device:
     """The device on which gradients are reduced: parameters may be offloaded, or without memory yet."""
     if mesh.device_type == "cuda":
@@ -308,7 +383,7 @@ def managed(model: object) -> list[tuple[FSDPModule, Any]]:
 def check_model(
     groups: Sequence[tuple[FSDPModule, Any]],
     sharded: Mapping[str, Any],
-    mesh: DeviceMesh,
+    grid: RankGrid,
     replicate: Any,
     options: Mapping[str, Any],
 ) -> None:
@@ -317,13 +392,23 @@ def check_model(
     Raises:
         ConfigError
     """
-    check_mesh(sharded.items(), mesh)
-    if replicate is not None:
-        check_replicas(replicate, mesh)
+    names = {id(param): name for name, param in sharded.items()}
+    lies = {
+        names.get(id(each.sharded_param), "model"): (each.sharded_param, info_of(group))
+        for _, group in groups
+        for each in group.fsdp_params
+    }
+    check_mesh(lies, grid.shard, alone=grid.replicate is None)
+    sizes = {tuple(ranks_of(info.mesh)) for _, info in lies.values()}
+    require(grid.replicate is None or len(sizes) == 1, "mesh of the model", "one for all modules with replicas", sizes)
+    if grid.native:
+        require(replicate is None, "replicate", "left out: the mesh of the model has its replicas", replicate)
+    elif grid.replicate is not None:
+        check_replicas(grid.replicate, grid.shard)
     own = "process_group" not in options
     require(own, "process_group", "left out: the ranks are those of the model's mesh, or of replicate=", "one")
     for name, param in sharded.items():
-        missing = replicate is not None and param.is_meta
+        missing = grid.replicate is not None and not grid.native and param.is_meta
         require(
             not missing,
             f"device of {name}",
@@ -341,6 +426,9 @@ def check_model(
     )
     for _, group in groups:
         check_hooks(group._reduce_scatter_comm, group._all_reduce_hook)
+        theirs = group._all_gather_comm
+        ours = isinstance(theirs, WeightGather) or type(theirs).__module__.startswith("torch.")
+        require(ours, "model", "one whose weights FSDP gathers by itself", f"one with the all-gather {kind_of(theirs)}")
 
 
 def check_hooks(comm: object, hook: object) -> None:
@@ -356,7 +444,7 @@ def check_hooks(comm: object, hook: object) -> None:
         )
         require(all(ours), "model", remedy, "one that gradwire.compress_fsdp exchanges already")
         return
-    torchs = type(comm).__module__.startswith("torch.")
+    torchs = type(comm).__module__.startswith("torch.") or isinstance(comm, InnerReduceScatter)
     remedy = "one whose gradients FSDP reduces by itself: without set_custom_reduce_scatter and set_all_reduce_hook"
     require(torchs, "model", remedy, f"one with the reduce-scatter {kind_of(comm)}")
     require(hook is None, "model", remedy, f"one with the all-reduce hook {getattr(hook, '__name__', kind_of(hook))}")
@@ -371,6 +459,7 @@ def compress_fsdp(
     lr_correction: Any = None,
     optimizer: Any = None,
     variance_correction: Any = None,
+    weights: Any = None,
     **options: Any,
 ) -> FSDPState:
     """Reduce the gradients of a ``fully_shard`` model compressed, from the next backward on.
@@ -379,19 +468,26 @@ def compress_fsdp(
     Each rank keeps a residual of all that it sends: 4 bytes for each element of the whole model.
 
     Args:
-        model: sharded by rows over one dimension of a mesh, compiled or not, whose gradients FSDP reduces by itself.
+        model: after ``fully_shard``, compiled or not, whose gradients FSDP reduces by itself, over one mesh: of one
+            dimension, where experts may lie on fewer ranks, or of two, which are replicas and shards. Tensor
+            parallelism may have cut it before. On a mesh of two dimensions the mean between the replicas is
+            compressed, as with ``replicate``.
         compressor: a registered name, a compressor or a recipe; without ``replicate`` of one message and fixed size.
         replicate: for hybrid sharding: the model is sharded over ``mesh["shard"]`` alone, and its shards are averaged
             over this dimension, compressed; inside the shard dimension FSDP reduces as ever. A rank keeps residuals
-            of its own shard only, and every method and strategy can be used. None: there are no replicas, which is an
-            error where a dimension of the mesh has a name of data parallelism, such as "replicate" or "dp", and a
-            warning where ranks of the job are left out and no name says why; with "tp" and "pp" it is right. False:
-            there may be, and they are averaged elsewhere or are meant to differ.
+            of its own shard only, and every method and strategy can be used. None: there are no replicas but those of
+            the model's mesh, which is an error where another dimension has a name of data parallelism, such as
+            "replicate" or "dp", and a warning where ranks of the job are left out and no name says why; with "tp" and
+            "pp" it is right. False: there may be, and they are averaged elsewhere or are meant to differ.
         scaler: a ``GradScaler``: residuals follow its scale.
         lr_correction: the optimizer: residuals are rescaled when a schedule changes its learning rates.
         optimizer: that trains the model: a warning says at once, and not at its first step, if the method harms it.
         variance_correction: an optimizer such as Adam: its learning rates are multiplied by what the noise of the code
             shortens its steps by. With ``replicate`` by that of the own shard's replicas.
+        weights: a method for the all-gather of the weights, whose error is small and that is not random: "blockwise8",
+            "fp8", "bf16". All ranks compute with the same decoded weights, in both passes; the optimizer's own stay
+            exact. Shards with fewer than ``min_numel`` elements and ``exclude``d parameters travel as they are. None:
+            all do.
         options: as for ``compress_ddp``; without ``replicate`` there is one strategy.
 
     Returns:
@@ -412,4 +508,6 @@ def compress_fsdp(
         >>> state = gradwire.compress_fsdp(model, "qsgd", bits=4)
         >>> dist.destroy_process_group()
     """
-    return FSDPState(model, compressor, replicate, scaler, lr_correction, optimizer, variance_correction, options)
+    return FSDPState(
+        model, compressor, replicate, scaler, lr_correction, optimizer, variance_correction, weights, options
+    )

@@ -24,6 +24,7 @@ from gradwire.integrations.ownership import Caller, Ranks, own, refuse_owned
 from gradwire.metrics import Metrics
 
 __all__ = [
+    "BACKENDS",
     "Prepared",
     "check_dtypes",
     "frozen_in",
@@ -33,6 +34,7 @@ __all__ = [
     "prepare",
     "prepare_alone",
     "prepare_named",
+    "private_group",
     "refuse",
     "shapes_of",
     "share_start",

@@ -1,0 +1,141 @@
+"""FSDP2's all-gather of weights, compressed.
+
+Law: all ranks decode the same bytes, the owner of a shard its own, so all compute with the same weights; what the
+optimizer updates is never touched. A module is gathered twice in a step, for the forward and for the backward pass,
+and must be the same in both: so only methods are taken that give the same bytes for the same weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradwire.comm.two_phase import TwoPhase
+from gradwire.compressors.base import Compressor
+from gradwire.compressors.casts.bf16 import BF16
+from gradwire.compressors.casts.fp16 import FP16
+from gradwire.compressors.casts.none import Identity
+from gradwire.errors import require
+from gradwire.exchange.policy import Policy
+from gradwire.exchange.settings import build_compressor
+from gradwire.group.channel import Channel
+from gradwire.group.part import Message, Part, Piece, Unit
+from gradwire.integrations._cut import Sharded
+from gradwire.integrations._state import Scratch
+from gradwire.integrations.setup import private_group
+from gradwire.memory.none import NoMemory
+from gradwire.metrics import Metrics
+from gradwire.types import Key
+
+__all__ = ["WeightGather", "WeightWire", "weight_code"]
+
+EXACT: dict[torch.dtype, Compressor] = {torch.float32: Identity(), torch.bfloat16: BF16(), torch.float16: FP16()}
+"""What carries weights of a dtype as they are."""
+
+
+def weight_code(weights: Any) -> Compressor | None:
+    """The method for weights.
+
+    Raises:
+        ConfigError: one that needs a memory, draws random numbers, or has no message of fixed size.
+    """
+    if weights is None:
+        return None
+    code = build_compressor(weights, {}, "weights")
+    TwoPhase().check(code)
+    same = code.fine and not code.random and code.advice == 0
+    allowed = "a method whose error is small and that is not random, such as 'blockwise8', 'fp8' or 'bf16'"
+    require(same, "weights", allowed, code.name)
+    return code
+
+
+class WeightWire:
+    """What the modules of a model share: the method, the group and the counters.
+
+    Args:
+        group: over whose ranks the weights are sharded.
+        timeout: seconds that an all-gather may take; None: as long as those of ``group``.
+        metrics: counts the bytes of the all-gathers, and what they would have been.
+    """
+
+    def __init__(
+        self,
+        code: Compressor,
+        policy: Policy,
+        group: dist.ProcessGroup,
+        timeout: float | None,
+        device: torch.device,
+        metrics: Metrics,
+    ) -> None:
+        self.code, self.policy, self.device = code, dataclasses.replace(policy, overrides={}), device
+        lent = private_group(group, timeout, device)
+        self.channel = Channel(lent.group, metrics)
+        lent.hold(self.channel)
+        self.scratch = Scratch()
+        self._room = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def room(self, nbytes: int) -> Tensor:
+        """One buffer for the messages of all modules, a row for each rank: it is as large as the largest needs."""
+        size = self.channel.world * nbytes
+        if self._room.numel() < size:
+            self._room = torch.empty(size, dtype=torch.uint8, device=self.device)
+        return self._room[:size].view(self.channel.world, nbytes)
+
+
+class WeightGather:
+    """What FSDP calls in place of its all-gather, for one module.
+
+    Args:
+        cuts: the module's parameters, in the order of FSDP's buffer.
+        group: over which FSDP shards; a gather over another one, of weights that are decoded already, is FSDP's own.
+        theirs: what FSDP called before.
+    """
+
+    def __init__(self, wire: WeightWire, cuts: Sequence[Sharded], group: dist.ProcessGroup, theirs: Any) -> None:
+        self.wire, self.cuts, self.group, self.theirs = wire, cuts, group, theirs
+        self._made: tuple[torch.dtype, Part] | None = None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory for FSDP's weights."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    @torch.no_grad()
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> Any:
+        """Put the weights of all ranks into the output; the input, a part of it, is the own shard."""
+        channel, numel = self.wire.channel, input_tensor.numel()
+        whole = numel == sum(cut.chunk for cut in self.cuts)
+        if group is not self.group or not whole or input_tensor.dtype not in EXACT or channel.world == 1:
+            return self.theirs(output_tensor, input_tensor, group, async_op)
+        part, rows = self._current(input_tensor.dtype)
+        with channel.metrics.timed("encode"):
+            part.encode(self.wire.scratch.float32(input_tensor), rows.row(channel.rank), Key())
+        channel.metrics.dense_bytes += (channel.world - 1) * input_tensor.nbytes
+        channel.all_gather(rows.buffer)
+        with channel.metrics.timed("decode"):
+            for index, shard in enumerate(output_tensor.view(channel.world, -1)):
+                message = rows.row(index)
+                out = shard if shard.dtype == torch.float32 else self.wire.scratch.float32(shard)
+                part.add_decoded(message.stacked(), out.zero_(), 1.0)
+                out.masked_fill_(message.status.ne(0), float("nan"))
+                if out is not shard:
+                    shard.copy_(out)
+        return None
+
+    def _current(self, dtype: torch.dtype) -> tuple[Part, Message]:
+        if self._made is None or self._made[0] != dtype:
+            pieces, lo, wire = [], 0, self.wire
+            for cut in self.cuts:
+                code = wire.policy.choose(cut.name, cut.shape, wire.code) or EXACT[dtype]
+                unit = Unit(((cut.name, cut.chunk),), (cut.chunk,), lo, code, NoMemory())
+                pieces.append(Piece(unit, unit.memory, unit.shape, lo))
+                lo += cut.chunk
+            self._made = dtype, Part(pieces)
+        part = self._made[1]
+        return part, Message.on(part.packing, self.wire.room(part.packing.nbytes))

@@ -1,0 +1,409 @@
+"""A process group that compresses large floating-point collectives, under whatever issues them.
+
+Law: what is compressed goes over a private group, by one thread, in the order in which it was issued, because its
+second phase must not be overtaken by anything else on any rank; what is not goes to the wrapped group at once. Sums are
+made in float32 by one owner, compressed once more, and decoded by all ranks alike, so all end with the same bits. On
+an accelerator everything runs on the stream of the caller, and no thread is needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+
+from gradwire.comm.allgather import AllGather
+from gradwire.comm.base import Session, Site, Strategy
+from gradwire.comm.two_phase import TwoPhase
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, is_int, require
+from gradwire.exchange.settings import build_compressor, valid_timeout
+from gradwire.group.agree import agree
+from gradwire.group.channel import Channel
+from gradwire.group.part import Message, Part, Piece, Unit
+from gradwire.integrations._scatter import ScatterSession
+from gradwire.integrations._sharded import multiplier
+from gradwire.integrations._state import Scratch
+from gradwire.integrations.setup import BACKENDS, kind_of, private_group
+from gradwire.memory.none import NoMemory
+from gradwire.metrics import Metrics
+from gradwire.types import Key, State
+from gradwire.worker import Worker
+
+__all__ = ["PRESETS", "CompressingGroup", "wrap_group"]
+
+PRESETS = {"bf16-fp32sum": "bf16", "fp8-two-phase": "fp8"}
+"""Names of ways, each with its code: halves the bytes of float32, or quarters them; sums are float32 in both."""
+
+SESSIONS = 32
+"""Sizes of tensors whose buffers are kept, those used last."""
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Stateless:
+    """Keeps nothing from one collective to the next."""
+
+    def keep(self, unit: Unit) -> Mapping[str, Tensor]:
+        """No memory has tensors."""
+        return {}
+
+    def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
+        """No memory has tensors."""
+        return [{} for _ in units]
+
+    def remember(self, unit: Unit) -> State:
+        """No method has a state."""
+        return {}
+
+    def recall(self, unit: Unit, fresh: State) -> State:
+        """What is fresh."""
+        return fresh
+
+    def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
+        """No owner keeps anything."""
+        return [{} for _ in pieces]
+
+
+class Carrier:
+    """The sessions of one private group, and the thread that runs them.
+
+    Args:
+        code: for sums.
+        gathered: for what is gathered; None: nothing is compressed there.
+    """
+
+    def __init__(self, channel: Channel, code: Compressor, gathered: Compressor | None, device: torch.device) -> None:
+        self.channel, self.code, self.gathered, self.device = channel, code, gathered, device
+        self.site, self.scratch, self.worker = Site(channel, device, Stateless()), Scratch(), Worker()
+        self.strategy: Strategy = AllGather() if channel.world == 2 else TwoPhase()
+        self.step = 0
+        self.good = torch.zeros(1, dtype=torch.bool, device=device)
+        self._sessions: OrderedDict[tuple[str, int], Any] = OrderedDict()
+
+    def start(self, job: Callable[[], list[Tensor]]) -> dist.Work:
+        """Run a collective after all that were started before."""
+        done: Any
+        if self.device.type == "cpu":
+            done = self.worker.submit(cast(Any, job))
+        else:
+            done = Future(devices=[torch.device(self.device.type, torch.cuda.current_device())])
+            done.set_result(job())
+        return cast(dist.Work, cast(Any, torch._C._distributed_c10d)._create_work_from_future(done))
+
+    @torch.no_grad()
+    def all_reduce(self, tensor: Tensor, op: Any) -> list[Tensor]:
+        """Replace ``tensor`` by its reduction over the ranks."""
+        world, n = self.channel.world, tensor.numel()
+        flat = self.scratch.float32(tensor.view(-1))
+        session: Session = self._session("sum", n, lambda: self.strategy.plan([self._unit(n)], self.site))
+        self._count(2 * (world - 1) * tensor.nbytes // world)
+        session.run(flat, self._key(), lambda: self.good)
+        self._multiply(flat, multiplier(op, world) * world)
+        if flat.dtype != tensor.dtype:
+            tensor.view(-1).copy_(flat)
+        return [tensor]
+
+    @torch.no_grad()
+    def reduce_scatter(self, output: Tensor, given: Tensor, op: Any) -> list[Tensor]:
+        """Make ``output`` the reduction of this rank's part of ``given``, which stays as it is."""
+        world, n = self.channel.world, output.numel()
+        session: ScatterSession = self._session("scatter", n, lambda: ScatterSession(self._owners(n), self.site))
+        self._count((world - 1) * given.nbytes // world)
+        out = output.view(-1) if output.dtype == torch.float32 else torch.empty(n, device=self.device)
+        session.run(self.scratch.float32(given.view(-1)), out, self._key(), multiplier(op, world))
+        if out.dtype != output.dtype:
+            output.view(-1).copy_(out)
+        return [output]
+
+    @torch.no_grad()
+    def all_gather(self, output: Tensor, given: Tensor) -> list[Tensor]:
+        """Put what all ranks give into ``output``; what this rank gave itself is decoded like the rest."""
+        world, rank, n = self.channel.world, self.channel.rank, given.numel()
+        part, rows = self._session("gather", n, lambda: self._rows(n))
+        self._count((world - 1) * given.nbytes)
+        part.encode(self.scratch.float32(given.view(-1)), rows.row(rank), self._key())
+        self.channel.all_gather(rows.buffer)
+        room = self.scratch.float32(given.view(-1)) if output.dtype != torch.float32 else None
+        for index, own in enumerate(output.view(world, -1)):
+            flat = own if room is None else room
+            flat.zero_()
+            part.add_decoded(rows.row(index).stacked(), flat, 1.0)
+            flat.masked_fill_(rows.row(index).status.ne(0), float("nan"))
+            if room is not None:
+                own.copy_(flat)
+        return [output]
+
+    def _session(self, kind: str, n: int, make: Callable[[], Any]) -> Any:
+        session = self._sessions.pop((kind, n), None) or make()
+        self._sessions[kind, n] = session
+        if len(self._sessions) > SESSIONS:
+            self._sessions.popitem(last=False)
+        return session
+
+    def _unit(self, n: int, name: str = "", code: Compressor | None = None) -> Unit:
+        return Unit(((name, n),), (n,), 0, code or self.code, NoMemory())
+
+    def _owners(self, n: int) -> list[list[Piece]]:
+        units = [self._unit(n, f"#{owner}") for owner in range(self.channel.world)]
+        return [[Piece(unit, unit.memory, (n,), owner * n)] for owner, unit in enumerate(units)]
+
+    def _rows(self, n: int) -> tuple[Part, Message]:
+        unit = self._unit(n, "", self.gathered)
+        part = Part([Piece(unit, unit.memory, (n,), 0)])
+        return part, Message(part.packing, self.device, rows=self.channel.world)
+
+    def _key(self) -> Key:
+        self.step += 1
+        return Key(step=self.step, rank=self.channel.rank)
+
+    def _count(self, dense: int) -> None:
+        self.channel.metrics.dense_bytes += dense
+
+    def _multiply(self, flat: Tensor, factor: float) -> None:
+        if factor != 1:
+            flat.mul_(factor)
+
+
+class CompressingGroup(dist.ProcessGroup):
+    """A process group over the ranks of another one. Made by ``wrap_group``.
+
+    What it does not name here goes to the backends of the wrapped group, without a detour.
+    """
+
+    def __init__(self, inner: dist.ProcessGroup, carrier: Carrier, min_numel: int, same: torch.dtype | None) -> None:
+        cast(Any, super()).__init__(inner.rank(), inner.size())
+        self._inner, self._carrier, self._least, self._same = inner, carrier, min_numel, same
+        self._device, self._gathers = carrier.device.type, carrier.gathered is not None
+        self._gloo, self._alone = dist.get_backend(inner) == "gloo", inner.size() == 1
+        self._closed, self.own_name = False, ""
+
+    @property
+    def group_name(self) -> Any:
+        """The name under which torch knows it; the backends keep that of the wrapped group."""
+        return self.own_name
+
+    @property
+    def group_desc(self) -> str:
+        """What kind of group it is."""
+        return "gradwire"
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """The name, where C++ asks for it."""
+        return self.own_name
+
+    def metrics(self) -> dict[str, Any]:
+        """What was compressed: bytes sent and received, what they would have been, and seconds by phase."""
+        return {"collectives": self._carrier.step, **self._carrier.channel.metrics.as_dict()}
+
+    def close(self) -> None:
+        """Compress nothing any more; everything goes to the wrapped group. All ranks must call it."""
+        if not self._closed:
+            self._closed = True
+            self._carrier.worker.close()
+            self._carrier.channel.close()
+
+    def allreduce(self, tensors: Any, opts: Any = None, *rest: Any) -> Any:
+        """Reduce a tensor over the ranks, in place."""
+        if not isinstance(opts, dist.AllreduceOptions) or len(tensors) != 1:
+            return self._inner.allreduce(tensors, *([opts] if opts is not None else []), *rest)
+        tensor: Tensor = tensors[0]
+        op: Any = opts.reduceOp
+        if self._takes(tensor) and reduces(op) and (tensor.dtype != self._same or op == dist.ReduceOp.PREMUL_SUM):
+            return self._carrier.start(lambda: self._carrier.all_reduce(tensor, op))
+        if self._gloo and op == dist.ReduceOp.PREMUL_SUM:
+            tensor.mul_(multiplier(op, 1))
+            opts.reduceOp = cast(Any, dist.ReduceOp.SUM)
+        return self._inner.allreduce(tensors, opts)
+
+    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
+        """Reduce each part of a tensor over the ranks; each rank gets its own."""
+        if opts is None:
+            return cast(Any, self._inner).reduce_scatter_single(output, given)
+        op: Any = opts.reduceOp
+        if self._takes(given) and output.is_contiguous() and reduces(op):
+            return self._carrier.start(lambda: self._carrier.reduce_scatter(output, given, op))
+        if self._gloo and op == dist.ReduceOp.PREMUL_SUM:
+            given, opts.reduceOp = given * multiplier(op, 1), dist.ReduceOp.SUM
+        return self._inner.reduce_scatter_single(output, given, opts)
+
+    def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
+        """Gather a tensor of each rank; compressed only where a code was given for that."""
+        if not self._gathers or not self._takes(given) or not output.is_contiguous():
+            return self._inner.all_gather_single(output, given, *([opts] if opts is not None else []))
+        return self._carrier.start(lambda: self._carrier.all_gather(output, given))
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, given: Any, opts: Any = None) -> Any:
+        """Do ``reduce_scatter_single`` for each of some tensors; functional collectives come here with one."""
+        if len(outputs) == 1:
+            return self.reduce_scatter_single(outputs[0], given[0], opts)
+        return self._inner.reduce_scatter_single_coalesced(outputs, given, *([opts] if opts is not None else []))
+
+    def all_gather_single_coalesced(self, outputs: Any, given: Any, opts: Any = None) -> Any:
+        """Do ``all_gather_single`` for each of some tensors; functional collectives come here with one."""
+        if len(outputs) == 1:
+            return self.all_gather_single(outputs[0], given[0], opts)
+        return self._inner.all_gather_single_coalesced(outputs, given, *([opts] if opts is not None else []))
+
+    # Under these names C++ and older callers look for them.
+    _reduce_scatter_base: Any = reduce_scatter_single
+    _allgather_base: Any = all_gather_single
+    reduce_scatter_tensor_coalesced: Any = reduce_scatter_single_coalesced
+    allgather_into_tensor_coalesced: Any = all_gather_single_coalesced
+
+    def _takes(self, tensor: Tensor) -> bool:
+        return (
+            tensor.numel() >= self._least
+            and tensor.dtype in FLOATS
+            and tensor.device.type == self._device
+            and tensor.is_contiguous()
+            and not self._alone
+            and not self._closed
+        )
+
+
+def reduces(op: Any) -> bool:
+    """Whether a reduction is a sum with a factor."""
+    return any(op == each for each in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PREMUL_SUM))
+
+
+_numbers: dict[str, itertools.count[int]] = {}
+
+
+def wrap_group(
+    group: dist.ProcessGroup | None = None,
+    compressor: Any = "bf16",
+    *,
+    all_gather: Any = None,
+    min_numel: int = 16384,
+    timeout: float | None = None,
+    default: bool = False,
+) -> CompressingGroup:
+    """A process group over the same ranks whose large floating-point collectives are compressed.
+
+        sum_i x_i  becomes  D(C(sum_i D(C(x_i)))),  the inner sum in float32
+
+    It goes wherever a process group goes: to ``DistributedDataParallel``, a ``DeviceMesh``, ``replicate``, or to
+    ``all_reduce`` itself. ``all_reduce`` and ``reduce_scatter_tensor`` with SUM, AVG or PREMUL_SUM are compressed;
+    everything else passes through: what is small, integers, MAX, broadcasts, barriers, messages between two ranks.
+    All ranks of ``group`` must call it, in the same order, and issue collectives from one thread each.
+
+    Args:
+        group: the one to wrap; None is the default group.
+        compressor: "bf16-fp32sum" (2 bytes an element; "bf16" is the same), "fp8-two-phase" (1 byte), or a
+            method of one message and fixed size that can be cut and needs no memory, such as "blockwise8" or
+            "qsgd:bits=4".
+        all_gather: a method for ``all_gather_into_tensor``; None leaves it as it is, because what is gathered are
+            often weights, in checkpoints, too.
+        min_numel: elements from which on a tensor is compressed, >= 1; for ``reduce_scatter_tensor`` of the input.
+        timeout: seconds that a collective may take; None: as long as those of ``group``.
+        default: make it the default group, which all calls without a group use, and meshes of all ranks.
+
+    Returns:
+        The group; ``group.metrics()`` tells what went over the wire, ``group.close()`` ends the compression.
+
+    Raises:
+        ConfigError: a method that cannot be used so, or a wrong option.
+        GroupError: ranks were given different arguments.
+
+    Note:
+        At two ranks each sends its payload once and both add what they decode: one rounding in place of two. There a
+        tensor in bfloat16 travels as it is with "bf16-fp32sum", which is as exact and costs as much. A value that is
+        not finite makes the result NaN on all ranks. Gloo lacks PREMUL_SUM, which FSDP asks for after
+        ``set_gradient_divide_factor``; this group has it on Gloo, too, also for what passes through.
+
+    Example:
+        >>> import torch, torch.distributed as dist, gradwire
+        >>> dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        >>> group = gradwire.wrap_group(None, "fp8-two-phase")
+        >>> dist.all_reduce(torch.ones(100_000), group=group)
+        >>> group.metrics()["bytes_sent"]  # a group of one sends nothing
+        0
+        >>> dist.destroy_process_group()
+    """
+    if not dist.is_initialized():
+        raise ConfigError(
+            "torch.distributed must be initialised: start the script with torchrun and call "
+            "torch.distributed.init_process_group() first"
+        )
+    inner = group if group is not None else dist.group.WORLD
+    require(isinstance(inner, dist.ProcessGroup), "group", "a process group of which this rank is one", kind_of(inner))
+    inner = cast(dist.ProcessGroup, inner)
+    wrapped = isinstance(inner, CompressingGroup)
+    require(not wrapped, "group", "one that does not compress: give the group that was wrapped", "one of wrap_group")
+    backend = dist.get_backend(inner)
+    device = torch.device(next((kind for kind, name in BACKENDS.items() if name == backend), "cpu"))
+    lent = private_group(inner, timeout, device)
+    made: list[Carrier] = []
+
+    def describe() -> str:
+        require(valid_timeout(timeout), "timeout", "a number of seconds > 0 or None", timeout)
+        require(is_int(min_numel, 1), "min_numel", "an integer >= 1", min_numel)
+        code = code_of(compressor, "compressor")
+        gathered = code_of(all_gather, "all_gather") if all_gather is not None else None
+        made.append(Carrier(Channel(lent.group, Metrics()), code, gathered, device))
+        return described(code, gathered, min_numel, default)
+
+    try:
+        agree(Channel(lent.group, Metrics()), "wrap_group", describe, device)
+    except BaseException:
+        lent.give_back()
+        raise
+    carrier = made[0]
+    lent.hold(carrier.channel)
+    same = torch.bfloat16 if carrier.code.name == "bf16" and inner.size() == 2 else None
+    ours = CompressingGroup(inner, carrier, min_numel, same)
+    register(ours, inner)
+    if default:
+        dist.distributed_c10d._update_default_pg(ours)
+    return ours
+
+
+def described(code: Compressor, gathered: Compressor | None, min_numel: int, default: bool) -> str:
+    """What must be the same on all ranks, as JSON."""
+    import json
+
+    return json.dumps(
+        {
+            "compressor": code.to_config(),
+            "all_gather": gathered.to_config() if gathered is not None else None,
+            "min_numel": min_numel,
+            "default": bool(default),
+        }
+    )
+
+
+def code_of(given: Any, name: str) -> Compressor:
+    """The method, if it can be used without any memory.
+
+    Raises:
+        ConfigError
+    """
+    code = build_compressor(PRESETS.get(given, given) if isinstance(given, str) else given, {}, name)
+    TwoPhase().check(code)
+    safe = (code.unbiased or code.fine or code.name == "none") and code.advice == 0
+    stateless = safe and not code.init_state((code.alignment,), Key(), torch.device("cpu"))
+    require(stateless, name, "a method that needs no memory: one that is fine or right on average", code.name)
+    return code
+
+
+def register(ours: CompressingGroup, inner: dist.ProcessGroup) -> None:
+    """Let torch know the group under a name of its own, with the backends of the one it wraps."""
+    c10d = cast(Any, dist.distributed_c10d)
+    world, types = c10d._world, dist.Backend.backend_type_map
+    backend, store = world.pg_map[inner]
+    for device in inner._device_types:
+        each = inner._get_backend(device)
+        ours._register_backend(device, types.get(each.name(), dist.ProcessGroup.BackendType.CUSTOM), each)
+    ours._set_default_backend(types.get(backend, dist.ProcessGroup.BackendType.CUSTOM))
+    number = next(_numbers.setdefault(inner.group_name, itertools.count()))
+    name = f"{inner.group_name}/gradwire/{number}"
+    ours.own_name = name
+    ranks = dict(world.pg_group_ranks[inner])
+    c10d._register_pg_in_world(ours, backend, store, name, world.pg_backend_config[inner], ranks)

@@ -1,0 +1,136 @@
+"""A process group that compresses, over real Gloo processes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from gradwire import registry
+from gradwire.integrations.process_group import PRESETS
+from gradwire.testing.processes import run_ranks
+from gradwire.types import ALIGNMENT, align
+from tests.integrations.wrapped_jobs import CASES, CODES, N, collectives, models, outcomes
+from tests.once import once
+
+LOSES = {"bf16-fp32sum": 0.003, "fp8-two-phase": 0.04, "blockwise8": 0.012, "qsgd:bits=4": 0.2}
+"""By how much of its length a tensor may be off after one compression; two add up to less than twice that."""
+WORLDS = (2, 3, 4)
+
+
+@once
+def told(world: int) -> list[dict[Any, Any]]:
+    return run_ranks(world, collectives)
+
+
+@once
+def happened(world: int) -> list[dict[str, Any]]:
+    return run_ranks(world, outcomes)
+
+
+@once
+def trained() -> list[dict[str, Any]]:
+    return run_ranks(4, models)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("code", CODES)
+def test_a_collective_gives_the_exact_result_but_for_the_code(world: int, code: str) -> None:
+    results = told(world)
+    for case in CASES:
+        kind, used, op, dtype = case
+        if used != code:
+            continue
+        for result in results:
+            rounding = 0.004 if dtype == "bfloat16" else 0.0
+            assert result[case]["error"] < 2 * LOSES[code] + rounding, case
+            if kind != "reduce_scatter":
+                assert torch.equal(result[case]["found"], results[0][case]["found"]), case
+            alike = world == 2 and kind == "all_reduce" and (code, dtype) == ("bf16-fp32sum", "bfloat16")
+            assert result[case]["compressed"] == (0 if alike and op != "premul" else 1), case
+            assert not alike or result[case]["error"] < 0.004
+
+
+def expected(kind: str, code: str, world: int) -> int:
+    """Bytes that a rank sends: payloads in messages, whose first word is the status."""
+    method = registry.build("compressors", PRESETS.get(code, code), {})
+
+    def message(n: int) -> int:
+        return ALIGNMENT + align(method.layout((n,)).nbytes)
+
+    if kind == "reduce_scatter":
+        return (world - 1) * message(N // world)
+    if kind == "all_gather" or world == 2:
+        return (world - 1) * message(N)
+    # To each owner its part, and the own part to all: parts are equal here.
+    return 2 * (world - 1) * message(N // world)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_bytes_on_the_wire_are_those_of_the_payloads(world: int) -> None:
+    for result in told(world):
+        for (kind, code, _, dtype), case in result.items():
+            if case["compressed"]:
+                wanted = expected(kind, code, world)
+                assert case["sent"] == wanted
+                size = 4 if dtype == "float32" else 2
+                scale = {"all_reduce": 2 / world, "reduce_scatter": 1 / world, "all_gather": 1}[kind]
+                assert case["dense"] == int(scale * (world - 1) * N * size)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("what", ["passed", "async", "functional"])
+def test_it_behaves_as_a_group(world: int, what: str) -> None:
+    for result in happened(world):
+        assert all(result[what].values()), result[what]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_value_that_is_not_finite_reaches_all_and_stays_in_its_collective(world: int) -> None:
+    for result in happened(world):
+        assert result["nan"]
+        assert result["after nan"]
+
+
+def test_others_do_not_get_it_unasked() -> None:
+    assert all(result["apart"] == ["ProcessGroup", True, True] for result in happened(2))
+
+
+def test_a_closed_group_compresses_nothing() -> None:
+    assert all(result["closed"] for result in happened(2))
+
+
+REFUSED = {
+    "memory": "compressor must be a method that needs no memory: one that is fine or right on average, got 'topk'",
+    "rounds": "strategy 'two_phase' sends messages, but 'powersgd' is averaged in",
+    "unknown": "did you mean 'bf16'",
+    "twice": "group must be one that does not compress: give the group that was wrapped",
+    "ranks": "min_numel is 1000 on rank 0; 1001 on rank 1",
+    "least": "min_numel must be an integer >= 1, got 0",
+    "no group": "group must be a process group of which this rank is one, got 'str'",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_used_is_refused_on_all_ranks(case: str) -> None:
+    for result in happened(2):
+        assert re.search(REFUSED[case], result["refused"][case]), result["refused"][case]
+
+
+@pytest.mark.parametrize("way", ["ddp", "flat", "native", "replicate"])
+def test_it_works_under_what_trains(way: str) -> None:
+    for result in trained():
+        assert result[way]["distance"] < 0.01
+        assert all(ratio > 1.9 for ratio in result[way]["ratios"])
+        assert all(torch.equal(*pair) for pair in zip(result[way]["found"], trained()[0][way]["found"], strict=True))
+
+
+def test_it_is_the_default_group_where_that_is_wished() -> None:
+    for result in trained():
+        case = result["default"]
+        assert case["rounded"]
+        assert case["distance"] < 0.01
+        assert case["collectives"] >= 4
+        assert case["backend"] == "gloo"
