@@ -31,6 +31,7 @@ Prepared = tuple[nn.Module, Optimizer, Callable[[], float]]
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("none", {}),
     "qsgd, 4 bits": ("qsgd", {"bits": 4}),
+    "loco": ("loco", {}),
     "qsgd, 2 bits": ("qsgd", {"bits": 2}),
     "qsgd, 2 bits, corrected": ("qsgd", {"bits": 2}),
     "qsgd, 2 bits in blocks of 64": ("qsgd", {"bits": 2, "block": 64}),

@@ -63,7 +63,8 @@ def test_a_method_with_a_memory_of_its_own_is_timed_as_an_exchange_encodes_it(na
     assert all(torch.equal(work.kept[name], tensor) for name, tensor in kept.items())
     assert torch.equal(work.grad, grad)
     changed = {"dgc": 2, "variance": 2}.get(name, 1)
-    assert STEP[op].fewest_bytes(work) == (4 + 12 * changed) * N + round(work.sent)
+    each = 2 * exchange.memory_for(code).form.nbytes(N) + 4 * N
+    assert STEP[op].fewest_bytes(work) == 4 * N + changed * each + round(work.sent)
     work.restore()
     assert work.changed() == 0
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from gradwire import registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.group.part import Unit
+from gradwire.memory.averaged_error import AveragedError
 from gradwire.memory.base import Memory
 from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.dgc import DGCMemory
@@ -31,6 +32,7 @@ from gradwire.memory.momentum import Momentum
 from gradwire.memory.preconditioned import Preconditioned
 from gradwire.memory.residual import Residual
 from gradwire.memory.variance import VarianceMemory
+from gradwire.ops.stored import read
 from gradwire.testing._expect import decode, payload_for
 from gradwire.testing.ranks import mean_rounds
 from gradwire.types import Key, tensor_id
@@ -63,6 +65,7 @@ OTHER_MEMORIES: list[Memory] = [
     DGCMemory(nesterov=True),
     VarianceMemory(alpha=0.5, zeta=0.75, keep_error=True),
     Preconditioned(beta=0.5, floor=0.25),
+    AveragedError(beta=0.5, reset=0, block=16),
 ]
 
 
@@ -116,6 +119,13 @@ class Moved:
 
 def residual(memory: Residual, grad: Tensor, before: Kept, after: Kept) -> Moved:
     return Moved(memory.beta * before["residual"] + memory.gamma * grad, after["residual"])
+
+
+def averaged_error(memory: AveragedError, grad: Tensor, before: Kept, after: Kept) -> Moved:
+    """The part of the mean that is not added to the gradient waits; what the step forgets, or rounds, it has not."""
+    m, waits = before["residual"], (1 - memory.beta) * before["residual"]
+    x = grad + memory.beta * m
+    return Moved(x, after["residual"] - waits)
 
 
 def demo(memory: DeMoMemory, grad: Tensor, before: Kept, after: Kept) -> Moved:
@@ -173,6 +183,7 @@ def preconditioned(memory: Preconditioned, grad: Tensor, before: Kept, after: Ke
 
 
 LAWS: dict[str, Callable[..., Moved]] = {
+    "averaged_error": averaged_error,
     "residual": residual,
     "none": none,
     "momentum": momentum,
@@ -234,10 +245,12 @@ def check_unit(case: Case, unit: Unit, step: int, at: Sequence[Step]) -> None:
 def rounding(case: Case) -> float:
     """Of a step's sums, by the largest number in them: in float32, or in the type in which payloads are summed."""
     types = [field.dtype for field in case.compressor.layout(MATRIX).fields]
+    form = case.memory.form
+    codes = 1 / 127 if form.block else 0.0  # Half a step of a code, for each of two ranks or more.
     if case.compressor.summable and case.strategy == "allreduce":
-        return torch.finfo(types[0]).eps
+        return max(codes, torch.finfo(types[0]).eps)
     products = 2.0**-18 if not case.compressor.portable else 0.0  # An element is a sum of products that may cancel.
-    return max(products, 8 * torch.finfo(case.memory.kept_dtype).eps)
+    return max(products, codes or 8 * torch.finfo(form.dtype).eps)
 
 
 def mean_of_codes(unit: Unit, step: int, at: Sequence[Step], xs: Sequence[Tensor]) -> Tensor:
@@ -261,7 +274,10 @@ def mean_of_codes(unit: Unit, step: int, at: Sequence[Step], xs: Sequence[Tensor
 def kept(worker: Mapping[str, Kept], unit: Unit) -> dict[str, Tensor]:
     """What a rank keeps for a unit, zeros before the first step."""
     found = {name: worker.get(name, {}).get(unit.name) for name in unit.memory.buffers}
-    return {name: torch.zeros(unit.numel).double() if of is None else of.double() for name, of in found.items()}
+    return {
+        name: torch.zeros(unit.numel).double() if of is None else read(of, unit.numel).double()
+        for name, of in found.items()
+    }
 
 
 def check_close(found: Tensor, expected: Tensor) -> None:

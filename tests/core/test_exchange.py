@@ -21,6 +21,7 @@ from gradwire.exchange.policy import Policy
 from gradwire.exchange.settings import Settings
 from gradwire.memory.base import default_memory
 from gradwire.memory.residual import Residual
+from gradwire.ops.stored import read
 from gradwire.schedules import stages
 from tests.cases import together
 from tests.contracts.thread_ranks import N, exchange_in_threads
@@ -86,7 +87,10 @@ def test_a_group_of_one_needs_no_process_group_and_still_compresses(name: str) -
     kept = exchange.residuals.worker.get("residual", {})
     votes = type(exchange.compressor).settle is not Compressor.settle
     if kept and not votes:
-        torch.testing.assert_close(flat + kept["w"], grad.reshape(-1), rtol=0, atol=2e-6)
+        left = read(kept["w"], 4096)
+        codes = exchange.memory_for(exchange.compressor).form.block
+        rounding = float(left.abs().max()) / 253 if codes else 2e-6
+        torch.testing.assert_close(flat + left, grad.reshape(-1), rtol=0, atol=rounding)
 
 
 def test_an_override_that_the_strategy_cannot_carry_gets_its_own() -> None:

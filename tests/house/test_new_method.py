@@ -34,6 +34,7 @@ TESTED = (
     "tests/ops/test_contract.py",
     "tests/ops/test_declared.py",
     "tests/core/test_registry.py",
+    "tests/wire/test_page.py",
     f"tests/compressors/test_{NAME}.py",
     *(f"tests/house/test_{subject}.py" for subject in ("files", "docs", "exports", "layers")),
 )
@@ -87,7 +88,7 @@ def test_a_method_with_kernels_is_eight_files(tree: Path, made: list[Path]) -> N
 
 def test_what_fails_is_what_the_author_must_write(tree: Path, made: list[Path]) -> None:
     report = tree / "report.xml"
-    narrow = f"{NAME} or test_registry or test_declared or test_contract.py or house"
+    narrow = f"{NAME} or test_registry or test_declared or test_contract.py or test_page or house"
     done = _run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "-k", narrow, *TESTED)
     cases = {
         f"{case.get('classname')}.{case.get('name')}": "".join(part.itertext())

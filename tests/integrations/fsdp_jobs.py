@@ -23,6 +23,8 @@ import gradwire
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.integrations.fsdp import FSDPState, compress_fsdp
 from gradwire.integrations.fsdp1 import compress_fsdp1
+from gradwire.memory.averaged_error import AveragedError
+from gradwire.memory.base import Memory
 from gradwire.memory.dgc import DGCMemory
 from tests.integrations.checkpoint_jobs import through_a_file
 from tests.integrations.jobs import answers, batch, loss_of, model_of
@@ -148,8 +150,14 @@ def conserved(rank: int, mesh: DeviceMesh) -> float:
 
 def overflow(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
     """One rank's gradient of one layer is infinite: all ranks get NaN there, and no residual moves."""
+    found = [overflow_with(rank, mesh, *way) for way in (("topk", None), ("qsgd", AveragedError(block=16)))]
+    assert found[0] == found[1]
+    return found[0]
+
+
+def overflow_with(rank: int, mesh: DeviceMesh, method: str, memory: Memory | None) -> dict[str, Any]:
     model = sharded(mesh)
-    state = compress_fsdp(model, "topk", ratio=0.1, min_numel=0, scaler=torch.amp.GradScaler("cpu"))
+    state = compress_fsdp(model, method, memory=memory, min_numel=0, scaler=torch.amp.GradScaler("cpu"))
     finite, same = [], None
     for step in range(4):
         x, y = batch(step, rank)
@@ -166,9 +174,13 @@ def overflow(rank: int, mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def resumed(rank: int, mesh: DeviceMesh) -> bool:
+    return all(resumed_with(rank, mesh, memory) for memory in ("residual", AveragedError(block=16)))
+
+
+def resumed_with(rank: int, mesh: DeviceMesh, memory: Memory | str) -> bool:
     def start() -> tuple[nn.Module, FSDPState]:
         model = sharded(mesh)
-        return model, compress_fsdp(model, "qsgd", bits=4, memory="residual", min_numel=0)
+        return model, compress_fsdp(model, "qsgd", bits=4, memory=memory, min_numel=0)
 
     model, state = start()
     train(model, range(2), rank)

@@ -6,7 +6,7 @@ import torch
 from gradwire import ConfigError, kvstore
 from gradwire.kvstore.protocol.environment import WorkerPlace
 from gradwire.kvstore.worker.store import DistStore
-from tests.kvstore.stores import SHAPE, device, pulled
+from tests.kvstore.stores import SHAPE, added, device, pulled, rows_of
 
 TYPES = ["local", "local_update_cpu", "local_allreduce_cpu", "device", "local_allreduce_device"]
 
@@ -202,6 +202,26 @@ def test_a_memory_that_rounds_cannot_serve_is_refused_before_the_first_push():
     for memory in ("dgc", "momentum", "variance"):
         with pytest.raises(ConfigError, match=f"memory '{memory}' serves methods of one round"):
             device(type="powersgd", memory=memory)
+
+
+def test_a_memory_in_codes_serves_and_changes_into_numbers():
+    kv, grad = device(type="qsgd", bits=4, memory="averaged_error"), torch.randn(SHAPE)
+    kv.init(1, torch.zeros(SHAPE))
+    kv.set_updater(added)
+    for _ in range(40):
+        kv.push(1, grad)
+    kv.set_gradient_compression({"type": "qsgd", "bits": 4, "memory": "residual"})
+    for _ in range(10):
+        kv.push(1, grad)
+    torch.testing.assert_close(pulled(kv, 1) / 50, grad, rtol=0, atol=0.1)
+
+
+def test_a_memory_in_codes_refuses_rows():
+    kv = device(type="qsgd", bits=4, memory="averaged_error")
+    kv.init(1, torch.zeros(8, 4))
+    rows = rows_of(torch.ones(1, 4), [2], (8, 4))
+    with pytest.raises(ConfigError, match=r"memory 'averaged_error' keeps blocks .* row-sparse gradient of key 1"):
+        kv.push(1, rows)
 
 
 @pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), "5", True])

@@ -32,6 +32,15 @@ from tests.wire.frames import every, small
 from tests.wire.parsers import topk, twobit
 
 PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
+SECTIONS = PAGE.with_name("methods.md")
+HEAD = r"^\| compressor \| fields, in order \| decoded element \|\n.*\n"
+PARSERS = {module.name for module in pkgutil.iter_modules(parsers.__path__)}
+
+
+def parser_of(name):
+    """Where it is: among the others, or beside the tests of a method whose section has its row."""
+    module = f"tests.wire.parsers.{name}" if name in PARSERS else f"tests.compressors.test_{name}"
+    return importlib.import_module(module).parse
 
 
 def parse(data: bytes) -> np.ndarray:
@@ -43,8 +52,7 @@ def parse(data: bytes) -> np.ndarray:
     assert zlib.crc32(data[:24] + header) == head_crc
     fields = json.loads(header)
     config, shape = fields["compressor"], fields["shape"]
-    parser = importlib.import_module(f"tests.wire.parsers.{config['name']}")
-    decoded = parser.parse(payload, config, shape)
+    decoded = parser_of(config["name"])(payload, config, shape)
     return np.asarray(decoded, dtype=np.float32).reshape(shape)
 
 
@@ -84,8 +92,9 @@ def test_a_parser_written_from_the_page(compressor, shape):
 
 def test_every_registered_compressor_is_on_the_page():
     rows = re.findall(r"^\| `(\w+)` \|", PAGE.read_text().split("## Payloads")[1], re.MULTILINE)
+    assert set(rows) == PARSERS
+    rows += re.findall(HEAD + r"\| `(\w+)` \|", SECTIONS.read_text(), re.MULTILINE)
     assert sorted(rows) == sorted(compressor.name for compressor in every())
-    assert {module.name for module in pkgutil.iter_modules(parsers.__path__)} == set(rows)
 
 
 def test_the_worked_example():

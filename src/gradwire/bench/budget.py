@@ -13,6 +13,7 @@ from pathlib import Path
 from gradwire import registry
 from gradwire.bench.steps import Step
 from gradwire.compressors.base import Compressor
+from gradwire.memory.base import Memory
 
 __all__ = ["Budget", "available_bytes"]
 
@@ -65,5 +66,6 @@ def available_bytes() -> float:
 
 def _needed_bytes(step: Step, compressor: Compressor, n: int) -> int:
     """Two workloads, one beside the other, and the noise that both are made of."""
-    kept = 4 * len(registry.build("memory", compressor.memory).buffers) if compressor.memory is not None else 0
-    return 2 * ((12 + kept) * n + step.ranks * compressor.layout((n,)).nbytes) + 4 * n
+    memory: Memory | None = None if compressor.memory is None else registry.build("memory", compressor.memory)
+    kept = 0 if memory is None else len(memory.buffers) * memory.form.nbytes(n)
+    return 2 * (12 * n + kept + step.ranks * compressor.layout((n,)).nbytes) + 4 * n

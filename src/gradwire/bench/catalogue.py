@@ -73,7 +73,7 @@ def state_bytes(compressor: Compressor, shape: tuple[int, ...], state: State | N
     """
     memory: Memory = registry.build("memory", default_memory(compressor))
     own = sum(tensor.nbytes for tensor in (compressor.init_state(shape, Key()) if state is None else state).values())
-    return own / math.prod(shape) + len(memory.buffers) * memory.kept_dtype.itemsize
+    return own / math.prod(shape) + len(memory.buffers) * memory.form.nbytes(math.prod(shape)) / math.prod(shape)
 
 
 def shown_bits(row: dict[str, Any]) -> str:

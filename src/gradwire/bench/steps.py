@@ -5,8 +5,8 @@ A compressor that overrides it must give the same bits. A method that is defined
 through that memory in an exchange, so with feedback the memory's ``encode`` is timed, which can always be taken back.
 
 Fewest bytes, for n float32 elements and w bytes of payload: the gradient is read once (4n), a residual is read and
-written (8n), as is whatever else a memory keeps and changes, with 4n for what takes it back; an accumulator likewise, a
-payload crosses once. In a method of several rounds a round must be complete
+written (8n), as is whatever else a memory keeps and changes, in the bytes in which it is stored, with 4n for what takes
+it back; an accumulator likewise, a payload crosses once. In a method of several rounds a round must be complete
 before the next can begin, so each one reads the gradient again, and the residual is finished in a pass of its own.
 A payload that names its elements ("indices"), or whose size depends on them, touches, when decoded, at most one cache
 line for each. Of a payload of variable size w is what is in use, so these figures hold once it was written.
@@ -99,7 +99,7 @@ def _plain_feedback(work: Workload) -> None:
 
 def _feedback_bytes(work: Workload) -> int:
     if work.memory is not None:
-        return (4 + 12 * work.changed()) * work.n + round(work.sent)
+        return 4 * work.n + work.changed() * (2 * work.memory.form.nbytes(work.n) + 4 * work.n) + round(work.sent)
     rounds = work.compressor.rounds_needed
     later = 0 if rounds == 1 else 4 * (rounds - 1) + 8
     return (12 + later) * work.n + round(work.sent)

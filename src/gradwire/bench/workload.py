@@ -12,6 +12,7 @@ from torch import Tensor
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.memory.base import Memory
+from gradwire.ops.stored import FLOAT32, shaped, stored_like, write
 from gradwire.types import Key, Layout, Payload, align
 from gradwire.wire import sent_nbytes
 
@@ -54,9 +55,9 @@ class Workload:
         own = compressor.memory
         self.memory: Memory | None = registry.build("memory", own) if own not in (None, "none", "residual") else None
         """The one that the method is defined with, where it is another than a plain residual."""
-        names = self.memory.buffers if self.memory is not None else ()
-        self.kept = {name: torch.empty(self.shape, device=self.device) for name in names}
-        if "residual" in self.kept:
+        form, buffers = (FLOAT32, ()) if self.memory is None else (self.memory.form, self.memory.buffers)
+        self.kept = {name: shaped(form.zeros(n, self.device), self.shape) for name in buffers}
+        if "residual" in self.kept and form == FLOAT32:
             self.kept["residual"] = self.residual
         self._restore_kept()
         self.state = compressor.init_state(self.shape, self.key, self.device)
@@ -103,18 +104,21 @@ class Workload:
     def changed(self) -> int:
         """How many of the memory's tensors an operation changed that do not only serve to take it back."""
         lasting = [name for name in self.kept if self.memory is not None and name not in self.memory.transient]
-        return sum(not torch.equal(self.kept[name], self._kept_at_first(name)) for name in lasting)
+        return sum(not torch.equal(self.kept[name], self._stored_at_first(name)) for name in lasting)
+
+    def _stored_at_first(self, name: str) -> Tensor:
+        return shaped(stored_like(self.kept[name], self._kept_at_first(name).view(-1)), self.shape)
 
     def _restore_kept(self) -> None:
         for name, tensor in self.kept.items():
-            tensor.copy_(self._kept_at_first(name))
+            write(tensor, self._kept_at_first(name))
 
     def _kept_at_first(self, name: str) -> Tensor:
         """Half a gradient of its own; the square of one where squares are kept, nothing where only work is done."""
         assert self.memory is not None
         if name in self.memory.transient:
-            return torch.zeros(self.shape)
-        noise = _gradient(self.n, 1 + list(self.kept).index(name)) * 0.5
+            return torch.zeros(self.shape, device=self.device)
+        noise = _gradient(self.n, 1 + list(self.kept).index(name)).to(self.device) * 0.5
         return noise.square() if name in self.memory.squared else noise
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

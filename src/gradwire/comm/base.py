@@ -24,6 +24,7 @@ from gradwire.errors import ConfigError
 from gradwire.group.channel import Channel
 from gradwire.group.part import Piece, Unit, pack_states
 from gradwire.memory.base import Memory
+from gradwire.ops.stored import shaped
 from gradwire.types import Configuration, Key, State
 
 __all__ = ["Kept", "Session", "Site", "Strategy"]
@@ -33,7 +34,7 @@ class Kept(Protocol):
     """What outlives a session, under the names of parameters; ``gradwire.exchange.residuals`` has it."""
 
     def keep(self, unit: Unit) -> Mapping[str, Tensor]:
-        """Give the flat tensors of a unit's memory, by buffer."""
+        """Give the tensors of a unit's memory, by buffer: flat numbers, or codes."""
         ...
 
     def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
@@ -78,7 +79,7 @@ class Site:
             pack_states(group, list(group[0]))
         pieces = []
         for unit, state, flats in zip(units, states, self.kept.keep_all(units), strict=True):
-            kept = {name: flat.view(unit.shape) for name, flat in flats.items()}
+            kept = {name: shaped(tensor, unit.shape) for name, tensor in flats.items()}
             pieces.append(Piece(unit, unit.memory, unit.shape, unit.lo, state=state, kept=kept))
         return pieces
 

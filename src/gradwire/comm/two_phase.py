@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,7 @@ from gradwire.group.part import Message, Part, Piece, Unit
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
+from gradwire.ops.stored import part_of
 from gradwire.types import Key
 
 __all__ = ["TwoPhase", "cut"]
@@ -107,7 +109,7 @@ class TwoPhaseSession(Session):
 
 
 def cut(pieces: Sequence[Piece], world: int) -> list[list[Piece]]:
-    """Split whole units into ``world`` shards of nearly equal element counts, at the compressors' alignments."""
+    """Split whole units into ``world`` shards of nearly equal element counts, where methods and memories allow."""
     total = sum(piece.numel for piece in pieces)
     shards: list[list[Piece]] = [[] for _ in range(world)]
     begin = 0
@@ -124,14 +126,14 @@ def edge(piece: Piece, wanted: int) -> int:
     """The offset nearest to ``wanted`` at which this piece may be cut; its ends always are."""
     if wanted <= 0 or wanted >= piece.numel:
         return max(0, min(wanted, piece.numel))
-    step = piece.unit.compressor.alignment
+    step = math.lcm(piece.unit.compressor.alignment, piece.memory.form.grain)
     return min(piece.numel, (wanted + step // 2) // step * step)
 
 
 def slice_of(piece: Piece, lo: int, hi: int) -> Piece:
     if (lo, hi) == (0, piece.numel):
         return piece
-    kept = {name: tensor.view(-1)[lo:hi] for name, tensor in piece.kept.items()}
+    kept = {name: part_of(tensor, lo, hi) for name, tensor in piece.kept.items()}
     return replace(piece, shape=(hi - lo,), lo=piece.lo + lo, start=piece.start + lo, kept=kept)
 
 

@@ -11,10 +11,12 @@ Its law, for a compensated gradient x of n float32 elements, a payload p and C(x
     add_decoded(p, out, scale)            out += scale * D(p); the only decoder there is
 
 ``add_decoded`` serves decompression (zeros, 1), the residual (r, -1), the mean over ranks (out, 1/W) and a server's
-accumulator (acc, 1). Three more entries exist for speed, with defaults that follow from the three above:
+accumulator (acc, 1). Four more entries exist for speed, with defaults that follow from the three above:
 
     encode_feedback(grad, residual, p, state, key, status)    x = residual + grad;  residual = x - D(p)
     encode_momentum(grad, momentum, beta, p, state, key, status)    x = momentum = beta momentum + (1 - beta) grad
+    encode_averaged(grad, error, weight, share, p, state, key, status)    x = grad + weight error;
+                                                              error = share error + x - D(p), stored in any form
     add_decoded_many(payloads, out, scale)                    one payload of each rank, in rank order
 
 Tensors are contiguous float32 in the parameter's shape (a method that does not care flattens them). Payload fields
@@ -39,6 +41,7 @@ from torch import Tensor
 
 from gradwire import ops, registry
 from gradwire.errors import ConfigError, WireError
+from gradwire.ops.stored import accumulate_into, mix_into
 from gradwire.types import Configuration, Key, Layout, Payload, State
 
 __all__ = ["MOST_USED", "Compressor", "Family", "Feedback", "MultiRound", "as_gradient"]
@@ -284,6 +287,42 @@ class Compressor(Configuration, ABC):
         """
         ops.momentum_update(grad.view(-1), momentum.view(-1), beta, status)
         self.encode(momentum, payload, state, key)
+
+    def encode_averaged(
+        self,
+        grad: Tensor,
+        error: Tensor,
+        weight: float,
+        share: float,
+        payload: Payload,
+        state: State,
+        key: Key,
+        status: Tensor,
+        scale: float = 1.0,
+    ) -> None:
+        """Add a running sum of earlier errors to a gradient, encode that, and take the new error into the sum.
+
+        x = grad + weight * error, the payload is that of scale * x, and error = share * error + x - D(payload) / scale.
+
+        Args:
+            grad: this rank's gradient; becomes the old error.
+            error: stored in any form that ``gradwire.ops.stored`` knows; overwritten.
+            weight: of the errors in x.
+            share: of them that stays.
+            status: int32 of one element; bit 0 is set as in ``encode_feedback``.
+            scale: 1 except for summable methods.
+        """
+        accumulate_into(grad, error, weight)
+        if scale != 1.0:
+            grad.mul_(scale)
+        ops.nonfinite(grad.view(-1), status)
+        self.encode(grad, payload, state, key)
+        self.add_decoded(payload, grad, -1.0)
+        if scale != 1.0:
+            grad.mul_(1.0 / scale)
+        # x - D(p) is not finite where D(p) overflowed, too.
+        ops.nonfinite(grad.view(-1), status)
+        mix_into(error, share, grad)
 
     def settle(self, mean: Tensor) -> None:
         """Turn the mean of the decoded payloads into what the optimizer gets, in place: a vote takes its sign.

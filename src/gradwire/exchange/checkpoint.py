@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gradwire.errors import ConfigError, Told, nearest, require
+from gradwire.ops.stored import add_to, holds, read, stored_like
 
 __all__ = [
     "VERSION",
@@ -160,12 +161,15 @@ def of_rank(
     return {} if on_resize == "reset" else resized(state, rank, squared)
 
 
-def check_names(state: Mapping[str, Any], buffers: Collection[str], sizes: Mapping[str, int] | None) -> None:
+def check_names(
+    state: Mapping[str, Any], buffers: Collection[str], sizes: Mapping[str, int] | None, parts: int = 1
+) -> None:
     """Refuse what nobody would ever send.
 
     Args:
         buffers: that the memories of the exchange keep.
         sizes: elements of each parameter; None if not known.
+        parts: of each parameter that are stored one after the other.
 
     Raises:
         ConfigError: naming the buffer or the parameter.
@@ -178,7 +182,7 @@ def check_names(state: Mapping[str, Any], buffers: Collection[str], sizes: Mappi
                     f"state has {buffer!r}, but the memory here {kept}: use the memory that it was saved with"
                 )
             for name, tensor in tensors.items() if sizes is not None else ():
-                if sizes is not None and sizes.get(name) != tensor.numel():
+                if sizes is not None and not (name in sizes and holds(tensor, sizes[name], parts)):
                     known = f"{sizes[name]} elements" if name in sizes else nearest(name, sizes)
                     raise ConfigError(f"state has {name!r} of {tensor.numel()} elements, not the model's: {known}")
 
@@ -200,11 +204,11 @@ def resized(state: Mapping[str, Any], rank: int, squared: Collection[str]) -> di
     worker: dict[str, dict[str, Tensor]] = {}
     for buffer, name in names:
         found = [each["worker"][buffer][name] for each in ranks if name in each.get("worker", {}).get(buffer, {})]
-        total = torch.stack([tensor.double() for tensor in found]).sum(0)
+        total = torch.stack([read(tensor).double() for tensor in found]).sum(0)
         if buffer == "residual":
             add_shards(total, ranks, name, before)
         share = total / (before if buffer == "residual" else before**2 if buffer in squared else len(found))
-        worker.setdefault(buffer, {})[name] = share.to(found[0].dtype)
+        worker.setdefault(buffer, {})[name] = stored_like(found[0], share)
     take_from_estimates(worker, ranks)
     return {"worker": worker, "states": ranks[rank % before].get("states", {})}
 
@@ -217,7 +221,7 @@ def folded(entry: Mapping[str, Any], world: int) -> dict[str, Any]:
             kind, sign = (buffer, world) if name in worker.get(buffer, {}) else ("local", -world)
             for lo, view in views.items() if name in worker.get(kind, {}) else ():
                 own = worker[kind][name] = worker[kind][name].clone()
-                own[int(lo) : int(lo) + view.numel()].add_(view, alpha=sign)
+                add_to(own, int(lo), view, sign)
     return counted({"worker": worker})
 
 

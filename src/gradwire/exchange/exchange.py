@@ -38,6 +38,7 @@ from gradwire.group.part import Unit
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
 from gradwire.ops.native import check_environment, warn_without_kernels
+from gradwire.ops.stored import FLOAT32
 from gradwire.types import Key
 
 __all__ = ["Exchange", "Named", "default_strategy"]
@@ -135,7 +136,7 @@ class Exchange:
 
     def _as_kept(self, compressor: Compressor) -> Compressor:
         """The form of a compressor whose residual is as narrow as its memory keeps it."""
-        return compressor if self.memory_for(compressor).kept_dtype == torch.float32 else compressor.in_16_bits()
+        return compressor if self.memory_for(compressor).form == FLOAT32 else compressor.in_16_bits()
 
     def memory_for(self, compressor: Compressor) -> Memory:
         """The memory of a compressor.
@@ -333,6 +334,7 @@ class Exchange:
         *,
         on_resize: checkpoint.OnResize = "error",
         sizes: Mapping[str, int] | None = None,
+        parts: int = 1,
         fit: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
         """Continue from what ``state_dict`` gave, and forget everything else. All ranks must call it.
@@ -343,6 +345,7 @@ class Exchange:
                 waits of the mean update, is kept, for which the states of all ranks are needed; "reset": only the step
                 is taken.
             sizes: elements of each parameter, to be compared with the state's.
+            parts: equal parts in which each is stored: its shards, where whole parameters are kept for sharded ones.
             fit: makes of the state the one that is loaded; what it raises, all ranks hear of.
 
         Raises:
@@ -358,7 +361,7 @@ class Exchange:
             checkpoint.check(whole, self.channel.world, on_resize)
             here = (self.channel.rank, self.channel.world)
             kept.append(checkpoint.of_rank(whole, *here, on_resize, self.buffers("squared")))
-            checkpoint.check_names(whole, self.buffers("buffers"), sizes)
+            checkpoint.check_names(whole, self.buffers("buffers"), sizes, parts)
             told = {key: state[key] for key in ("world", "step")}
             if "buckets" in state:
                 told["buckets"] = json.loads(state["buckets"])

@@ -118,7 +118,9 @@ def try_extend(unit: Unit, compressor: Compressor, name: str, numel: int, lo: in
     """Join a parameter to the unit before it, where no code depends on where a tensor starts."""
     # Identity, not equality: a schedule changes the main compressor, and not an override that is equal to it today.
     joinable = compressor.elementwise and not compressor.random and compressor is unit.compressor
-    if not joinable or unit.lo + unit.numel != lo:
+    # The blocks of codes begin at each parameter's first element, so what is before it must be whole blocks.
+    whole = unit.numel % unit.memory.form.grain == 0
+    if not joinable or not whole or unit.lo + unit.numel != lo:
         return False
     unit.members += ((name, numel),)
     unit.shape = (unit.numel + numel,)

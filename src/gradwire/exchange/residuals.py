@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gradwire.group.part import Piece, Unit
+from gradwire.ops.stored import add_to, copy_into, multiply, part_of, read
 from gradwire.types import Key, State, align, tensor_id
 
 __all__ = ["Residuals", "used_here"]
@@ -41,26 +42,25 @@ class Residuals:
         self._loaded: dict[Shard, Tensor] = {}
 
     def keep(self, unit: Unit) -> Mapping[str, Tensor]:
-        """Flat tensors of the unit's memory, holding what its members had so far."""
+        """Tensors of the unit's memory, holding what its members had so far."""
         (kept,) = self.keep_all([unit])
         return kept
 
     def keep_all(self, units: Sequence[Unit]) -> list[Mapping[str, Tensor]]:
-        """The same for several units; buffers of one name and dtype lie in one tensor, so that one call takes them."""
+        """The same for several units; numbers of one name and form lie in one tensor, so that one call takes them."""
         for unit in units:
             self._transient |= set(unit.memory.transient)
             self._squared |= set(unit.memory.squared)
         kept: list[dict[str, Tensor]] = [{} for _ in units]
-        forms = dict.fromkeys((buffer, unit.memory.kept_dtype) for unit in units for buffer in unit.memory.buffers)
-        for buffer, dtype in forms:
-            those = [
-                i for i, unit in enumerate(units) if buffer in unit.memory.buffers and unit.memory.kept_dtype == dtype
-            ]
-            ends = list(accumulate(align(units[i].numel, APART) for i in those))
-            whole = torch.zeros(ends[-1], dtype=dtype, device=self.device)
+        forms = dict.fromkeys((buffer, unit.memory.form) for unit in units for buffer in unit.memory.buffers)
+        for buffer, form in forms:
+            those = [i for i, unit in enumerate(units) if buffer in unit.memory.buffers and unit.memory.form == form]
+            gap = form.grain if form.block else APART
+            ends = list(accumulate(align(units[i].numel, gap) for i in those))
+            whole = form.zeros(ends[-1], self.device)
             for i, end in zip(those, ends, strict=True):
-                begin = end - align(units[i].numel, APART)
-                flat = whole[begin : begin + units[i].numel]
+                begin = end - align(units[i].numel, gap)
+                flat = part_of(whole, begin, begin + units[i].numel)
                 self._gather(units[i], flat, self.worker.setdefault(buffer, {}))
                 kept[i][buffer] = flat
         return list(kept)
@@ -100,7 +100,7 @@ class Residuals:
                 used_here(view)
                 own, estimate = (self.worker.get(kind, {}).get(name) for kind in (buffer, "local"))
                 if own is not None:
-                    own[lo : lo + view.numel()].add_(view, alpha=self.world)
+                    add_to(own, lo, view, self.world)
                 elif estimate is not None:
                     # The estimates have what the owner did not send, and their mean has not: take it out of them.
                     estimate[lo : lo + view.numel()].sub_(view, alpha=self.world)
@@ -113,7 +113,7 @@ class Residuals:
         for tensor in self._residuals(
             [name for name in self.worker.get("residual", {}) if names is None or name in names]
         ):
-            tensor.mul_(factor)
+            multiply(tensor, factor)
 
     def rescale(self, factor: float, names: Container[str] | None = None) -> None:
         """Multiply all that is kept for each element by the change of the gradients' own unit.
@@ -124,15 +124,15 @@ class Residuals:
         for buffer, tensors in self.worker.items():
             for name, tensor in tensors.items():
                 if names is None or name in names:
-                    tensor.mul_(factor * factor if buffer in self._squared else factor)
+                    multiply(tensor, factor * factor if buffer in self._squared else factor)
         for (name, *_), tensor in self._shards().items():
             if names is None or name in names:
                 tensor.mul_(factor)
 
     def norm(self) -> float:
         """The Euclidean norm of all residuals of this rank, its own and those of its shards; waits for the device."""
-        tensors = self._residuals()
-        return float(torch.stack([tensor.norm(dtype=torch.float32) for tensor in tensors]).norm()) if tensors else 0.0
+        norms = [read(tensor).norm(dtype=torch.float32) for tensor in self._residuals()]
+        return float(torch.stack(norms).norm()) if norms else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """What is kept, but for what only takes a step back, by parameter name; the tensors are those in use."""
@@ -229,9 +229,9 @@ class Residuals:
         """Move what the members of a unit had to ``flat``, and keep its parts under their names."""
         lo = 0
         for name, numel in unit.members:
-            view = flat[lo : lo + numel]
+            view = part_of(flat, lo, lo + numel)
             if name in kept:
-                view.copy_(used_here(kept[name]))
+                copy_into(view, used_here(kept[name]), numel)
             kept[name], lo = view, lo + numel
 
 

@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradwire.experiments.launch import launch
 from gradwire.integrations.ddp import compress_ddp
 from gradwire.memory.base import Memory
+from gradwire.ops.stored import read
 
 __all__ = ["FAULTS", "GROWTH", "METHODS", "ROUNDING", "STRETCH", "SoakPlan", "SoakReport", "soak"]
 
@@ -297,7 +298,7 @@ class Soaked:
         kept = self.state.state_dict()["ranks"][str(self.rank)]
         waits = {name: torch.zeros(param.numel(), dtype=torch.float64) for name, param in self.model.named_parameters()}
         for name, tensor in kept["worker"].get("residual", {}).items():
-            waits[name] += tensor.double()
+            waits[name] += read(tensor, len(waits[name])).double()
         for name, buffers in kept["owned"].items():
             for lo, view in buffers.get("residual", {}).items():
                 waits[name][int(lo) : int(lo) + view.numel()] += dist.get_world_size() * view.double()

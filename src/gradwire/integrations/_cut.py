@@ -18,6 +18,8 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize, checked_rank, counted, folded
+from gradwire.ops.stored import StoredForm, form_of, read, stored_like, write
+from gradwire.types import align
 
 __all__ = ["Sharded", "of_shard", "recut", "repadded"]
 
@@ -40,13 +42,39 @@ class Sharded:
         sizes = list(shape or (1,))
         sizes[dim] = -(-sizes[dim] // world)
         self.name, self.shape, self.numel = name, tuple(sizes), torch.Size(shape).numel()
-        self.world, self.dim = world, dim
+        self.whole, self.world, self.dim = shape, world, dim
         self.padded = world * self.chunk
+
+    def among(self, world: int) -> Sharded:
+        """The same parameter in another number of shards."""
+        return Sharded(self.name, self.whole, world, self.dim)
 
     @property
     def chunk(self) -> int:
         """Elements of one shard."""
         return torch.Size(self.shape).numel()
+
+    def room(self, form: StoredForm) -> int:
+        """Elements that are stored of one shard: those of codes begin a block of their own."""
+        return align(self.chunk, form.grain)
+
+    def taken(self, tensor: Tensor) -> Tensor:
+        """The elements of all shards, end to end, of a stored tensor that has room for each."""
+        form = form_of(tensor)
+        if not form.block:
+            return tensor
+        rooms = read(tensor).view(self.world, self.room(form))
+        return rooms[:, : self.chunk].reshape(-1)
+
+    def stored(self, flat: Tensor, form: StoredForm) -> Tensor:
+        """What ``taken`` takes these elements from."""
+        if not form.block:
+            return flat
+        rooms = flat.new_zeros(self.world, self.room(form))
+        rooms[:, : self.chunk] = flat.view(self.world, -1)
+        stored = form.zeros(rooms.numel(), flat.device)
+        write(stored, rooms)
+        return stored
 
     def pad(self, flat: Tensor, before: int) -> Tensor:
         """The elements of ``flat`` that are no padding, and the padding for these shards.
@@ -86,7 +114,10 @@ def repadded(state: Mapping[str, Any], cuts: Mapping[str, Sharded]) -> dict[str,
     """
 
     def fit(name: str, tensors: Sequence[Tensor]) -> Tensor:
-        return cuts[name].pad(tensors[0], state["world"]) if name in cuts else tensors[0]
+        if name not in cuts:
+            return tensors[0]
+        flat = cuts[name].among(int(state["world"])).taken(tensors[0])
+        return cuts[name].stored(cuts[name].pad(flat, state["world"]), form_of(tensors[0]))
 
     return {**state, "ranks": {rank: joined([checked_rank(state, rank)], fit) for rank in state["ranks"]}}
 
@@ -133,7 +164,9 @@ def recut(
 
     def fit(name: str, tensors: Sequence[Tensor]) -> Tensor:
         require(name in cuts, "parameters of the state", "those of the model", name)
-        return cuts[name].pad(torch.cat(list(tensors)), each_before).view(shards // parts, -1)[own]
+        chunk = cuts[name].among(len(tensors)).chunk
+        flat = torch.cat([read(tensor, chunk) for tensor in tensors])
+        return stored_like(tensors[0], cuts[name].pad(flat, each_before).view(shards // parts, -1)[own])
 
     old = [ranks_of(state, part * each_before + each) for each in range(each_before)]
     world = state["world"]

@@ -24,6 +24,7 @@ from gradwire.integrations._state import ExchangeState, Scratch
 from gradwire.integrations.ownership import release
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
+from gradwire.ops.stored import part_of, shaped
 from gradwire.types import Key
 
 __all__ = ["ReduceScatter", "ShardedState", "check_scatter", "check_size"]
@@ -95,6 +96,10 @@ class ShardedState(ExchangeState):
     def places(self) -> int:
         """How many lines of ranks have a place in a checkpoint."""
         return self.tensor_parts * max(self.shards, 1)
+
+    @property
+    def stored_parts(self) -> int:
+        return 1 if self.shards else self.exchange.channel.world
 
     def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
         """The part of a state of other shards that concerns this rank's."""
@@ -207,18 +212,21 @@ class ReduceScatter:
         exchange, lo = self.state.exchange, 0
         site, shards = site_of(exchange, self.channel), []
         chosen = [self._chosen(each, main) for each in self.shards]
+        rooms = [each.world * each.room(memory.form) for each, (_, memory) in zip(self.shards, chosen, strict=True)]
         kept = site.kept.keep_all(
             [
-                Unit(((each.name, each.padded),), (each.padded,), 0, code, memory)
-                for each, (code, memory) in zip(self.shards, chosen, strict=True)
+                Unit(((each.name, numel),), (numel,), 0, code, memory)
+                for each, numel, (code, memory) in zip(self.shards, rooms, chosen, strict=True)
             ]
         )
         for owner in range(self.channel.world):
             pieces = []
             for each, (code, memory), flats in zip(self.shards, chosen, kept, strict=True):
                 unit = Unit(((f"{each.name}#{owner}", each.chunk),), each.shape, lo, code, memory)
-                part = slice(owner * each.chunk, (owner + 1) * each.chunk)
-                views = {name: flat[part].view(each.shape) for name, flat in flats.items()}
+                begin = owner * each.room(memory.form)
+                views = {
+                    name: shaped(part_of(flat, begin, begin + each.chunk), each.shape) for name, flat in flats.items()
+                }
                 pieces.append(Piece(unit, memory, each.shape, lo, state=site.kept.remember(unit), kept=views))
                 lo += each.chunk
             shards.append(pieces)

@@ -223,6 +223,11 @@ class ExchangeState:
         """
         return {**self.exchange.state_dict(), "units": self.units.state_dict()}
 
+    @property
+    def stored_parts(self) -> int:
+        """In how many parts, the shards of all ranks, what is kept of a parameter is stored."""
+        return 1
+
     def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
         """Continue from what ``state_dict`` gave, and forget everything else. All ranks must call it, between steps.
 
@@ -238,7 +243,7 @@ class ExchangeState:
             GroupError: ranks were given states of different steps.
         """
         fit, sizes = partial(self._fit, on_resize=on_resize), {**self.frozen, **self.sizes}
-        self.exchange.load_state_dict(state, on_resize=on_resize, sizes=sizes, fit=fit)
+        self.exchange.load_state_dict(state, on_resize=on_resize, sizes=sizes, parts=self.stored_parts, fit=fit)
         self.units.load_state_dict(state.get("units", {}))
 
     def _fit(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:

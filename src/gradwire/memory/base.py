@@ -3,10 +3,10 @@
 Law, in the survey's words: phi compensates the gradient, psi keeps what its payload does not say. ``encode`` is both
 in one call, so that a fused kernel can do them in one pass over memory; ``compensate`` and ``update`` are the halves.
 
-A memory is configuration only. What it keeps for each element are the tensors named by ``buffers``, in
-the parameter's layout; the caller owns them, keyed by parameter name, and hands in views. Every ``encode`` with a
-``status`` can be taken back: until the caller writes into ``grad`` again, ``rollback`` restores what was kept, bit
-for bit. That is how a step with a NaN on one rank leaves the memories of all ranks as they were.
+A memory is configuration only. What it keeps for each element are the tensors named by ``buffers``, in the parameter's
+layout and stored as ``form`` says; the caller owns them, keyed by parameter name, and hands in views. Every ``encode``
+with a ``status`` can be taken back: until the caller writes into ``grad`` again, ``rollback`` restores what was kept,
+bit for bit. That is how a step with a NaN on one rank leaves the memories of all ranks as they were.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from gradwire import ops, registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
+from gradwire.ops.stored import FLOAT32, StoredForm
 from gradwire.types import Configuration, Key, Payload, State
 
 __all__ = ["Memory", "check_memory", "check_rounds", "default_memory"]
@@ -94,9 +94,9 @@ class Memory(Configuration, ABC):
         return False
 
     @property
-    def kept_dtype(self) -> torch.dtype:
-        """The dtype of the tensors kept."""
-        return torch.float32
+    def form(self) -> StoredForm:
+        """How the tensors of ``buffers`` are stored."""
+        return FLOAT32
 
     @property
     def dense(self) -> Memory | None:
@@ -122,7 +122,7 @@ class Memory(Configuration, ABC):
 
         Args:
             grad: overwritten with whatever ``rollback`` needs.
-            kept: one view for each of ``buffers``, in the shape of ``grad``.
+            kept: one view for each of ``buffers``, in the shape of ``grad`` where numbers are stored.
             status: int32 of one element; bit 0 is set when a compensated value is not finite.
             scale: 1 except for summable payloads, which are divided by the world size before they are summed.
         """

@@ -13,6 +13,7 @@ from gradwire import ops
 from gradwire.compressors.base import Compressor
 from gradwire.errors import is_float32, require
 from gradwire.memory.base import Memory
+from gradwire.ops.stored import FLOAT32, StoredForm, keep_unless, swap_with
 from gradwire.types import Key, Payload, State
 
 __all__ = ["DTYPES", "SHORT", "Residual"]
@@ -20,7 +21,6 @@ __all__ = ["DTYPES", "SHORT", "Residual"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SHORT = {"bf16": "bfloat16"}
 """Other names for these."""
-CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Residual(Memory):
         require(known, "Residual.dtype", "'float32' or 'bfloat16'", self.dtype)
 
     @property
-    def kept_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype]
+    def form(self) -> StoredForm:
+        return StoredForm(DTYPES[self.dtype])
 
     def encode(
         self,
@@ -93,14 +93,14 @@ class Residual(Memory):
             ops.swap(grad.view(-1), residual.view(-1))
         else:
             ops.nonfinite(grad.view(-1), status)
-            swap_rounded(grad.view(-1), residual.view(-1))
+            swap_with(grad, residual)
 
     def takes_pieces(self, scale: float) -> bool:
         """Only where one operation compensates, encodes and keeps the rest."""
-        return self.beta == self.gamma == scale == 1.0 and self.kept_dtype == torch.float32
+        return self.beta == self.gamma == scale == 1.0 and self.form == FLOAT32
 
     def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
-        if self.kept_dtype == torch.float32:
+        if self.form == FLOAT32:
             ops.copy_where(grad.view(-1), kept["residual"].view(-1), when)
         else:
             kept["residual"].copy_(grad)
@@ -122,14 +122,4 @@ class Residual(Memory):
         if self.dtype == "float32":
             ops.copy_where(unsent.view(-1), residual.view(-1), ~bad.view(1))
         else:
-            halves = torch.split(residual.view(-1), CHUNK), torch.split(unsent.view(-1), CHUNK)
-            for old, new in zip(*halves, strict=True):
-                old.copy_(torch.where(bad, old, new))
-
-
-def swap_rounded(wide: Tensor, narrow: Tensor) -> None:
-    """Exchange two tensors of different width, through a small temporary."""
-    for a, b in zip(torch.split(wide, CHUNK), torch.split(narrow, CHUNK), strict=True):
-        before = b.clone()
-        b.copy_(a)
-        a.copy_(before)
+            keep_unless(bad, unsent, residual)

@@ -163,6 +163,10 @@ class CompressedStep(LocalSteps):
             release(self.exchange)
             why = "whose residual is a momentum" if waits else "where nothing waits"
             raise ConfigError(f"CompressedStep.keep must be False with memory {memory.name!r}, {why}, got True")
+        if keep and memory.form.block:
+            release(self.exchange)
+            why = "whose residual is stored in codes"
+            raise ConfigError(f"CompressedStep.keep must be False with memory {memory.name!r}, {why}, got True")
         self.decay: Decay = chosen
         self.moments = moments
         self._moments = None if moments == "apart" else AveragedMoments(self.params)

@@ -128,7 +128,8 @@ def _made(op: Op[Any]) -> dict[str, Any]:
 def _values(op: Op[Any]) -> dict[str, Any]:
     """Numbers that fulfil what the operation says of them."""
     assert op.declaration is not None
-    found = _VALUES | {"n": _LONGER.get(op.name, N)}
+    named = {name: 0.5 for name, kind in op.declaration.types.items() if kind is float}
+    found = named | _VALUES | {"n": _LONGER.get(op.name, N)}
     for name, allowed in _SIZES.items():
         mark, known = op.declaration.marks.get(name), {**op.reference.__globals__, **found}
         condition = mark.condition if isinstance(mark, Where) else "True"

@@ -16,6 +16,9 @@ largest element, so that even rounded up it is inside:
 What is 2**126 times smaller than the largest of its block becomes 0. Exponents end at 254, 2**127. A block that holds
 an infinity or a NaN has base 255 and decodes to NaN.
 
+Nearest levels of 4 bits, s = 7: q = round(x * (7 / N)), decoded as those above. The errors that are compensated are
+codes of 8 bits, in the form of ``gradwire.ops.stored``.
+
 Moments, from which the norm of a whole tensor is made: one row for each segment of ``SEGMENT`` elements: the largest
 magnitude, the origin, the sum of the distances d from it, the sum of d * d; float32, added up in the order in which the
 lanes of a kernel do it. Distances from an element of the segment itself keep the variance exact where the spread is far
@@ -36,11 +39,14 @@ from gradwire.ops.feedback import compensate
 from gradwire.ops.lanes import lane_sums
 from gradwire.ops.levels import norms_of, pack_levels, spread, uniform, unpack_levels
 from gradwire.ops.philox4x32 import philox_words
+from gradwire.ops.stored import read, row_bytes, write
 from gradwire.ops.units import exponent_of, power_of_two
 
 __all__ = [
     "SEGMENT",
     "are_usual",
+    "loco_encode",
+    "loco_encode_averaged",
     "moments",
     "moments_feedback",
     "natural_add_decoded",
@@ -592,3 +598,97 @@ def moments_feedback(grad: Written, residual: Written, table: Table, centred: bo
     """
     residual.copy_(compensate(grad, residual, status))
     _write_moments(residual, table, centred)
+
+
+Short = Annotated[int, Where("16 <= block <= 1024 and block % 16 == 0", "a multiple of 16 from 16 to 1024")]
+Nibbles = Annotated[Tensor, Flat(torch.uint8, "-(-n // 2)", written=True)]
+Errors = Annotated[Tensor, Flat(torch.uint8, "-(-n // block) * row_bytes(block)", written=True)]
+
+
+def _nearest(x: Tensor, norms: Tensor, block: int) -> Tensor:
+    """The level of every element of 15, as float32: ties go to the even one."""
+    usable = norms.isfinite() & (norms > 0)
+    inverse = torch.full_like(norms, 7.0).div_(norms.masked_fill(~usable, math.inf))
+    rounded = (x * spread(inverse, x.numel(), block)).round_()
+    return rounded.masked_fill_(~spread(usable, x.numel(), block), 0.0)
+
+
+@declared
+def loco_encode(x: Floats, norms: Norms, codes: Nibbles, block: Short) -> None:
+    """Round each element to the nearest of 15 levels of its block.
+
+        q = round(x * (7 / N)),    decoded = q * (N / 7)
+
+    N is the largest magnitude of the block; ties go to the even level. A block whose N is below 2**-120 becomes zeros;
+    one that holds an infinity or a NaN decodes to NaN. ``qsgd_add_decoded`` with 4 bits decodes it.
+
+    Args:
+        x: float32, n elements; not changed.
+        norms: float32, ceil(n / block): N of each block.
+        codes: uint8, ceil(n / 2): two levels a byte in two's complement, the first in the lower half.
+        block: elements that share a scale, a multiple of 16 from 16 to 1024.
+
+    Raises:
+        ConfigError: a tensor or a parameter is not of this form.
+
+    >>> norms, codes = torch.empty(1), torch.empty(2, dtype=torch.uint8)
+    >>> loco_encode(torch.tensor([7.0, -3.4, 0.4]), norms, codes, block=16)
+    >>> norms.item(), bytes(codes.tolist()).hex()
+    (7.0, 'd700')
+
+    Source: X. Xie, Z. Lin, K.-C. Toh, P. Zhou, "LoCo: Low-Bit Communication Adaptor for Large-scale Model Training",
+    2024.
+    """
+    norms.copy_(norms_of(x, block, "linf"))
+    pack_levels(_nearest(x, norms, block), 4, codes)
+
+
+@declared
+def loco_encode_averaged(
+    grad: Written,
+    error: Errors,
+    norms: Norms,
+    codes: Nibbles,
+    block: Short,
+    weight: float,
+    share: float,
+    status: Annotated[Tensor, Flat(torch.int32, "1", written=True)],
+) -> None:
+    """Encode x = grad + weight * m as ``loco_encode`` does, and take what is lost into m, in codes of 8 bits.
+
+        m = share * m + (x - q * (N / 7))
+
+    m is stored as ``gradwire.ops.stored`` says: of each block the codes, and their scale.
+
+    Args:
+        grad: float32, n elements; becomes m as it was, which stored again gives the bytes that there were.
+        error: uint8, ceil(n / block) * (block + 4): m; what fills the last block becomes zeros.
+        norms: float32, ceil(n / block).
+        codes: uint8, ceil(n / 2).
+        block: elements that share a scale, of the payload and of m: a multiple of 16 from 16 to 1024.
+        weight: of m in x; rounded to float32.
+        share: of m that stays; rounded to float32.
+        status: int32 of one element. Its bit 0 is set where a norm or a scale of m is not finite; nothing clears it.
+
+    Raises:
+        ConfigError: a tensor or a parameter is not of this form.
+
+    >>> grad, error = torch.tensor([7.0, -3.4, 0.4]), torch.zeros(20, dtype=torch.uint8)
+    >>> norms, codes, status = torch.empty(1), torch.empty(2, dtype=torch.uint8), torch.zeros(1, dtype=torch.int32)
+    >>> loco_encode_averaged(grad, error, norms, codes, 16, 0.2, 0.8, status)
+    >>> bytes(codes.tolist()).hex(), error.view(torch.int8)[:3].tolist()
+    ('d700', [0, -127, 127])
+
+    Source: as ``loco_encode``.
+    """
+    n, rows = grad.numel(), error.view(-1, row_bytes(block))
+    m = read(rows, n)
+    x = grad + m * float32(weight)
+    grad.copy_(m)
+    norms.copy_(norms_of(x, block, "linf"))
+    q = _nearest(x, norms, block)
+    pack_levels(q, 4, codes)
+    lost = x + spread(-_steps_of(norms, 7), n, block) * q
+    write(rows, m * float32(share) + lost)
+    scales = rows[:, block:].contiguous().view(torch.float32)
+    status |= ~(norms.isfinite().all() & scales.isfinite().all())

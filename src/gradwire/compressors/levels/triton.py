@@ -17,6 +17,8 @@ from gradwire.ops.triton.philox import philox_words
 from gradwire.ops.triton.status import flag_nonfinite
 
 __all__ = [
+    "loco_encode",
+    "loco_encode_averaged",
     "natural_add_decoded",
     "natural_encode",
     "natural_encode_feedback",
@@ -31,6 +33,9 @@ _UNIT = tl.constexpr(2.0**-16)
 _SIGN = tl.constexpr(-0x80000000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _FRACTION = tl.constexpr(0x7FFFFF)
+_MIDDLE = tl.constexpr(12582912.0)
+_INFINITY = tl.constexpr(0x7F800000)
+_LEAST = tl.constexpr(2.0**-100)
 ROUND_GROUPS = BLOCK // 8
 """What a program rounds with one norm."""
 
@@ -547,3 +552,118 @@ def _parts(count: int, part: dict[str, int]) -> tuple[int, int]:
 
 def _rounding(x: Tensor) -> tuple[int]:
     return (triton.cdiv(x.numel(), 8 * ROUND_GROUPS),)
+
+
+@triton.jit
+def _nearest(x: tl.tensor, norm: tl.tensor) -> tl.tensor:
+    """The nearest of 15 levels for each element of a tile, as float32."""
+    usable = (norm > 0.0) & (norm < float("inf"))
+    inverse = tl.where(usable, tl.div_rn(_top(norm, 7), norm), 0.0)
+    # At 2**23 and a half the last bit of a float32 is 1, so adding rounds to an integer.
+    return tl.where(usable[:, None, None], (x * inverse[:, None, None] + _MIDDLE) - _MIDDLE, 0.0)
+
+
+@triton.jit
+def _store_nibbles(codes: tl.tensor, q: tl.tensor, group: tl.tensor, size: tl.tensor) -> None:
+    raw = (q.to(tl.int32) & 15).to(tl.int64)
+    word = tl.sum(raw << (tl.arange(0, 8)[None, None, :] * 4), axis=2)
+    byte, shift, inside = _bytes(group, size, 4)
+    tl.store(codes + byte, (word[:, :, None] >> shift).to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _loco(
+    x: tl.tensor,
+    norms: tl.tensor,
+    codes: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    size: tl.tensor,
+    GROUPS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    block = blocks(ROWS)
+    group = groups(block, 0, GROUPS, SPAN)
+    values = load(x, group, n)
+    norm = norm_of(largest(values))
+    tl.store(norms + block, norm, mask=block < count)
+    _store_nibbles(codes, _nearest(values, norm), group, size)
+
+
+def loco_encode(x: Tensor, norms: Tensor, codes: Tensor, block: int) -> None:
+    """The operation on a GPU; a program has whole blocks."""
+    count, part = norms.numel(), tile(block)
+    launch(_loco, _programs(count, part), x, norms, codes, x.numel(), count, codes.numel(), **part)
+
+
+@triton.jit
+def _scale_of(magnitude: tl.tensor) -> tl.tensor:
+    """The scale of 8-bit codes by the largest magnitude of each block, as ``gradwire.ops.stored`` rounds it."""
+    largest_one = magnitude.to(tl.float32, bitcast=True)
+    exact = tl.div_rn(largest_one, tl.full(magnitude.shape, 127.0, tl.float32)).to(tl.int32, bitcast=True)
+    scale = ((exact + 127) & ~127).to(tl.float32, bitcast=True)
+    return tl.where(magnitude >= _INFINITY, float("inf"), tl.where(largest_one < _LEAST, 0.0, scale))
+
+
+@triton.jit
+def _loco_averaged(
+    grad: tl.tensor,
+    error: tl.tensor,
+    norms: tl.tensor,
+    codes: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    count: tl.tensor,
+    size: tl.tensor,
+    weight: tl.float32,
+    share: tl.float32,
+    GROUPS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
+    block = blocks(ROWS)
+    group = groups(block, 0, GROUPS, SPAN)
+    i = elements(group)
+    column = tl.arange(0, SPAN)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
+    room = (column < GROUPS * 8) & (block < count)[:, None, None]
+    place = block[:, None, None] * (GROUPS * 8 + 4) + column
+    code = tl.load(error + place, mask=i < n, other=0).to(tl.int8, bitcast=True)
+    byte = tl.arange(0, 4)[None, :]
+    behind = error + block[:, None] * (GROUPS * 8 + 4) + GROUPS * 8 + byte
+    stored = tl.load(behind, mask=(block < count)[:, None], other=0).to(tl.int32) << byte * 8
+    m = code.to(tl.float32) * tl.sum(stored, axis=1).to(tl.float32, bitcast=True)[:, None, None]
+    # What fills the last block is 0 and no NaN.
+    x = tl.where(i < n, load(grad, group, n) + m * weight, 0.0)
+    norm = norm_of(largest(x))
+    tl.store(norms + block, norm, mask=block < count)
+    flag_nonfinite(norm, status)
+    q = _nearest(x, norm)
+    _store_nibbles(codes, q, group, size)
+    now = tl.where(i < n, m * share + (x - _step_of(norm, 7)[:, None, None] * q), 0.0)
+    scale = _scale_of(largest(now))
+    parts = scale.to(tl.int32, bitcast=True)[:, None] >> byte * 8
+    tl.store(behind, parts.to(tl.uint8), mask=(block < count)[:, None])
+    flag_nonfinite(scale, status)
+    usable = (scale > 0.0) & (scale < float("inf"))
+    inverse = tl.where(usable, tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale), 0.0)
+    rounded = (now * inverse[:, None, None] + _MIDDLE).to(tl.int32, bitcast=True) & 0xFF
+    tl.store(error + place, tl.where(usable[:, None, None], rounded, 0).to(tl.uint8), mask=room)
+    tl.store(grad + i, m, mask=i < n)
+
+
+def loco_encode_averaged(
+    grad: Tensor,
+    error: Tensor,
+    norms: Tensor,
+    codes: Tensor,
+    block: int,
+    weight: float,
+    share: float,
+    status: Tensor,
+) -> None:
+    """The operation on a GPU; a program has whole blocks."""
+    count, part = norms.numel(), tile(block)
+    tensors = grad, error, norms, codes, status
+    numbers = grad.numel(), count, codes.numel(), float32(weight), float32(share)
+    launch(_loco_averaged, _programs(count, part), *tensors, *numbers, **part)

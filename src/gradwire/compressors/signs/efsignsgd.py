@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.signs import ops
-from gradwire.errors import is_int, require
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.compressors.signs._blocks import BlockSigns
 
 __all__ = ["EFSignSGD"]
 
 
 @dataclass(frozen=True)
-class EFSignSGD(Compressor):
+class EFSignSGD(BlockSigns):
     """Send each element's sign and each block's mean magnitude, and keep the rest: 1 bit an element.
 
     C(x) = (|x_b|_1 / B) sign(x), sign(0) = +1, for each block b of B elements.
@@ -54,43 +47,5 @@ class EFSignSGD(Compressor):
     name = "efsignsgd"
     takes_pieces = True
     reference = "S. P. Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019; S. Zheng et al., NeurIPS 2019"
-
-    def __post_init__(self) -> None:
-        whole = is_int(self.block, 32, 65536) and self.block % 32 == 0
-        require(whole, "EFSignSGD.block", "a multiple of 32 in [32, 65536]", self.block)
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
-    def contraction(self) -> bool:
-        return True
-
-    def delta(self, n: int) -> float:
-        return 1 / max(1, min(self.block, n))
-
-    @property
-    def alignment(self) -> int:
-        return self.block
-
-    def layout(self, shape: Sequence[int]) -> Layout:
-        n = math.prod(shape)
-        return Layout((Field("scales", torch.float32, -(-n // self.block)), Field("codes", torch.uint8, -(-n // 8))))
-
-    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
-        scales, codes = payload
-        ops.scaled_sign_encode(x.view(-1), scales, codes, self.block)
-
-    def encode_feedback(
-        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
-    ) -> None:
-        scales, codes = payload
-        ops.scaled_sign_encode_feedback(grad.view(-1), residual.view(-1), scales, codes, self.block, status)
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        scales, codes = payloads
-        ops.scaled_sign_add_decoded(scales, codes, out.view(-1), self.block, scale)
+    numbers = ("scales", 1)
+    operations = (ops.scaled_sign_encode, ops.scaled_sign_encode_feedback, ops.scaled_sign_add_decoded)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from gradwire.compressors.base import Compressor, Feedback
 from gradwire.compressors.signs import ops
-from gradwire.errors import is_int, require
-from gradwire.types import Field, Key, Layout, Payload, State
+from gradwire.compressors.signs._blocks import BlockSigns
 
 __all__ = ["OneBitSGD"]
 
 
 @dataclass(frozen=True)
-class OneBitSGD(Compressor):
+class OneBitSGD(BlockSigns):
     """Send each element's sign and, for each block, the means below and above zero, and keep the rest.
 
     C(x) = mean of the elements of the block with x >= 0 where x >= 0, mean of the others where x < 0; 0 of none.
@@ -48,43 +41,5 @@ class OneBitSGD(Compressor):
 
     name = "onebit_sgd"
     reference = "F. Seide, H. Fu, J. Droppo, G. Li, D. Yu, 1-Bit SGD, INTERSPEECH 2014"
-
-    def __post_init__(self) -> None:
-        whole = is_int(self.block, 32, 65536) and self.block % 32 == 0
-        require(whole, "OneBitSGD.block", "a multiple of 32 in [32, 65536]", self.block)
-
-    @property
-    def feedback(self) -> Feedback:
-        return "required"
-
-    @property
-    def contraction(self) -> bool:
-        return True
-
-    def delta(self, n: int) -> float:
-        return 1 / max(1, min(self.block, n))
-
-    @property
-    def alignment(self) -> int:
-        return self.block
-
-    def layout(self, shape: Sequence[int]) -> Layout:
-        n = math.prod(shape)
-        return Layout((Field("means", torch.float32, 2 * -(-n // self.block)), Field("codes", torch.uint8, -(-n // 8))))
-
-    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
-        means, codes = payload
-        ops.two_means_encode(x.view(-1), means, codes, self.block)
-
-    def encode_feedback(
-        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
-    ) -> None:
-        means, codes = payload
-        ops.two_means_encode_feedback(grad.view(-1), residual.view(-1), means, codes, self.block, status)
-
-    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
-        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
-
-    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
-        means, codes = payloads
-        ops.two_means_add_decoded(means, codes, out.view(-1), self.block, scale)
+    numbers = ("means", 2)
+    operations = (ops.two_means_encode, ops.two_means_encode_feedback, ops.two_means_add_decoded)

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from gradwire import registry
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, nearest, require
 from gradwire.exchange.settings import build_compressor
 from gradwire.kvstore.protocol.payloads import require_alone
 from gradwire.memory.base import Memory, check_memory, default_memory
+from gradwire.ops.stored import FLOAT32
 
 __all__ = ["OFF", "Compression", "parse"]
 
@@ -99,7 +98,7 @@ def parse(params: Any) -> Compression:
     force = params.get("force", False)
     require(isinstance(force, bool), "compression_params['force']", "True or False", force)
     check_memory(push, built, force=force)
-    if built.kept_dtype != torch.float32:
+    if built.form != FLOAT32:
         push = push.in_16_bits()
     return Compression(push, built, pull)
 

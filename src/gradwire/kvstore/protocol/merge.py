@@ -17,6 +17,7 @@ from gradwire.kvstore.protocol.buffers import lease, lease_zeros
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.payloads import sent_layout, views
 from gradwire.memory.base import Memory
+from gradwire.ops.stored import shaped
 from gradwire.types import align
 
 __all__ = ["Merger", "add_dense", "as_row_sparse", "merged_rows", "row_sparse"]
@@ -56,7 +57,7 @@ class Merger:
             return out
         for buffer in memory.buffers:
             if buffer not in self.kept:
-                self.kept[buffer] = torch.zeros(self.shape, dtype=memory.kept_dtype, device=self.device)
+                self.kept[buffer] = shaped(memory.form.zeros(self.shape.numel(), self.device), self.shape)
         memory.begin(out, self.kept)
         compressor.add_decoded_many(stacked, out, 1.0 / len(payloads))
         memory.finish(out, self.kept, torch.zeros(1, dtype=torch.bool, device=self.device))

@@ -19,6 +19,7 @@ from gradwire.kvstore.protocol.buffers import lease
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.payloads import layout_of
+from gradwire.ops.stored import copy_into, shaped
 from gradwire.types import Key, State, tensor_id
 
 __all__ = ["Sender", "flat_gradient", "refuse_nonfinite"]
@@ -64,8 +65,9 @@ class Sender:
         self.compression = compression
         kept = {}
         for buffer in compression.memory.buffers:
-            fresh = torch.zeros(self.shape, dtype=compression.memory.kept_dtype, device=self.device)
-            kept[buffer] = fresh.copy_(self.kept[buffer]) if buffer in self.kept else fresh
+            kept[buffer] = shaped(compression.memory.form.zeros(self.shape.numel(), self.device), self.shape)
+            if buffer in self.kept:
+                copy_into(kept[buffer], self.kept[buffer], self.shape.numel())
         self.kept = kept
         self.state = compression.push.init_state(tuple(self.shape), self._stream, self.device)
 
@@ -134,9 +136,14 @@ class Sender:
     def _encode_rows(self, grad: Tensor) -> Tensor:
         compressor = self.compression.push
         assert compressor is not None
-        if self.state or isinstance(compressor, MultiRound):
+        memory = self.compression.memory
+        blocks = memory is not None and memory.form.block > 0
+        if self.state or blocks or isinstance(compressor, MultiRound):
+            keeps = (
+                f"memory {memory.name!r} keeps blocks" if memory and blocks else f"{compressor.name!r} keeps a state"
+            )
             raise ConfigError(
-                f"{compressor.name!r} keeps a state of the whole tensor, so it cannot compress the row-sparse gradient "
+                f"{keeps} of the whole tensor, so it cannot compress the row-sparse gradient "
                 f"of key {self.key!r}: use a method without one, such as '2bit'"
             )
         rows = grad.indices()[0]

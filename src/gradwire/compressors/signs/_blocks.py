@@ -1,0 +1,74 @@
+"""What onebit_sgd and efsignsgd share: a sign for each element, and one or two numbers for each block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gradwire.compressors.base import Compressor, Feedback
+from gradwire.errors import is_int, require
+from gradwire.ops.base import Op
+from gradwire.types import Field, Key, Layout, Payload, State
+
+__all__ = ["BlockSigns"]
+
+
+class BlockSigns(Compressor):
+    """One bit an element; what a sign stands for is told by the numbers of its block, and a residual keeps the rest.
+
+    Both are nearest to a block among what they can say, so a block loses at most 1 - 1 / B of its square.
+    """
+
+    block: int
+    """B, a multiple of 32 in [32, 65536]."""
+
+    numbers: ClassVar[tuple[str, int]]
+    """The name of their field, and how many each block has."""
+
+    operations: ClassVar[tuple[Op[Any], Op[Any], Op[Any]]]
+    """What encodes, what encodes with feedback, and what adds the decoded payloads."""
+
+    def __post_init__(self) -> None:
+        whole = is_int(self.block, 32, 65536) and self.block % 32 == 0
+        require(whole, f"{type(self).__name__}.block", "a multiple of 32 in [32, 65536]", self.block)
+
+    @property
+    def feedback(self) -> Feedback:
+        return "required"
+
+    @property
+    def contraction(self) -> bool:
+        return True
+
+    def delta(self, n: int) -> float:
+        return 1 / max(1, min(self.block, n))
+
+    @property
+    def alignment(self) -> int:
+        return self.block
+
+    def layout(self, shape: Sequence[int]) -> Layout:
+        n, (name, each) = math.prod(shape), self.numbers
+        numbers = Field(name, torch.float32, each * -(-n // self.block))
+        return Layout((numbers, Field("codes", torch.uint8, -(-n // 8))))
+
+    def encode(self, x: Tensor, payload: Payload, state: State, key: Key) -> None:
+        numbers, codes = payload
+        self.operations[0](x.view(-1), numbers, codes, self.block)
+
+    def encode_feedback(
+        self, grad: Tensor, residual: Tensor, payload: Payload, state: State, key: Key, status: Tensor | None = None
+    ) -> None:
+        numbers, codes = payload
+        self.operations[1](grad.view(-1), residual.view(-1), numbers, codes, self.block, status)
+
+    def add_decoded(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
+
+    def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        numbers, codes = payloads
+        self.operations[2](numbers, codes, out.view(-1), self.block, scale)
