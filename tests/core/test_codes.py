@@ -189,7 +189,7 @@ def test_another_number_of_ranks_gets_the_mean_of_the_values() -> None:
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
 def test_shards_of_fsdp_begin_blocks_of_their_own_and_are_cut_anew(after: int) -> None:
     before, x = Sharded("w", (7, 6), 2), torch.randn(42)
-    tensor = before.stored(before.pad(x), FORM)
+    tensor = before.stored(before.pad(x, before.world), FORM)
     assert tensor.shape == (2 * 2, 20)  # 24 elements for each rank: two blocks.
     assert torch.equal(before.taken(tensor)[:16], read(stored(x[:16])))
     state = state_of(2, 0, 3, {"worker": {"residual": {"w": tensor}}})
@@ -204,7 +204,7 @@ def test_shards_of_fsdp_begin_blocks_of_their_own_and_are_cut_anew(after: int) -
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
 def test_shards_between_replicas_are_cut_anew(after: int) -> None:
     before, x = Sharded("w", (7, 6), 2), torch.randn(42)
-    shards = before.pad(x).view(2, -1)
+    shards = before.pad(x, before.world).view(2, -1)
     kept = [state_of(1, 0, 3, {"worker": {"residual": {"w": stored(each)}}}) for each in shards]
     state = merge_states(of_shard(each, shard, 2) for shard, each in enumerate(kept))
     cuts = {"w": Sharded("w", (7, 6), after)}

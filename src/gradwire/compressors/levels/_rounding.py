@@ -34,17 +34,13 @@ class Moments(NamedTuple):
 
     def length(self) -> Tensor:
         """|x|, of a table that is not centred."""
-        squares, units = self.table[:, 3].double(), self._units()
-        if units is not None:
-            squares = squares * units.square()
+        squares = self.table[:, 3].double() * self._units().square()
         return squares.sum(0, keepdim=True).sqrt().float()
 
     def deviation(self) -> Tensor:
         """The standard deviation, of a centred table: exactly zero if all elements are equal."""
         origins, sums, squares = self.table[:, 1:].double().unbind(1)
-        units = self._units()
-        if units is not None:
-            sums, squares = sums * units, squares * units.square()
+        sums, squares = sums * self._units(), squares * self._units().square()
         counts = torch.full_like(sums, ops.SEGMENT)
         counts[-1:].fill_(self.n - ops.SEGMENT * (len(counts) - 1))
         means = origins + sums / counts
@@ -52,12 +48,9 @@ class Moments(NamedTuple):
         away = means - (counts * means).sum() / self.n
         return ((within + counts * away * away).sum(0, keepdim=True) / self.n).sqrt().float()
 
-    def _units(self) -> Tensor | None:
-        """What the sums of each segment count in; None: all in 1, as far as that can be known without waiting."""
-        largest = self.table[:, 0]
-        if largest.device.type == "cpu" and ops.are_usual(*(float(one) for one in torch.aminmax(largest))):
-            return None
-        return ops.units_of(largest).double()
+    def _units(self) -> Tensor:
+        """What the sums of each segment count in."""
+        return ops.units_of(self.table[:, 0]).double()
 
 
 @dataclass(frozen=True)

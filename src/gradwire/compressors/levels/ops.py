@@ -44,7 +44,6 @@ from gradwire.ops.units import exponent_of, power_of_two
 
 __all__ = [
     "SEGMENT",
-    "are_usual",
     "loco_encode",
     "loco_encode_averaged",
     "moments",
@@ -539,15 +538,6 @@ def _write_moments(x: Tensor, table: Tensor, centred: bool) -> None:
 def units_of(largest: Tensor) -> Tensor:
     """2^e for each row, from its largest magnitude: the unit of its sum of distances, squared that of its squares."""
     return power_of_two(_exponents(largest))
-
-
-def are_usual(least: float, largest: float) -> bool:
-    """Whether the unit of every segment is 1, by the least and the largest of their largest magnitudes.
-
-    >>> are_usual(1e-9, 3.0), are_usual(0.0, 3.0), are_usual(1.0, float("nan"))
-    (True, False, False)
-    """
-    return 2.0**-_USUAL <= least <= largest < 2.0 ** (_USUAL + 1)
 
 
 def _exponents(largest: Tensor) -> Tensor:
