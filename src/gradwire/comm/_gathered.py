@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Session, Site
 from gradwire.group.channel import Channel
+from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Unit
 from gradwire.types import Key
 
@@ -26,13 +27,15 @@ class GatheredSession(Session):
         self.rows = Message(self.part.packing, site.device, rows=self.channel.world)
         self.own = self.rows.row(self.channel.rank)
 
-    def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         metrics = self.channel.metrics
         with metrics.timed("encode"):
             self.part.encode(flat, self.own, key)
         self.move(self.channel, self.rows.buffer)
         with metrics.timed("decode"):
-            bad = self.rows.status.any() | dense()
+            # It says the same on all ranks, so each may note it in its own row.
+            dense.flag(self.own.status)
+            bad = self.rows.status.any()
             self.part.deliver(flat, bad, lambda: self._decode(flat))
         return bad
 

@@ -7,13 +7,14 @@ messages that was seen, so memory follows what is really sent, not the capacity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gradwire.comm.base import Session, Site
 from gradwire.errors import WireError
+from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Unit
 from gradwire.types import ALIGNMENT, Key
 
@@ -35,7 +36,7 @@ class VariableSession(Session):
         self.sizes = torch.zeros(self.channel.world, dtype=torch.int64, device=site.device)
         self.received = torch.zeros(0, dtype=torch.uint8, device=site.device)
 
-    def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         metrics = self.channel.metrics
         with metrics.timed("encode"):
             self.part.encode(flat, self.own, key)

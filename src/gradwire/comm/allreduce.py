@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,6 +14,7 @@ from gradwire import ops
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
+from gradwire.group.dense import DenseMean
 from gradwire.group.part import Batch, Part, Unit, nonfinite, pieces_of
 from gradwire.types import Key, Payload
 
@@ -72,16 +73,25 @@ class SummedSession(Session):
         plain = [batch.compressor.tells_nonfinite and batch.memory.keeps_nothing for batch in self.part.batches]
         self.tells = all(plain)
 
-    def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         metrics = self.channel.metrics
         with metrics.timed("encode"):
             self._encode(flat, key)
         self.channel.all_reduce(self.sums)
         with metrics.timed("decode"):
-            bad = nonfinite(self.sums) | dense()
+            bad = self._is_bad(dense)
             # Where the sums tell, what they become is not finite, either.
             self.part.deliver(flat, bad, lambda: self._decode(flat), spoils=not self.tells)
         return bad
+
+    def _is_bad(self, dense: DenseMean) -> Tensor:
+        """Whether the sums or what travels dense have a value that is not finite; the status is this rank's own."""
+        if self.sums.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return nonfinite(self.sums) | dense()
+        self.status.zero_()
+        ops.nonfinite(self.sums, self.status)
+        dense.flag(self.status)
+        return self.status.any()
 
     def _encode(self, flat: Tensor, key: Key) -> None:
         if not self.tells:
@@ -137,7 +147,7 @@ class RoundsSession(Session):
         self.payloads: list[Payload] = list(zip(*columns, strict=True))
         self.status = torch.zeros(1, dtype=torch.int32, device=site.device)
 
-    def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         metrics, pieces, batches = self.channel.metrics, self.part.pieces, self.part.batches
         xs = [piece.of(flat) for piece in pieces]
         self.status.zero_()

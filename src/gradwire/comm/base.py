@@ -11,7 +11,7 @@ all ranks, and never from a callback of a collective (a dependent collective sta
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -22,6 +22,7 @@ from gradwire import registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.group.channel import Channel
+from gradwire.group.dense import DenseMean
 from gradwire.group.part import Piece, Unit, pack_states
 from gradwire.memory.base import Memory
 from gradwire.ops.stored import shaped
@@ -88,14 +89,14 @@ class Session(ABC):
     """One bucket's messages and buffers."""
 
     @abstractmethod
-    def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         """Replace the units in ``flat`` by their mean over the ranks.
 
         Args:
             flat: the bucket's gradients, contiguous float32.
             key: of this step.
-            dense: waits for what travels uncompressed in this bucket, and tells whether it has a value that is not
-                finite; it says the same on all ranks, and this session is taken back then.
+            dense: what travels uncompressed in this bucket; where it has a value that is not finite, which all ranks
+                see alike, this session is taken back. It is waited for in any case.
 
         Returns:
             bool of one element: whether some rank had a value that is not finite. Then the units hold NaN (or what

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from gradwire.comm._sparse import PlacedValues, exchange, pack, unpack
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
+from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Piece, Unit, fill_nonfinite
 from gradwire.memory.base import Memory
 from gradwire.ops import segments as _topk
@@ -95,7 +96,7 @@ class OkTopkSession(Session):
         ages = {int(kept["age"]) for kept in self.kept}
         self.age = ages.pop() if len(ages) == 1 else 0
 
-    def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         metrics = self.channel.metrics
         self._recall()
         with metrics.timed("encode"):

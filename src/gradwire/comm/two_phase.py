@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
+from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Piece, Unit
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
@@ -69,7 +70,7 @@ class TwoPhaseSession(Session):
         self.owned = Part(own_pieces(shards[rank], site))
         self.sum = torch.zeros(sum(piece.numel for piece in self.owned.pieces), device=site.device)
 
-    def run(self, flat: Tensor, key: Key, dense: Callable[[], Tensor]) -> Tensor:
+    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         with self.channel.metrics.timed("encode"):
             for part, message in zip(self.parts, self.sends, strict=True):
                 part.encode(flat, message, key)

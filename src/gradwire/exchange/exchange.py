@@ -10,7 +10,6 @@ step of a bucket nothing of gradient size is allocated.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import logging
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
@@ -237,7 +236,7 @@ class Exchange:
         bad, self._bad = self._bad, []
         if bad:
             # On the device, so that counting never waits for it.
-            spoilt = torch.stack(bad).any()
+            spoilt = torch.stack(bad).any() if len(bad) > 1 else bad[0]
             self._nonfinite += spoilt
             self._undo.end(spoilt)
             if self.second_moment is not None:
@@ -271,11 +270,11 @@ class Exchange:
         for each in moving:
             each.memory.compensate(each.of(flat), each.kept)
         uncompressed = DenseSession([(0, plan.numel)], self.channel, self.device) if warm else plan.dense
-        dense = functools.cache(uncompressed.begin(flat))
-        self._bad += [session.run(flat, key, dense) for session in plan.sessions if not warm]
+        dense = uncompressed.begin(flat)
+        told = [session.run(flat, key, dense) for session in plan.sessions if not warm]
         for each in moving:
             each.memory.update(each.of(flat), each.kept, dense())
-        self._bad.append(dense())
+        self._bad += told or [dense()]  # What a session tells has what travels dense in it.
         if compare is not None:
             compare(flat, 0, 1.0)
 

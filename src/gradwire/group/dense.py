@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
+from gradwire import ops
 from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
 from gradwire.types import State
 
-__all__ = ["DenseSession", "joined"]
+__all__ = ["DenseMean", "DenseSession", "joined"]
 
 
 class DenseSession:
@@ -32,29 +33,47 @@ class DenseSession:
         packed = sum(hi - lo for lo, hi in self.ranges) if len(self.ranges) > 1 or self.wishes else 0
         self.buffer = torch.zeros(packed + self.wishes, dtype=torch.float32, device=device)
 
-    def begin(self, flat: Tensor) -> Callable[[], Tensor]:
-        """Start to average the ranges over the ranks, in place.
-
-        Returns:
-            A function that waits for the result and tells whether it has a value that is not finite. Meanwhile other
-            ranges of ``flat`` may be worked on.
-        """
+    def begin(self, flat: Tensor) -> DenseMean:
+        """Start to average the ranges over the ranks, in place. Meanwhile other ranges of ``flat`` may be worked on."""
         views = [flat[lo:hi] for lo, hi in self.ranges]
         if not self.buffer.numel():
             packed = views[0] if views else self.buffer
-            return partial(self._finish, packed, [], self._begin(packed))
+            return DenseMean(packed, partial(self._finish, packed, [], self._begin(packed)))
         torch.cat([*views, *(state["advice"] for state in self.advised)], out=self.buffer)
-        return partial(self._finish, self.buffer, views, self._begin(self.buffer))
+        wait = self._begin(self.buffer)
+        return DenseMean(self.buffer[: len(self.buffer) - self.wishes], partial(self._finish, self.buffer, views, wait))
 
     def _begin(self, packed: Tensor) -> Callable[[], None]:
         return self.channel.begin_all_reduce(packed.div_(self.channel.world))
 
-    def _finish(self, packed: Tensor, views: list[Tensor], wait: Callable[[], None]) -> Tensor:
+    def _finish(self, packed: Tensor, views: list[Tensor], wait: Callable[[], None]) -> None:
         wait()
         if views or self.wishes:
             targets = [*views, *(state["agreed"] for state in self.advised)]
             torch._foreach_copy_(targets, list(torch.split(packed, [target.numel() for target in targets])))
-        return nonfinite(packed[: packed.numel() - self.wishes])
+
+
+class DenseMean:
+    """What travels uncompressed, on its way: a call waits for it, and tells whether it has a value that is not finite.
+
+    Args:
+        packed: where the mean will be.
+        finish: waits for it, and puts it where it belongs.
+    """
+
+    def __init__(self, packed: Tensor, finish: Callable[[], None]) -> None:
+        self._packed, self._arrive = packed, cache(finish)
+        self._bad: Tensor | None = None
+
+    def __call__(self) -> Tensor:
+        self._arrive()
+        self._bad = nonfinite(self._packed) if self._bad is None else self._bad
+        return self._bad
+
+    def flag(self, status: Tensor) -> None:
+        """Wait, and set bit 0 of ``status``, int32 of one element, where a value is not finite."""
+        self._arrive()
+        ops.nonfinite(self._packed, status)
 
 
 def joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -26,6 +26,7 @@ from gradwire.errors import ConfigError, is_int, require
 from gradwire.exchange.settings import build_compressor, valid_timeout
 from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
+from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Piece, Unit
 from gradwire.integrations._scatter import ScatterSession
 from gradwire.integrations._sharded import multiplier
@@ -84,7 +85,7 @@ class Carrier:
         self.site, self.scratch, self.worker = Site(channel, device, Stateless()), Scratch(), Worker()
         self.strategy: Strategy = AllGather() if channel.world == 2 else TwoPhase()
         self.step = 0
-        self.good = torch.zeros(1, dtype=torch.bool, device=device)
+        self.nothing = DenseMean(torch.zeros(0, device=device), lambda: None)
         self._sessions: OrderedDict[tuple[str, int], Any] = OrderedDict()
 
     def start(self, job: Callable[[], list[Tensor]]) -> dist.Work:
@@ -104,7 +105,7 @@ class Carrier:
         flat = self.scratch.float32(tensor.view(-1))
         session: Session = self._session("sum", n, lambda: self.strategy.plan([self._unit(n)], self.site))
         self._count(2 * (world - 1) * tensor.nbytes // world)
-        session.run(flat, self._key(), lambda: self.good)
+        session.run(flat, self._key(), self.nothing)
         self._multiply(flat, multiplier(op, world) * world)
         if flat.dtype != tensor.dtype:
             tensor.view(-1).copy_(flat)
