@@ -18,7 +18,18 @@ from torch import Tensor
 
 from gradwire.errors import as_python
 
-__all__ = ["ALIGNMENT", "Configuration", "Field", "Key", "Layout", "Payload", "State", "align", "overrides", "tensor_id"]
+__all__ = [
+    "ALIGNMENT",
+    "Configuration",
+    "Field",
+    "Key",
+    "Layout",
+    "Payload",
+    "State",
+    "align",
+    "overrides",
+    "tensor_id",
+]
 
 Payload: TypeAlias = tuple[Tensor, ...]
 State: TypeAlias = dict[str, Tensor]
