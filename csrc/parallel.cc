@@ -125,9 +125,11 @@ class Team {
 
   // What each thread of the region calls, of which there may be fewer than there were asked for.
   void join(int number, int present) {
-    if (held.load(std::memory_order_relaxed) == number) wait_until_ended();
-    while (!ended_.load(std::memory_order_acquire)) {
+    for (;;) {
+      // In this order: who finds that it has not ended yet waits for a pass whose end is still to be told.
       const std::uint32_t pass = pass_.get();
+      if (held.load(std::memory_order_relaxed) == number) wait_until_ended();
+      if (ended_.load(std::memory_order_acquire)) break;
       const std::int64_t done = take_all(number);
       if (done > 0 && left_.fetch_sub(done) == done)
         finish_pass();

@@ -8,7 +8,7 @@ A second, leading dimension on the buffer (one row for each rank) gives the same
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, wraps
 from typing import Any, ClassVar, TypeAlias
@@ -18,7 +18,18 @@ from torch import Tensor
 
 from gradwire.errors import as_python
 
-__all__ = ["ALIGNMENT", "Configuration", "Field", "Key", "Layout", "Payload", "State", "align", "tensor_id"]
+__all__ = [
+    "ALIGNMENT",
+    "Configuration",
+    "Field",
+    "Key",
+    "Layout",
+    "Payload",
+    "State",
+    "align",
+    "overrides",
+    "tensor_id",
+]
 
 Payload: TypeAlias = tuple[Tensor, ...]
 State: TypeAlias = dict[str, Tensor]
@@ -30,6 +41,27 @@ ALIGNMENT = 8
 def align(offset: int, to: int = ALIGNMENT) -> int:
     """The smallest multiple of ``to`` that is not below ``offset``."""
     return -(-offset // to) * to
+
+
+def overrides(cls: type, methods: Iterable[str], declared: str) -> bool:
+    """Whether a class has any of these methods from nearer than ``declared``, which was said of other methods then.
+
+    >>> class Base:
+    ...     fast = True
+    ...     def encode(self): ...
+    >>> class Own:
+    ...     def encode(self): ...
+    >>> class Mixed(Own, Base): ...
+    >>> overrides(Base, ["encode"], "fast"), overrides(Mixed, ["encode"], "fast")
+    (False, True)
+    """
+    wanted = set(methods)
+    for each in cls.__mro__:
+        if declared in vars(each):
+            return False
+        if wanted & vars(each).keys():
+            return True
+    return False
 
 
 class Configuration:

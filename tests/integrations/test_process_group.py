@@ -12,7 +12,7 @@ from gradwire import registry
 from gradwire.integrations.process_group import PRESETS
 from gradwire.testing.processes import run_ranks
 from gradwire.types import ALIGNMENT, align
-from tests.integrations.wrapped_jobs import CASES, CODES, N, collectives, models, outcomes
+from tests.integrations.wrapped_jobs import CASES, CODES, N, alone, collectives, models, of_wrong_size, outcomes
 from tests.once import once
 
 LOSES = {"bf16-fp32sum": 0.003, "fp8-two-phase": 0.04, "blockwise8": 0.012, "qsgd:bits=4": 0.2}
@@ -134,3 +134,15 @@ def test_it_is_the_default_group_where_that_is_wished() -> None:
         assert case["distance"] < 0.01
         assert case["collectives"] >= 4
         assert case["backend"] == "gloo"
+
+
+def test_who_waits_for_a_collective_hears_that_it_failed() -> None:
+    heard, _ = run_ranks(2, alone)
+    assert len(heard) == 3
+    assert "waited timeout=2 s for rank 1" in heard[0] or "lost rank 1" in heard[0], heard
+    assert not any(each == "nothing" for each in heard), heard
+
+
+def test_tensors_that_do_not_fit_are_refused_as_without_compression() -> None:
+    for left in run_ranks(3, of_wrong_size):
+        assert left == {"long": 18000.0, "short": 18000.0, "gathered": 18000.0, "right": 6000.0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.errors import GroupError
 from gradwire.integrations.process_group import CompressingGroup
 from tests.integrations.fsdp_grid_jobs import Blocks, backward, gradients
 from tests.integrations.jobs import answers, batch, model_of
@@ -261,3 +262,39 @@ def models(rank: int) -> dict[str, Any]:
     }
     dist.new_group([0, 1, 2, 3])
     return told
+
+
+def alone(rank: int) -> list[str]:
+    """What rank 0 hears where nobody else takes part."""
+    group = gradwire.wrap_group(None, "bf16-fp32sum", min_numel=1000, timeout=2)
+    calls = {
+        "waits": lambda: dist.all_reduce(torch.ones(4000), group=group),
+        "waits later": lambda: cast(Any, dist.all_reduce(torch.ones(4000), group=group, async_op=True)).wait(),
+        "functional": lambda: funcol.all_reduce(torch.ones(4000), "sum", cast(Any, group)) + 0,
+    }
+    heard = []
+    for call in calls.values() if rank == 0 else ():
+        try:
+            call()
+            heard.append("nothing")
+        except GroupError as error:
+            heard.append(str(error))
+    return heard
+
+
+def of_wrong_size(rank: int) -> dict[str, float]:
+    """What is in an output after a call that must be refused, and after a right one."""
+    group = gradwire.wrap_group(None, "bf16-fp32sum", all_gather="bf16", min_numel=1000)
+    world, out, left = dist.get_world_size(), torch.full((2000,), 9.0), {}
+    for name, call in {
+        "long": lambda: dist.reduce_scatter_tensor(out, torch.ones(2000 * world + 500), group=group),
+        "short": lambda: dist.reduce_scatter_tensor(out, torch.ones(2000 * world - 10 * world), group=group),
+        "gathered": lambda: dist.all_gather_into_tensor(torch.zeros(2000 * world), torch.ones(1990), group=group),
+    }.items():
+        try:
+            call()
+            left[name] = -1.0
+        except RuntimeError:
+            left[name] = float(out.sum())
+    dist.reduce_scatter_tensor(out, torch.ones(2000 * world), group=group)
+    return {**left, "right": float(out.sum())}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradwire import ops
+from gradwire.compressors.casts.ops import cast_add_decoded
 from gradwire.errors import ConfigError
 from gradwire.ops import Each, Pieces, Places
 from gradwire.ops.base import MOST_TABLES, Op
@@ -163,3 +164,27 @@ def test_views_of_several_tensors_are_no_pieces() -> None:
 def test_meta_tensors_count_as_what_a_gpu_would_be_asked() -> None:
     pieces = Pieces(torch.zeros(8, device="meta"), Places(8, [0, 4], [4, 4]))
     ops.fill_where(pieces, 1.0, torch.zeros(1, dtype=torch.bool, device="meta"))
+
+
+def test_a_table_is_for_as_many_ranks_as_it_was_made_for():
+    places, out = Places(8, [0, 4], [4, 4]), Pieces(torch.zeros(8), Places(8, [0, 4], [4, 4]))
+    rows = torch.full((4, 8), 5.0, dtype=torch.bfloat16)
+    for ranks in (4, 1, 2):
+        cast_add_decoded(Pieces(rows[:ranks], places), out, 1.0, fresh=True)
+        assert out.base.tolist() == [5.0 * ranks] * 8
+
+
+@pytest.mark.parametrize("sizes", [[2], [2, 1, 1]])
+def test_another_number_of_pieces_than_the_first_has_is_refused(sizes):
+    x = Pieces(torch.zeros(8), Places(8, [0, 4], [2, 2]))
+    others = Places(8, [0, 4, 6][: len(sizes)], sizes)
+    with pytest.raises(ConfigError, match=r"copy_where\.target must be of 2 pieces"):
+        ops.copy_where(x, Pieces(torch.ones(8), others), None)
+    with pytest.raises(ConfigError, match=r"fill_where\.value must be of 2 pieces"):
+        ops.fill_where(x, Each([1.0] * len(sizes)))
+
+
+def test_whole_numbers_serve_where_each_piece_has_a_float_of_its_own():
+    x = Pieces(torch.zeros(4), Places(4, [0, 2], [1, 2]))
+    ops.fill_where(x, Each([3, -1]))
+    assert x.base.tolist() == [3.0, 0.0, -1.0, -1.0]

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 
@@ -86,6 +88,28 @@ def test_a_thread_that_does_not_come_is_not_waited_for(code, number):
     assert len(taken) == 3
     assert taken[number] == 0
     assert sum(taken) >= 5
+
+
+LATE = """
+import torch
+from gradwire.compressors.ternary.ops import twobit_encode
+from gradwire.ops.native import kernels
+
+torch.set_num_threads(3)
+kernels.set_retreat(False)
+kernels.hold_thread(1)
+x, codes = torch.randn(1 << 17), torch.empty(1 << 15, dtype=torch.uint8)
+for _ in range(50):
+    twobit_encode(x, codes, 0.5)
+print(kernels.region_count())
+"""
+
+
+def test_a_thread_that_comes_while_a_region_ends_does_not_wait_for_another_pass():
+    # A thread that sleeps for ever hears no signal, so it is another process that is given up.
+    found = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
+    assert int(found.stdout) == 50
 
 
 @pytest.mark.parametrize("code", ["take_drawn", "entropy"])

@@ -42,7 +42,7 @@ from torch import Tensor
 from gradwire import ops, registry
 from gradwire.errors import ConfigError, WireError
 from gradwire.ops.stored import accumulate_into, mix_into
-from gradwire.types import Configuration, Key, Layout, Payload, State
+from gradwire.types import Configuration, Key, Layout, Payload, State, overrides
 
 __all__ = ["MOST_USED", "Compressor", "Family", "Feedback", "MultiRound", "as_gradient"]
 
@@ -160,10 +160,11 @@ class Compressor(Configuration, ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        own = vars(cls).keys()
-        if _CODE & own and "takes_pieces" not in own:
+        if overrides(cls, _CODE, "takes_pieces"):
             cls.takes_pieces = False
-        if {"add_decoded", "add_decoded_many"} & own and "decode_many" not in own:
+        if overrides(cls, ("encode", "encode_scaled"), "tells_nonfinite"):
+            cls.tells_nonfinite = False
+        if overrides(cls, ("add_decoded", "add_decoded_many"), "decode_many"):
             # What decodes in its own way is what decodes: the faster way of its base is another method's.
             cls.decode_many = Compressor.decode_many  # type: ignore[method-assign]
 
@@ -439,6 +440,13 @@ class MultiRound(Compressor):
 
     family: ClassVar[Family] = "low rank"
     portable = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if overrides(cls, ("add_own", "add_decoded"), "add_own_each"):
+            cls.add_own_each = MultiRound.add_own_each  # type: ignore[method-assign]
+        if overrides(cls, ("add_decoded",), "add_decoded_each"):
+            cls.add_decoded_each = MultiRound.add_decoded_each  # type: ignore[method-assign]
 
     @abstractmethod
     def rounds(

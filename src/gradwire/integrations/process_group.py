@@ -72,6 +72,40 @@ class Stateless:
         return [{} for _ in pieces]
 
 
+class Started(dist.Work):
+    """A collective that was started; who waits for it hears of its failure, which torch's own work of a future hides.
+
+    Args:
+        worker: that runs it, and knows what failed.
+        done: of the tensors that are made.
+    """
+
+    def __init__(self, worker: Worker, done: Any) -> None:
+        cast(Any, super()).__init__()
+        self._worker, self._done = worker, done
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait until it is done; on an accelerator the current stream does."""
+        self._worker.result(self._done)
+        return True
+
+    def synchronize(self) -> None:
+        """Do the same."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it is done, or has failed."""
+        return bool(self._done.done())
+
+    def result(self) -> list[Tensor]:
+        """The tensors that are made."""
+        return cast(list[Tensor], self._worker.result(self._done))
+
+    def get_future(self) -> Any:
+        """What is told when it is done."""
+        return self._done
+
+
 class Carrier:
     """The sessions of one private group, and the thread that runs them.
 
@@ -96,7 +130,7 @@ class Carrier:
         else:
             done = Future(devices=[torch.device(self.device.type, torch.cuda.current_device())])
             done.set_result(job())
-        return cast(dist.Work, cast(Any, torch._C._distributed_c10d)._create_work_from_future(done))
+        return Started(self.worker, done)
 
     @torch.no_grad()
     def all_reduce(self, tensor: Tensor, op: Any) -> list[Tensor]:
@@ -228,7 +262,8 @@ class CompressingGroup(dist.ProcessGroup):
         if opts is None:
             return cast(Any, self._inner).reduce_scatter_single(output, given)
         op: Any = opts.reduceOp
-        if self._takes(given) and output.is_contiguous() and reduces(op):
+        fits = given.numel() == self.size() * output.numel() and given.dtype == output.dtype
+        if fits and self._takes(given) and output.is_contiguous() and reduces(op):
             return self._carrier.start(lambda: self._carrier.reduce_scatter(output, given, op))
         if self._gloo and op == dist.ReduceOp.PREMUL_SUM:
             given, opts.reduceOp = given * multiplier(op, 1), dist.ReduceOp.SUM
@@ -236,7 +271,8 @@ class CompressingGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> Any:
         """Gather a tensor of each rank; compressed only where a code was given for that."""
-        if not self._gathers or not self._takes(given) or not output.is_contiguous():
+        fits = output.numel() == self.size() * given.numel() and given.dtype == output.dtype
+        if not (self._gathers and fits and self._takes(given) and output.is_contiguous()):
             return self._inner.all_gather_single(output, given, *([opts] if opts is not None else []))
         return self._carrier.start(lambda: self._carrier.all_gather(output, given))
 

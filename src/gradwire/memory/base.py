@@ -21,7 +21,7 @@ from gradwire import ops, registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.ops.stored import FLOAT32, StoredForm
-from gradwire.types import Configuration, Key, Payload, State
+from gradwire.types import Configuration, Key, Payload, State, overrides
 
 __all__ = ["Memory", "check_memory", "check_rounds", "default_memory"]
 
@@ -86,10 +86,21 @@ class Memory(Configuration, ABC):
     one_round: ClassVar[bool] = False
     """Only methods of one round are served: ``compensate`` and ``update`` refuse."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # What does it in its own way does it on tensors, and in every step, until it says otherwise itself.
+        if overrides(cls, ("encode", "rollback", "update", "begin", "finish"), "takes_pieces"):
+            cls.takes_pieces = Memory.takes_pieces  # type: ignore[method-assign]
+        if overrides(cls, ("encode", "encoded", "rollback", "buffers"), "keeps_nothing"):
+            cls.keeps_nothing = False
+        if overrides(cls, ("compensate",), "compensate_each"):
+            cls.compensate_each = Memory.compensate_each  # type: ignore[method-assign]
+
     def takes_pieces(self, scale: float) -> bool:
         """Whether ``encode`` with this scale, ``rollback``, ``update`` and ``begin`` take ``gradwire.ops.Pieces``.
 
-        Then ``rollback`` has a third argument, ``when``: bool, one element, or None for always.
+        Then ``rollback`` has a third argument, ``when``: bool, one element, or None for always. A subclass that does
+        any of these in its own way says it anew.
         """
         return False
 

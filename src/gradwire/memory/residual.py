@@ -110,9 +110,12 @@ class Residual(Memory):
         residual.index_add_(0, places, values.to(residual.dtype))
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        self.compensate_each([grad], [kept])
+        self._compensate([grad], [kept])
 
     def compensate_each(self, grads: Sequence[Tensor], kept: Sequence[Mapping[str, Tensor]]) -> None:
+        self._compensate(grads, kept)
+
+    def _compensate(self, grads: Sequence[Tensor], kept: Sequence[Mapping[str, Tensor]]) -> None:
         if self.gamma != 1.0:
             torch._foreach_mul_(list(grads), self.gamma)
         torch._foreach_add_(list(grads), [each["residual"].to(torch.float32) for each in kept], alpha=self.beta)

@@ -13,6 +13,7 @@
 import functools
 import importlib
 import importlib.util
+import operator
 import struct
 from collections.abc import Callable, MutableMapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any, Generic, ParamSpec, overload
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from gradwire.errors import require
 from gradwire.ops._declared import Declaration
 from gradwire.ops.native import check_environment, kernels, problem, reference_forced
 from gradwire.ops.pieces import Each, Pieces, Places
@@ -154,6 +156,9 @@ class Many:
         elif len(args) < len(self.said.parameters):
             args += tuple(self.said.defaults[name] for name in self.said.parameters[len(args) :])
         first: Pieces = args[0]
+        for name, value in zip(self.said.parameters, args, strict=True):
+            if type(value) in (Pieces, Each) and len(value) != len(first):
+                require(False, f"{self.op.name}.{name}", f"of {len(first)} pieces, as the first", len(value))
         device = first.base.device.type
         at_once = self.op.kernel_of_many is not None if device == "cpu" else self.op.gpu_takes_many
         if not at_once or device not in ("cpu", "cuda", "meta"):
@@ -179,7 +184,7 @@ class Many:
         kept: list[object] = []
         for name, value in given.items():
             if type(value) is Pieces:
-                key += [id(value.places), value.base.dtype, value.base.dim()]
+                key += [id(value.places), value.base.dtype, value.base.shape, value.base.device]
                 kept.append(value.places)
             elif type(value) is Each:
                 key.append(id(value))
@@ -215,7 +220,9 @@ class Many:
         if not name:
             return int(number)
         if type(value) is Each:
-            return int.from_bytes(struct.pack("<d", number), "little", signed=True) if type(number) is float else number
+            if self.said.types[name] is float:
+                return int.from_bytes(struct.pack("<d", number), "little", signed=True)
+            return operator.index(number)
         if type(value) is Pieces and number == own[name].data_ptr() and number:
             return int(number - bases[name].data_ptr())
         return 0
