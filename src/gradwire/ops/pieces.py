@@ -54,7 +54,7 @@ class Places:
         self.tables: dict[tuple[object, ...], tuple[Tensor, tuple[object, ...]]] = {}
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def places_of(length: int, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Places:
     """The same object for the same places, so that tables are made once for views that are made in every step."""
     return Places(length, offsets, sizes)

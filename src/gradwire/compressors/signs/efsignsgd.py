@@ -30,6 +30,7 @@ class EFSignSGD(BlockSigns):
         ConfigError: the block is outside its range.
 
     Example:
+        >>> import torch
         >>> code = EFSignSGD()
         >>> code.layout((3000,)).nbytes
         383

@@ -26,6 +26,7 @@ class OneBitSGD(BlockSigns):
         ConfigError: the block is outside its range.
 
     Example:
+        >>> import torch
         >>> code = OneBitSGD()
         >>> code.layout((3000,)).nbytes
         399
