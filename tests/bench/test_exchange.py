@@ -12,6 +12,7 @@ from gradwire.bench.buckets import cut
 from gradwire.bench.exchange import ALL_REDUCE, ExchangePlan, Rival, WrongMeanError, exchange_rows
 from gradwire.bench.pretended import pretended_exchange
 from gradwire.errors import ConfigError
+from gradwire.experiments.shapes import network_shapes
 from tests.bench.wrong_methods import Forgetful, Parting
 
 SHAPES = ((8, 3, 3, 3), (8,), (64, 64), (64,), (10, 2000))
@@ -42,6 +43,26 @@ def test_every_method_is_counted_and_none_of_fixed_size_reads_anything_back() ->
     for name in rows.keys() - waiting:
         assert rows[name]["operations"] >= rows[name]["collectives"] > 0, name
         assert rows[name]["bytes_per_element"] >= 8, name
+
+
+@pytest.mark.parametrize("model", ["resnet50", "gpt2", "densenet40_k12"])
+def test_an_exchange_costs_by_the_byte_and_not_by_the_tensor(model: str) -> None:
+    """Operations and collectives, and bytes an element, that an accelerator is asked for: few, however many tensors."""
+    bounds = {
+        "bf16": (12, 24),
+        "fp16": (12, 24),
+        "twobit": (16, 32),
+        "onebit": (16, 32),
+        "efsignsgd": (16, 40),
+        "qsgd": (20, 40),
+        "topk": (200, 48),
+        "powersgd": (480, 90),
+    }
+    plan = ExchangePlan(model, tuple(tuple(shape) for shape in network_shapes(model)), 4, "meta", seconds=0.01)
+    for row in exchange_rows(plan, ours(*bounds)):
+        operations, nbytes = bounds[row["method"]]
+        assert row["operations"] + row["collectives"] <= operations, row["method"]
+        assert row["bytes_per_element"] <= nbytes, row["method"]
 
 
 def test_buckets_are_those_of_ddp_and_cost_their_own_operations() -> None:

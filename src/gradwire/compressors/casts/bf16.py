@@ -51,6 +51,7 @@ class BF16(Cast):
     family = "cast"
     reference = "D. Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019"
     dtype = torch.bfloat16
+    tells_nonfinite = True
 
     def __post_init__(self) -> None:
         require(self.rounding in ("nearest", "random"), "BF16.rounding", "'nearest' or 'random'", self.rounding)
