@@ -5,6 +5,7 @@ is read by an import, or a module that is missing, starts an interpreter of its 
 """
 
 import atexit
+import contextlib
 import multiprocessing as mp
 import os
 import runpy
@@ -98,7 +99,9 @@ class Forked:
 
     def send_signal(self, number):
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # It may have ended, and its exit code not be here yet: as with a Popen that is no error.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def terminate(self):
         self.send_signal(signal.SIGTERM)

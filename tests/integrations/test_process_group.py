@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from gradwire import registry
-from gradwire.integrations.process_group import PRESETS
+from gradwire.integrations.process_group import PRESETS, CompressingGroup
 from gradwire.testing.processes import run_ranks
 from gradwire.types import ALIGNMENT, align
 from tests.integrations.wrapped_jobs import CASES, CODES, N, alone, collectives, models, of_wrong_size, outcomes
@@ -78,6 +79,13 @@ def test_bytes_on_the_wire_are_those_of_the_payloads(world: int) -> None:
                 size = 4 if dtype == "float32" else 2
                 scale = {"all_reduce": 2 / world, "reduce_scatter": 1 / world, "all_gather": 1}[kind]
                 assert case["dense"] == int(scale * (world - 1) * N * size)
+
+
+def test_no_collective_is_left_to_torchs_own_way() -> None:
+    """What a Python group does not name is called with the interpreter's lock held, for which Gloo's threads wait."""
+    others = "abort boxed get_group_store merge_remote_group name rank set_timeout shutdown size split_group unbox"
+    known = {name for name, each in vars(dist.ProcessGroup).items() if name[0].islower() and callable(each)}
+    assert known - set(others.split()) <= vars(CompressingGroup).keys()
 
 
 @pytest.mark.parametrize("world", [2, 3])

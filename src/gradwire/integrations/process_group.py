@@ -209,7 +209,9 @@ class Carrier:
 class CompressingGroup(dist.ProcessGroup):
     """A process group over the ranks of another one. Made by ``wrap_group``.
 
-    What it does not name here goes to the backends of the wrapped group, without a detour.
+    What it does not compress goes to the wrapped group. All of it is named here (``PASSED``): torch calls what a Python
+    group does not name with the interpreter's lock held, and a thread of Gloo that lets go of a tensor then waits for
+    that lock, while it holds the one for which the caller waits.
     """
 
     def __init__(self, inner: dist.ProcessGroup, carrier: Carrier, min_numel: int, same: torch.dtype | None) -> None:
@@ -303,6 +305,39 @@ class CompressingGroup(dist.ProcessGroup):
             and not self._alone
             and not self._closed
         )
+
+
+PASSED = (
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+)
+"""Collectives that are the wrapped group's own."""
+
+
+def _passed(name: str) -> Callable[..., Any]:
+    def collective(self: CompressingGroup, *args: Any, **options: Any) -> Any:
+        return getattr(self._inner, name)(*args, **options)
+
+    collective.__name__, collective.__doc__ = name, "Do it in the wrapped group."
+    return collective
+
+
+for _name in PASSED:
+    setattr(CompressingGroup, _name, _passed(_name))
 
 
 def reduces(op: Any) -> bool:
