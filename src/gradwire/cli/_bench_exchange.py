@@ -16,7 +16,7 @@ from gradwire.bench.exchange import ALL_REDUCE, DEVICES, ExchangePlan, Rival, ex
 from gradwire.bench.neighbours import neighbours
 from gradwire.cli._groups import Integer, Number
 from gradwire.cli._markers import write_between
-from gradwire.cli._output import counted, emit, json_option
+from gradwire.cli._output import counted, emit, json_option, markdown_option
 from gradwire.experiments.exchange_in_ddp import ddp_rows
 from gradwire.experiments.method_text import method_of
 from gradwire.experiments.shapes import network_shapes
@@ -79,13 +79,7 @@ HEADS = ("operations", "collectives", "reads back", "bytes an element", "sent", 
     metavar="SECONDS",
     help="That the steps of a method may take; 5 are made in any case.",
 )
-@click.option(
-    "--markdown",
-    "markdown_to",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    metavar="FILE",
-    help="Write the table to FILE; in a page that has the markers of the table, between them.",
-)
+@markdown_option
 @json_option
 @click.pass_context
 def exchange_command(

@@ -17,7 +17,7 @@ from gradwire._files import replace_text
 from gradwire.errors import ConfigError
 from gradwire.experiments.records import check
 
-__all__ = ["appendable", "counted", "emit", "json_option", "show", "writable"]
+__all__ = ["appendable", "counted", "emit", "json_option", "markdown_option", "show", "writable"]
 
 _WIDEST = 10_000
 """Columns of what is no terminal."""
@@ -66,6 +66,15 @@ json_option = click.option(
     metavar="FILE",
     callback=writable,
     help="Write the result as JSON to FILE; '-' writes it to standard output, and nothing else.",
+)
+
+
+markdown_option = click.option(
+    "--markdown",
+    "markdown_to",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    metavar="FILE",
+    help="Write the table to FILE; in a page that has the markers of the table, between them.",
 )
 
 

@@ -15,7 +15,7 @@ from gradwire.cli._check_gpu import gpu_command
 from gradwire.cli._check_soak import soak_command
 from gradwire.cli._groups import CommandGroup, Integer
 from gradwire.cli._markers import write_between
-from gradwire.cli._output import emit, json_option
+from gradwire.cli._output import emit, json_option, markdown_option
 from gradwire.experiments import convergence
 from gradwire.experiments.convergence import BASELINE, TOLERANCE, ConvergenceRow
 from gradwire.experiments.method_text import method_of
@@ -53,13 +53,7 @@ command.add_command(soak_command)
     help="Of residuals; may be repeated, to compare. Methods that keep none train once. Default: float32.",
 )
 @click.option("--epochs", default=10, show_default=True, type=Integer(1), help="Passes over the data.")
-@click.option(
-    "--markdown",
-    "markdown_to",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    metavar="FILE",
-    help="Write the table to FILE; in a page that has the markers of the table, between them.",
-)
+@markdown_option
 @json_option
 @click.pass_context
 def convergence_command(

@@ -66,7 +66,6 @@ class TwoPhaseSession(Session):
         self.sends = [Message(part.packing, site.device) for part in self.parts]
         self.receives = Message(self.parts[rank].packing, site.device, rows=world)
         self.means = [Message(part.packing, site.device) for part in self.parts]
-        self.stacked = [mean.stacked() for mean in self.means]
         self.owned = Part(own_pieces(shards[rank], site))
         self.sum = torch.zeros(sum(piece.numel for piece in self.owned.pieces), device=site.device)
 
@@ -105,8 +104,8 @@ class TwoPhaseSession(Session):
     def _deliver(self, flat: Tensor, bad: Tensor) -> None:
         self.owned.deliver(self.sum, bad, lambda: None)
         # The pieces of a tensor have one state: what the first of them found there must be what is put back last.
-        for part, mean in reversed(list(zip(self.parts, self.stacked, strict=True))):
-            part.deliver(flat, bad, partial(part.decode, mean, flat, 1.0))
+        for part, mean in reversed(list(zip(self.parts, self.means, strict=True))):
+            part.deliver(flat, bad, partial(part.decode, mean.stacked, flat, 1.0))
 
 
 def cut(pieces: Sequence[Piece], world: int) -> list[list[Piece]]:

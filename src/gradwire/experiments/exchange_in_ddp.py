@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from gradwire.bench.exchange import LEAST, MOST, WARM_UP, ExchangePlan, Rival, W
 from gradwire.bench.machine import environment
 from gradwire.bench.statistics import interleave, summarise
 from gradwire.errors import ConfigError, GradwireError
-from gradwire.experiments.replay import Replayed
+from gradwire.experiments.replay import Replayed, time_exchange
 from gradwire.integrations.ddp import compress_ddp
 from gradwire.testing.processes import RankFailedError, run_ranks
 
@@ -94,13 +93,16 @@ def _rank(rank: int, plan: ExchangePlan, rival: Rival) -> Row:
     try:
         for _ in range(WARM_UP):
             for model in (ours, plain):
-                _step(model)
-        taken = torch.tensor(_step(ours) + _step(plain))
+                time_exchange(model)
+        taken = torch.tensor(time_exchange(ours) + time_exchange(plain))
         dist.all_reduce(taken, dist.ReduceOp.MAX)
         rounds = min(MOST, max(LEAST, int(plan.seconds / float(taken))))
         before = state.metrics()["bytes_sent"]
         samples = interleave(
-            {"op": lambda: _step(ours), PLAIN: lambda: _step(plain)}, warm_up=0, least=rounds, most=rounds
+            {"op": lambda: time_exchange(ours), PLAIN: lambda: time_exchange(plain)},
+            warm_up=0,
+            least=rounds,
+            most=rounds,
         )
         _check(rival, ours, plain)
         counted = state.metrics()
@@ -108,15 +110,6 @@ def _rank(rank: int, plan: ExchangePlan, rival: Rival) -> Row:
     finally:
         state.close()
     return {"samples": samples, "bytes_sent": (counted["bytes_sent"] - before) // rounds, "buckets": buckets}
-
-
-def _step(model: DistributedDataParallel) -> float:
-    """The seconds of one backward pass, which ends with the mean; all ranks begin together."""
-    model.zero_grad(set_to_none=True)
-    dist.barrier()
-    start = time.perf_counter()
-    model(torch.zeros((), requires_grad=True)).backward()
-    return time.perf_counter() - start
 
 
 def _check(rival: Rival, ours: DistributedDataParallel, plain: DistributedDataParallel) -> None:

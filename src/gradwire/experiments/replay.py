@@ -33,7 +33,7 @@ from gradwire.netlab import Link, Netlab, lab_for
 from gradwire.netlab.names import INTERFACE
 from gradwire.netlab.system import own_counters
 
-__all__ = ["HOOKS", "Contestant", "ReplayPlan", "Replayed", "replay"]
+__all__ = ["HOOKS", "Contestant", "ReplayPlan", "Replayed", "replay", "time_exchange"]
 
 HOOKS = ("ddp", "fp16", "powersgd")
 """What torch brings: no hook at all, and two of its own."""
@@ -219,10 +219,10 @@ def exchange(plan: ReplayPlan, contestant: Contestant) -> Result:
     model = DistributedDataParallel(replayed, init_sync=False, bucket_cap_mb=whole if _alone(contestant) else None)
     state = _hooked(model, contestant)
     try:
-        warm = [_step(model) for _ in range(WARM_UP)]
+        warm = [time_exchange(model) for _ in range(WARM_UP)]
         count = _agreed(plan, warm[-1])
         before, sent = _snapshot(state), _interface(plan)
-        seconds = [_step(model) for _ in range(count)]
+        seconds = [time_exchange(model) for _ in range(count)]
         after, sent_after = _snapshot(state), _interface(plan)
     finally:
         if state is not None:
@@ -252,8 +252,8 @@ def _hooked(model: DistributedDataParallel, contestant: Contestant) -> GradwireS
     return None
 
 
-def _step(model: DistributedDataParallel) -> float:
-    """The seconds of one exchange; all workers begin together."""
+def time_exchange(model: DistributedDataParallel) -> float:
+    """The seconds of one backward pass, which ends with the mean; all workers begin together."""
     model.zero_grad(set_to_none=True)
     dist.barrier()
     start = time.perf_counter()

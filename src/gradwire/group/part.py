@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -98,10 +99,15 @@ class Message:
         self.status = packing.status(buffer)
         self.payloads = [packing.payload(buffer, i) for i in range(len(packing.layouts))]
         self._together: dict[tuple[int, ...], Payload | None] = {}
+        self._rows: dict[int, Message] = {}
 
     def row(self, rank: int) -> Message:
-        return Message.on(self.packing, self.buffer[rank])
+        """The message of one rank."""
+        if rank not in self._rows:
+            self._rows[rank] = Message.on(self.packing, self.buffer[rank])
+        return self._rows[rank]
 
+    @cached_property
     def stacked(self) -> Message:
         """A single message seen as the row of a group of one, the form that decoding takes."""
         return Message.on(self.packing, self.buffer.unsqueeze(0))

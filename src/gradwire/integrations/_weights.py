@@ -99,6 +99,7 @@ class WeightGather:
     def __init__(self, wire: WeightWire, cuts: Sequence[Sharded], group: dist.ProcessGroup, theirs: Any) -> None:
         self.wire, self.cuts, self.group, self.theirs = wire, cuts, group, theirs
         self._made: tuple[torch.dtype, Part] | None = None
+        self._rows: Message | None = None
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory for FSDP's weights."""
@@ -122,7 +123,7 @@ class WeightGather:
             for index, shard in enumerate(output_tensor.view(channel.world, -1)):
                 message = rows.row(index)
                 out = shard if shard.dtype == torch.float32 else self.wire.scratch.float32(shard)
-                part.add_decoded(message.stacked(), out.zero_(), 1.0)
+                part.add_decoded(message.stacked, out.zero_(), 1.0)
                 out.masked_fill_(message.status.ne(0), float("nan"))
                 if out is not shard:
                     shard.copy_(out)
@@ -137,5 +138,10 @@ class WeightGather:
                 pieces.append(Piece(unit, unit.memory, unit.shape, lo))
                 lo += cut.chunk
             self._made = dtype, Part(pieces)
+            self._rows = None
         part = self._made[1]
-        return part, Message.on(part.packing, self.wire.room(part.packing.nbytes))
+        room = self.wire.room(part.packing.nbytes)
+        # The room is shared, and becomes another one where somebody needs more.
+        if self._rows is None or self._rows.buffer.data_ptr() != room.data_ptr():
+            self._rows = Message.on(part.packing, room)
+        return part, self._rows

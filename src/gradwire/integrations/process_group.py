@@ -169,7 +169,7 @@ class Carrier:
         for index, own in enumerate(output.view(world, -1)):
             flat = own if room is None else room
             flat.zero_()
-            part.add_decoded(rows.row(index).stacked(), flat, 1.0)
+            part.add_decoded(rows.row(index).stacked, flat, 1.0)
             flat.masked_fill_(rows.row(index).status.ne(0), float("nan"))
             if room is not None:
                 own.copy_(flat)
