@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from gradwire import registry
 from gradwire.advise.advice import MARGIN, Advice, Candidate, advise, break_even
 from gradwire.advise.cluster import Cluster, worlds
-from gradwire.advise.codec import Codec, CodecTimes
 from gradwire.advise.consult import Question, _notes, _reached, given_codec
 from gradwire.advise.gauge import Wanted
-from gradwire.advise.profile import BucketProfile, Profile
 from gradwire.advise.quality import quality, table
-from gradwire.advise.wire import Round, Wire
+from gradwire.auto.codec import Codec, CodecTimes
+from gradwire.auto.profile import BucketProfile, Profile
+from gradwire.auto.wire import Round, Wire
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.transforms.thc import THC

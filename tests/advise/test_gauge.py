@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.advise.codec import WARM_UP, measure
 from gradwire.advise.examples import example
 from gradwire.advise.gauge import Alphas, _model, _replayed, _wire
-from gradwire.advise.profile import BucketProfile, assigned, middle, shortest, watched
-from gradwire.advise.wire import PAYLOAD_SHARE
+from gradwire.advise.profile import assigned, middle, shortest, watched
+from gradwire.auto.codec import WARM_UP, measure
+from gradwire.auto.profile import BucketProfile
+from gradwire.auto.wire import PAYLOAD_SHARE
 from gradwire.compressors.sparse.oktopk import OkTopk
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit

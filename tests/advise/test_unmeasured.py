@@ -11,11 +11,11 @@ import pytest
 from gradwire.advise import consult
 from gradwire.advise.advice import MARGIN, Candidate, advise, plausible, reachable
 from gradwire.advise.cluster import Cluster
-from gradwire.advise.codec import SAMPLE, Codec, sample
 from gradwire.advise.consult import FINALISTS, Question, codecs_of
 from gradwire.advise.gauge import NO_TIME, Wanted, gauge_codecs, gauge_model
-from gradwire.advise.profile import BucketProfile, Profile
-from gradwire.advise.wire import Wire
+from gradwire.auto.codec import SAMPLE, Codec, sample
+from gradwire.auto.profile import BucketProfile, Profile
+from gradwire.auto.wire import Wire
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.compressors.transforms.thc import THC

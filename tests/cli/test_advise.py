@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from gradwire.advise.check import Compared, Setting, holds
-from gradwire.advise.pipeline import PipelineStep
-from gradwire.advise.wire import PAYLOAD_SHARE
+from gradwire.auto.pipeline import PipelineStep
+from gradwire.auto.wire import PAYLOAD_SHARE
 from gradwire.cli._check_advise import _line, _table
 from gradwire.errors import ConfigError
 from gradwire.netlab import Link

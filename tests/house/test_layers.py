@@ -30,6 +30,7 @@ LAYERS = (
     ("exchange.plan",),
     ("exchange.exchange", "schedules"),
     ("exchange.settings",),
+    ("auto",),
     ("integrations",),
     ("jax", "tensorflow"),
     ("optim", "kvstore._packages"),

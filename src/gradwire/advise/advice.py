@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradwire.advise.cluster import Cluster
-from gradwire.advise.codec import Codec
-from gradwire.advise.pipeline import PipelineStep
-from gradwire.advise.profile import Profile
 from gradwire.advise.quality import Quality, drop_in, quality
+from gradwire.auto.codec import Codec
+from gradwire.auto.pipeline import PipelineStep
+from gradwire.auto.profile import Profile
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import default_strategy

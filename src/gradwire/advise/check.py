@@ -14,10 +14,10 @@ from typing import Any
 
 from gradwire.advise.advice import Candidate
 from gradwire.advise.cluster import Cluster
-from gradwire.advise.codec import Codec
 from gradwire.advise.gauge import Wanted, gauge_codecs, gauge_replayed, gauge_wire
-from gradwire.advise.pipeline import PipelineStep
-from gradwire.advise.profile import Profile
+from gradwire.auto.codec import Codec
+from gradwire.auto.pipeline import PipelineStep
+from gradwire.auto.profile import Profile
 from gradwire.bench.machine import cores, environment
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require

@@ -12,11 +12,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gradwire.advise.codec import Codec
-from gradwire.advise.pipeline import PipelineJob, PipelineStep, compressed_step, dense_step
-from gradwire.advise.profile import Profile
-from gradwire.advise.traffic import ring, shared, traffic
-from gradwire.advise.wire import Wire
+from gradwire.auto.codec import Codec
+from gradwire.auto.pipeline import PipelineJob, PipelineStep, compressed_step, dense_step
+from gradwire.auto.profile import Profile
+from gradwire.auto.traffic import ring, shared, traffic
+from gradwire.auto.wire import Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import is_int, require
 from gradwire.exchange.policy import Policy

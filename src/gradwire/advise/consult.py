@@ -12,11 +12,12 @@ from typing import Any
 from gradwire import registry
 from gradwire.advise.advice import Advice, Candidate, advisable, advise, plausible
 from gradwire.advise.cluster import Cluster, worlds
-from gradwire.advise.codec import SAMPLE, Codec, sample
 from gradwire.advise.gauge import Wanted, gauge_codecs, gauge_model, gauge_wire
-from gradwire.advise.profile import BucketProfile, Profile, assigned
+from gradwire.advise.profile import assigned
 from gradwire.advise.script import profile_script
-from gradwire.advise.wire import MESSAGE, PAYLOAD_SHARE, Wire
+from gradwire.auto.codec import SAMPLE, Codec, sample
+from gradwire.auto.profile import BucketProfile, Profile
+from gradwire.auto.wire import MESSAGE, PAYLOAD_SHARE, Wire
 from gradwire.bench.machine import cores, environment
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require

@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradwire.advise.codec import Codec, CodecTimes, measure, slowest
 from gradwire.advise.examples import example
-from gradwire.advise.profile import BucketProfile, Profile, middle, shortest, watched
-from gradwire.advise.wire import PAYLOAD_SHARE, Wire
+from gradwire.advise.profile import middle, shortest, watched
+from gradwire.auto.codec import Codec, CodecTimes, measure, slowest
+from gradwire.auto.profile import BucketProfile, Profile
+from gradwire.auto.wire import PAYLOAD_SHARE, Wire
 from gradwire.bench.machine import busy_seconds, crowded
 from gradwire.compressors.base import Compressor
 from gradwire.errors import require

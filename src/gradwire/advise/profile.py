@@ -6,90 +6,25 @@ the copying into and out of them are those of training. Seconds count from the b
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from gradwire.auto.profile import BucketProfile, Profile
 from gradwire.bench.buckets import bucket_indices
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.exchange import Named
 from gradwire.integrations.setup import in_memory
 
-__all__ = ["BucketProfile", "Profile", "Typical", "Watch", "assigned", "middle", "shortest", "watched"]
+__all__ = ["Typical", "Watch", "assigned", "middle", "shortest", "watched"]
 
 _FEWEST = 2
 """Steps that are watched at least: DDP sorts its buckets anew after the first."""
-
-
-@dataclass(frozen=True)
-class BucketProfile:
-    """Parameters that travel together.
-
-    Args:
-        params: names and shapes, in the order of the bucket.
-        ready: seconds from the beginning of the step until its gradients are there.
-    """
-
-    params: tuple[Named, ...]
-    ready: float
-
-    @property
-    def numel(self) -> int:
-        """Elements."""
-        return sum(torch.Size(shape).numel() for _, shape in self.params)
-
-
-@dataclass(frozen=True)
-class Profile:
-    """One worker's step without an exchange.
-
-    Args:
-        buckets: in the order in which they are exchanged.
-        seconds: of the whole step.
-        busy: the processor that encodes computes the gradients too, as in training on CPUs.
-
-    Raises:
-        ConfigError: no bucket, or times that do not increase.
-    """
-
-    buckets: tuple[BucketProfile, ...]
-    seconds: float
-    busy: bool = True
-
-    def __post_init__(self) -> None:
-        require(bool(self.buckets), "Profile.buckets", "at least one", self.buckets)
-        times = [0.0, *(bucket.ready for bucket in self.buckets), self.seconds]
-        require(times == sorted(times), "Profile.seconds", "times that do not decrease", times)
-
-    @property
-    def numel(self) -> int:
-        """Elements of all buckets."""
-        return sum(bucket.numel for bucket in self.buckets)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Self:
-        """The inverse of ``as_dict``, also after JSON."""
-        buckets = [
-            BucketProfile(tuple((name, tuple(shape)) for name, shape in each["params"]), each["ready"])
-            for each in told["buckets"]
-        ]
-        return cls(tuple(buckets), told["seconds"], told["busy"])
-
-    def lasting(self, seconds: float, *, busy: bool = False) -> Self:
-        """The same buckets in a step of another length, on another processor: all times in proportion."""
-        factor = seconds / self.seconds if self.seconds else 0.0
-        buckets = tuple(BucketProfile(each.params, min(each.ready * factor, seconds)) for each in self.buckets)
-        return type(self)(buckets, seconds, busy)
 
 
 class Typical(Protocol):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gradwire.advise._probe import WARM_UP
-from gradwire.advise.profile import Profile
+from gradwire.auto.profile import Profile
 from gradwire.errors import ConfigError, is_int, require
 
 __all__ = ["profile_script"]

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 from gradwire.errors import require
-from gradwire.netlab import Link
 
-__all__ = ["PAYLOAD_SHARE", "Round", "Wire"]
+__all__ = ["PAYLOAD_SHARE", "Rated", "Round", "Wire"]
 
 _SEGMENT, _FRAME, _ACKNOWLEDGEMENT = 1448, 1514, 66
 
@@ -28,6 +27,17 @@ where payload travels too, an acknowledgement of 66 bytes for every second one."
 
 LATENCY, MESSAGE = 100e-6, 20e-6
 """The seconds of a message between two processes over TCP where nobody measured, and of one more of a round."""
+
+
+class Rated(Protocol):
+    """A link as it is written on its box: bits a second, None for no limit, and seconds added to each message."""
+
+    @property
+    def rate(self) -> float | None: ...
+
+    @property
+    def delay(self) -> float: ...
+
 
 Kind = Literal["exchange", "all_reduce", "broadcast"]
 
@@ -86,7 +96,7 @@ class Wire:
         require(0 <= self.cores < math.inf, "Wire.cores", "cores >= 0", self.cores)
 
     @classmethod
-    def of(cls, workers: int, link: Link, latency: float = LATENCY, message: float = MESSAGE) -> Self:
+    def of(cls, workers: int, link: Rated, latency: float = LATENCY, message: float = MESSAGE) -> Self:
         """A link of a rate as it is written on its box: what TCP and Ethernet take is taken off."""
         rate = math.inf if link.rate is None else link.rate / 8 * PAYLOAD_SHARE
         return cls(workers, rate, latency + link.delay, message)

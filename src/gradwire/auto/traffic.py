@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradwire import registry
-from gradwire.advise.wire import Round
+from gradwire.auto.wire import Round
 from gradwire.comm.two_phase import cut
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, nearest

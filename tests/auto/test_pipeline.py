@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradwire.advise.cluster import Cluster
-from gradwire.advise.codec import Codec
-from gradwire.advise.pipeline import PipelineJob, compressed_step, dense_step, slowdown
-from gradwire.advise.profile import BucketProfile, Profile, assigned
-from gradwire.advise.traffic import PredictedTraffic
-from gradwire.advise.wire import Round, Wire
+from gradwire.advise.profile import assigned
+from gradwire.auto.codec import Codec
+from gradwire.auto.pipeline import PipelineJob, compressed_step, dense_step, slowdown
+from gradwire.auto.profile import BucketProfile, Profile
+from gradwire.auto.traffic import PredictedTraffic
+from gradwire.auto.wire import Round, Wire
 from gradwire.compressors.casts.none import Identity
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError

@@ -1,0 +1,10 @@
+"""Which method, for each bucket, while it trains: measured, predicted, decided by all ranks alike.
+
+    wire        seconds of a round of messages: latency, bytes over the rate, and what TCP and Ethernet add
+    traffic     the rounds of messages of each bucket, by strategy, from the payloads' exact layouts
+    profile     when the backward pass hands out each bucket
+    codec       seconds of encoding and decoding each bucket, of the exchange itself on a channel that carries nothing
+    pipeline    all of them in the order in which the communication thread works them off
+
+The advisor (``gradwire.advise``) predicts with the same model before training.
+"""
