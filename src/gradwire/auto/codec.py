@@ -25,7 +25,7 @@ from gradwire.exchange.policy import Policy
 from gradwire.group.channel import Channel
 from gradwire.metrics import Metrics
 
-__all__ = ["SAMPLE", "Codec", "CodecTimes", "DryChannel", "dry_exchange", "measure", "sample"]
+__all__ = ["SAMPLE", "Codec", "CodecTimes", "DryChannel", "dry_exchange", "measure", "sample", "slowest"]
 
 WARM_UP, REPEATS = 2, 5
 _SPREAD = 1e-2

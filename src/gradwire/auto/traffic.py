@@ -32,7 +32,7 @@ from gradwire.group.part import Part, Piece, Unit
 from gradwire.memory.base import Memory, default_memory
 from gradwire.types import align
 
-__all__ = ["DividedBucket", "PredictedTraffic", "dense_traffic", "shared", "traffic"]
+__all__ = ["DividedBucket", "PredictedTraffic", "dense_traffic", "ring", "shared", "traffic"]
 
 _STATUS = align(4)
 

@@ -17,7 +17,7 @@ from typing import Literal, Protocol, Self
 
 from gradwire.errors import require
 
-__all__ = ["PAYLOAD_SHARE", "Rated", "Round", "Wire"]
+__all__ = ["LATENCY", "MESSAGE", "PAYLOAD_SHARE", "Rated", "Round", "Wire"]
 
 _SEGMENT, _FRAME, _ACKNOWLEDGEMENT = 1448, 1514, 66
 
