@@ -201,6 +201,7 @@ def message_of(rounds: Sequence[Round], workers: int) -> float | None:
 
 
 def slowest(samples: Sequence[Sequence[float]], typical: Callable[[Iterable[float]], float] = median) -> float:
+    """The typical time of the slowest worker: of each repeat the most, of these what ``typical`` makes of them."""
     return float(typical(max(each) for each in zip(*samples, strict=True)))
 
 

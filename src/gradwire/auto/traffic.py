@@ -127,6 +127,7 @@ def declared(unit: Unit) -> float:
 
 
 def ring(nbytes: float, workers: int) -> Round:
+    """The all-reduce of a message."""
     moved = 2 * (workers - 1) * nbytes / workers
     return Round("all_reduce", moved, moved)
 
