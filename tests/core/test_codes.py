@@ -76,9 +76,9 @@ def test_rebuilt_buckets_change_no_bit_of_what_comes_out() -> None:
 
 
 def test_neighbours_are_joined_where_their_blocks_are_whole() -> None:
-    params = [("a", (64,)), ("b", (40,)), ("c", (32,))]
+    params, method = [("a", (64,)), ("b", (40,)), ("c", (32,))], TwoBit()
     for memory, sizes in ((MEMORY, [104, 32]), (Residual(), [136])):
-        units, *_ = grouped(params, TwoBit(), Policy(min_numel=0), lambda _, memory=memory: memory)
+        units, *_ = grouped(params, lambda _: method, Policy(min_numel=0), lambda _, memory=memory: memory)
         assert [each.numel for each in units] == sizes
 
 

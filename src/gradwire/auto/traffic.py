@@ -17,7 +17,7 @@ A test runs every method on a channel that carries nothing and compares what the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gradwire import registry
@@ -76,6 +76,7 @@ def shared(
     policy: Policy | None = None,
     strategy: str | None = None,
     used: float | None = None,
+    main: Callable[[str], Compressor] | None = None,
 ) -> DividedBucket:
     """Divide a bucket as ``Exchange`` does.
 
@@ -86,12 +87,13 @@ def shared(
         policy: per-parameter choices.
         strategy: registered name; None: the default one.
         used: see ``DividedBucket``.
+        main: the compressor of each parameter, by its name; None: ``compressor`` of all.
 
     Raises:
         ConfigError: the strategy cannot carry the compressor.
     """
     memory: Memory = registry.build("memory", default_memory(compressor))
-    units, dense, numel = grouped(params, compressor, policy or Policy(), lambda _: memory)
+    units, dense, numel = grouped(params, main or (lambda _: compressor), policy or Policy(), lambda _: memory)
     name = strategy or default_strategy(compressor, workers)
     registry.build("comm", name).check(compressor)
     wishes = sum(each.compressor.advice for each in units)

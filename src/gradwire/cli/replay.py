@@ -10,7 +10,7 @@ import click
 
 from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import appendable
-from gradwire.experiments.method_text import parse_method
+from gradwire.experiments.method_text import is_auto, parse_method
 from gradwire.experiments.records import append_line
 from gradwire.experiments.replay import HOOKS, Contestant, ReplayPlan, replay
 from gradwire.netlab import Link
@@ -91,7 +91,7 @@ def command(
     options = {} if strategy is None else {"strategy": strategy}
     chosen = [Contestant("ddp")] if baseline else []
     chosen += [Contestant(name) for name in hooks]
-    chosen += [Contestant(text, parse_method(text), options) for text in methods]
+    chosen += [Contestant(text, text if is_auto(text) else parse_method(text), options) for text in methods]
     if not chosen:
         raise click.UsageError("nothing to replay: give --method, --hook or --baseline")
     if json_to not in (None, "-"):

@@ -13,7 +13,8 @@ import dataclasses
 import json
 import logging
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -37,15 +38,51 @@ from gradwire.group.part import Unit
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
 from gradwire.ops.native import check_environment, warn_without_kernels
-from gradwire.ops.stored import FLOAT32
+from gradwire.ops.stored import FLOAT32, read
 from gradwire.types import Key
 
-__all__ = ["Exchange", "Named", "default_strategy"]
+__all__ = ["Assigned", "Exchange", "Named", "Pilot", "default_strategy"]
 
 log = logging.getLogger("gradwire")
 
 PATIENCE = 3
 """Steps in which loaded shards wait for their cut: DDP rebuilds its buckets after the first."""
+
+
+Assigned = Mapping[str, tuple[Compressor, Strategy]]
+"""Parameters that have a method of their own, by name, and how its payloads travel."""
+
+
+class Pilot(Protocol):
+    """Who watches an exchange and gives its parameters methods, as ``gradwire.auto`` does."""
+
+    def begin(self) -> None:
+        """A step begins."""
+        ...
+
+    def before(self, flat: Tensor, params: Sequence[Named], ready: Any) -> None:
+        """A bucket is about to be exchanged, on the thread that exchanges it; it was there at ``ready``."""
+        ...
+
+    def after(self, flat: Tensor) -> None:
+        """It was exchanged; ``flat`` is its mean."""
+        ...
+
+    def to_config(self) -> dict[str, Any]:
+        """The settings that all ranks must share, ready for JSON."""
+        ...
+
+    def metrics(self) -> dict[str, Any]:
+        """What was chosen, and why."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to go on, ready for JSON."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` gave; an empty state begins anew."""
+        ...
 
 
 def plain(value: object) -> object:
@@ -98,6 +135,10 @@ class Exchange:
         self.dropped: int | None = None  # Gradients that were computed and not exchanged, where somebody counts them.
         self.compared: dict[str, Any] = {}  # Further values that must be the same on all ranks in a step.
         self.skips_steps = False
+        self.pilot: Pilot | None = None
+        self.assigned: dict[str, tuple[Compressor, Strategy]] = {}
+        self._draining: set[str] = set()
+        self._drained: list[tuple[str, Tensor]] = []
         self.second_moment: SecondMoment | None = None  # Made by who corrects an optimizer's learning rate by it.
         self.residuals = Residuals(self.channel.world, self.device, seed)
         self.residual_dtype = residual_dtype
@@ -132,6 +173,34 @@ class Exchange:
         self.compressor = self._as_kept(compressor)
         overrides = {pattern: self._as_kept(each) for pattern, each in self.policy.overrides.items()}
         self.policy = dataclasses.replace(self.policy, overrides=overrides)
+
+    def assign(self, assigned: Assigned) -> None:
+        """Give single parameters methods of their own, from the next bucket on. All ranks must call it alike.
+
+        What waits for a parameter whose new method keeps nothing back is sent with its next gradient.
+
+        Args:
+            assigned: by name of the parameter; all others have the main compressor. A parameter that travels
+                uncompressed, by its size or because it is excluded, and one with an override, stay as they are.
+
+        Raises:
+            ConfigError: a combination that cannot work, with the remedy.
+        """
+        for compressor, strategy in assigned.values():
+            strategy.check(compressor)
+            strategy.check_memory(self.memory_for(compressor))
+        kept = {id(each): self._as_kept(each) for each, _ in assigned.values()}
+        self.end_step()
+        self.assigned = {name: (kept[id(each)], strategy) for name, (each, strategy) in assigned.items()}
+        self.forget_plans()
+        waits = self.residuals.worker.get("residual", {})
+        self._draining = {
+            name for name in waits if "residual" not in self.memory_for(self._main(name, self.compressor)).buffers
+        }
+
+    def _main(self, name: str, main: Compressor) -> Compressor:
+        """The compressor of a parameter that has no override."""
+        return self.assigned[name][0] if name in self.assigned else main
 
     def _as_kept(self, compressor: Compressor) -> Compressor:
         """The form of a compressor whose residual is as narrow as its memory keeps it."""
@@ -185,6 +254,8 @@ class Exchange:
     def begin_step(self) -> None:
         """Count a step; call it once before the first bucket."""
         self.end_step()
+        if self.pilot is not None:
+            self.pilot.begin()
         self.step += 1
         self._opened = False
         self._patience -= 1
@@ -239,6 +310,7 @@ class Exchange:
             spoilt = torch.stack(bad).any() if len(bad) > 1 else bad[0]
             self._nonfinite += spoilt
             self._undo.end(spoilt)
+            self._end_draining(spoilt)
             if self.second_moment is not None:
                 self.second_moment.end_step()
 
@@ -248,20 +320,24 @@ class Exchange:
             self._undo.remember(self.residuals.changing(names))
 
     @torch.no_grad()
-    def run(self, flat: Tensor, params: Sequence[Named], itemsize: int = 4) -> None:
+    def run(self, flat: Tensor, params: Sequence[Named], itemsize: int = 4, ready: Any = None) -> None:
         """Replace ``flat`` by its mean over the ranks.
 
         Args:
             flat: contiguous float32, the parameters' gradients end to end in the order of ``params``.
             itemsize: bytes an element that an uncompressed exchange would send: 2 for a 16-bit model.
+            ready: when the gradients were there, for a pilot; None: at the beginning of the step.
 
         Raises:
             ConfigError: ``flat`` is not of this form, or no step was begun.
         """
         self._check(flat, params)
         self.open()
+        if self.pilot is not None:
+            self.pilot.before(flat, params, ready)
         plan = self.plan(params)
         self.remember([name for name, _ in params])
+        drained = self._drain(flat, params) if self._draining else []
         self.counters.dense_bytes += 2 * (self.channel.world - 1) * flat.numel() * itemsize // self.channel.world
         key = Key(seed=self.seed, step=self.step, rank=self.channel.rank)
         warm = self.step <= self.policy.start_after
@@ -274,9 +350,33 @@ class Exchange:
         told = [session.run(flat, key, dense) for session in plan.sessions if not warm]
         for each in moving:
             each.memory.update(each.of(flat), each.kept, dense())
-        self._bad += told or [dense()]  # What a session tells has what travels dense in it.
+        # What a session tells has what travels dense in it.
+        told = told or [dense()]
+        self._bad += told
+        self._drained += [(name, each) for name in drained for each in told]
         if compare is not None:
             compare(flat, 0, 1.0)
+        if self.pilot is not None:
+            self.pilot.after(flat)
+
+    def _drain(self, flat: Tensor, params: Sequence[Named]) -> list[str]:
+        """Add to gradients what a method that was left has kept of them; the names of those that are complete now."""
+        waits, found, lo = self.residuals.worker["residual"], [], 0
+        for name, shape in params:
+            numel = torch.Size(shape).numel()
+            if name in self._draining:
+                flat[lo : lo + numel].add_(read(waits[name])[:numel])
+                found.append(name)
+            lo += numel
+        return found
+
+    def _end_draining(self, spoilt: Tensor) -> None:
+        """Forget what was sent, unless the step in which it was does not count."""
+        drained, self._drained = self._drained, []
+        lost = {name for name, bad in drained if bool(spoilt if self.skips_steps else bad)}
+        for name in {name for name, _ in drained} - lost:
+            del self.residuals.worker["residual"][name]
+            self._draining.discard(name)
 
     def _measure(self, flat: Tensor, plan: Plan) -> Callable[[Tensor, int, float], None] | None:
         """Average a sample without compression, in a step that is measured; give what compares it with what arrives."""
@@ -318,7 +418,8 @@ class Exchange:
         self.end_step()
         state = checkpoint.state_of(self.channel.world, self.channel.rank, self.step, self.residuals.state_dict())
         moment = {} if self.second_moment is None else {"second_moment": self.second_moment.state_dict()}
-        return {**state, "method": self.method(), **moment}
+        pilot = {} if self.pilot is None else {"auto": json.dumps(self.pilot.state_dict())}
+        return {**state, "method": self.method(), **moment, **pilot}
 
     def method(self) -> str:
         """What residuals arise from, as JSON: the main compressor and its memory."""
@@ -371,6 +472,9 @@ class Exchange:
         self._plans, self.epoch = {}, self.epoch + 1
         self.residuals.load_state_dict(kept[0])
         self.step, self._patience = state["step"], PATIENCE
+        self._drained = []
+        if self.pilot is not None:
+            self.pilot.load_state_dict(json.loads(state.get("auto", "{}")))
         if self.second_moment is not None:
             self.second_moment.restart(self.step)
             # The noise in a mean depends on the number of ranks.
@@ -385,8 +489,11 @@ class Exchange:
 
     def buffers(self, which: str) -> set[str]:
         """The names that the memories of all compressors give, as an attribute."""
-        memories = [self.memory_for(each) for each in (self.compressor, *self.policy.overrides.values())]
-        return {name for memory in memories for name in getattr(memory, which)}
+        assigned = dict.fromkeys(compressor for compressor, _ in self.assigned.values())
+        memories = [self.memory_for(each) for each in (self.compressor, *self.policy.overrides.values(), *assigned)]
+        # A pilot's decisions come with a state, and what waits because of them.
+        waits = {"residual"} if self.pilot is not None and which == "buffers" else set()
+        return {name for memory in memories for name in getattr(memory, which)} | waits
 
     @torch.no_grad()
     def scale_residuals(self, factor: float, names: Container[str] | None = None) -> None:
@@ -430,7 +537,8 @@ class Exchange:
         nonfinite = int(self._nonfinite) + bool(current and torch.stack(current).any())
         counted = {**self.counters.as_dict(), "steps": self.step, "nonfinite_steps": nonfinite}
         moment = {} if self.second_moment is None else {"rate_factor": self.second_moment.factor}
-        return {**counted, "residual_norm": self.residuals.norm(), **moment}
+        pilot = {} if self.pilot is None else {"auto": self.pilot.metrics()}
+        return {**counted, "residual_norm": self.residuals.norm(), **moment, **pilot}
 
     def _check(self, flat: Tensor, params: Sequence[Named]) -> None:
         require(self.step > 0, "run", "called after begin_step", Told("a call before it"))
@@ -471,23 +579,32 @@ class Exchange:
 
     def _build(self, params: Sequence[Named], main: Compressor) -> Plan:
         main.check_world(self.channel.world)  # A schedule may have passed what fits, in a step that was not tried.
-        units, dense, numel = grouped(params, main, self.policy, self.memory_for)
+        units, dense, numel = grouped(params, partial(self._main, main=main), self.policy, self.memory_for)
         site = Site(self.channel, self.device, self.residuals)
         groups: dict[object, list[Unit]] = {}
         for unit in units:
-            strategy = self.strategy_for(unit.compressor)
+            strategy = self._strategy_of(unit)
             alone = id(unit.compressor) if strategy.name == "allreduce" else None
             groups.setdefault((strategy.name, alone), []).append(unit)
-        sessions = [self.strategy_for(group[0].compressor).plan(group, site) for group in groups.values()]
+        sessions = [self._strategy_of(group[0]).plan(group, site) for group in groups.values()]
         advised = [self.residuals.states[unit.name] for unit in units if unit.compressor.advice]
         session = DenseSession(dense, self.channel, self.device, advised)
         return Plan(tuple(params), main, units, session, sessions, numel, list(self._moving(params, main, units)))
+
+    def _strategy_of(self, unit: Unit) -> Strategy:
+        compressor, strategy = self.assigned.get(unit.members[0][0], (None, None))
+        return (
+            strategy if strategy is not None and compressor is unit.compressor else self.strategy_for(unit.compressor)
+        )
 
     def _moving(self, params: Sequence[Named], main: Compressor, units: Sequence[Unit]) -> Iterator[Moving]:
         """The parameters whose memories have work to do where they travel dense: in the warm-up, or always."""
         compressed, lo = {name for unit in units for name, _ in unit.members}, 0
         for name, shape in params:
-            memory, numel = self.memory_for(self.policy.meant(name, main)).dense, torch.Size(shape).numel()
+            memory, numel = (
+                self.memory_for(self.policy.meant(name, self._main(name, main))).dense,
+                torch.Size(shape).numel(),
+            )
             if memory is not None and name in compressed:
                 kept = {buffer: self.residuals.worker[buffer][name] for buffer in memory.buffers}
                 yield Moving(memory, kept, lo, numel, always=False)

@@ -89,15 +89,22 @@ def default_strategy(compressor: Compressor, world: int) -> str:
 
 
 def grouped(
-    params: Sequence[Named], main: Compressor, policy: Policy, memory_for: Callable[[Compressor], Memory]
+    params: Sequence[Named],
+    main: Callable[[str], Compressor],
+    policy: Policy,
+    memory_for: Callable[[Compressor], Memory],
 ) -> tuple[list[Unit], list[tuple[int, int]], int]:
-    """What is compressed at once, the ranges that travel dense, and the number of elements."""
+    """What is compressed at once, the ranges that travel dense, and the number of elements.
+
+    Args:
+        main: the compressor of a parameter that has no override, by its name.
+    """
     units: list[Unit] = []
     dense: list[tuple[int, int]] = []
     lo = 0
     for name, shape in params:
         numel = torch.Size(shape).numel()
-        compressor = policy.choose(name, shape, main)
+        compressor = policy.choose(name, shape, main(name))
         if compressor is None or compressor.name == "none":
             dense.append((lo, lo + numel))
         elif not (units and try_extend(units[-1], compressor, name, numel, lo)):

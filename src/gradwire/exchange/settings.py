@@ -46,6 +46,9 @@ class Settings(Configuration):
             something else, such as an evaluation. None: that of the process group, in torch 30 minutes on Gloo.
         force: use error feedback where the method declares it unsafe, or ``memory="none"`` where it declares it
             required and loses what it does not send.
+        budget: of errors, with "auto" alone: "exact", "safe" or "small". None: "safe".
+        decisions: with "auto" alone: those of an earlier run, ``metrics()["auto"]["decisions"]``, to be made again in
+            the same steps; None: they are made by what is measured.
     """
 
     memory: Memory | str | None = None
@@ -59,6 +62,8 @@ class Settings(Configuration):
     seed: int = 0
     timeout: float | None = None
     force: bool = False
+    budget: str | None = None
+    decisions: Sequence[Mapping[str, Any]] | None = None
 
     @classmethod
     def split(cls, options: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:

@@ -22,6 +22,7 @@ from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, GradwireError, nearest, require
 from gradwire.exchange import settings as exchange
 from gradwire.experiments.method import Method
+from gradwire.experiments.method_text import is_auto
 from gradwire.experiments.optimizers import check_exchanging
 from gradwire.experiments.progress import Bar
 from gradwire.experiments.records import Record, RunSettings
@@ -95,6 +96,9 @@ class Job:
         if known.hook is not None:
             return Method(known.method, Identity(), known.options, known.loss_scale, hook=known.hook)
         require(known.compressor is not None, "RunSettings.compressor", "a configuration", None)
+        auto = str((known.compressor or {}).get("name"))
+        if is_auto(auto):
+            return Method(known.method, Identity(), known.options, known.loss_scale, auto=auto)
         compressor = registry.from_config("compressors", known.compressor or {})
         return Method(known.method, compressor, known.options, known.loss_scale, optimizer=known.optimizer)
 
@@ -160,7 +164,7 @@ def settings_of(
         task.model_name,
         task.data.name,
         method.label,
-        method.compressor.to_config() if method.hook is None else None,
+        {"name": method.auto} if method.auto else method.compressor.to_config() if method.hook is None else None,
         dict(method.options),
         method.loss_scale,
         changes,

@@ -24,6 +24,7 @@ class Method:
         recipe: what the method needs changed in the task's own recipe.
         optimizer: of ``gradwire.optim``, its name under "name", with parameters: it exchanges what the compressor
             makes of its steps, and there is no hook. None: gradients are exchanged.
+        auto: "auto", with its parameters, in place of a compressor that is chosen beforehand; None: the compressor.
         hook: of torch, its name under "name", with parameters, in place of the compressor; None: ours.
     """
 
@@ -34,3 +35,4 @@ class Method:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     optimizer: Mapping[str, Any] | None = None
     hook: Mapping[str, Any] | None = None
+    auto: str | None = None

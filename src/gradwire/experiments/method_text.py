@@ -13,9 +13,19 @@ from gradwire.compressors.casts.none import Identity
 from gradwire.experiments.method import Method
 from gradwire.experiments.recommended import BY_TASK, recommended
 from gradwire.experiments.torchhooks import PREFIX, check_hook
+from gradwire.integrations.setup import AUTO
 from gradwire.registry import named_of
 
-__all__ = ["method_of", "parse_method", "text_of"]
+__all__ = ["is_auto", "method_of", "parse_method", "text_of"]
+
+
+def is_auto(text: str) -> bool:
+    """Whether what is measured decides, in place of a method.
+
+    >>> is_auto("auto"), is_auto("auto:budget=small"), is_auto("twobit:threshold=auto")
+    (True, True, False)
+    """
+    return text.partition(":")[0] == AUTO
 
 
 def parse_method(text: str) -> Compressor:
@@ -54,6 +64,8 @@ def method_of(text: str, task: str = "classification", *, own: bool = False) -> 
         hook = named_of(text.removeprefix(PREFIX))
         check_hook(hook)
         return Method(text, Identity(), hook=hook)
+    if is_auto(text):
+        return Method(text, Identity(), auto=text)
     if own:
         return Method(text, parse_method(text))
     if text in BY_TASK.get(task, {}):

@@ -32,6 +32,7 @@ from gradwire.integrations.ddp import GradwireState, compress_ddp
 from gradwire.netlab import Link, Netlab, lab_for
 from gradwire.netlab.names import INTERFACE
 from gradwire.netlab.system import own_counters
+from gradwire.registry import named_of
 
 __all__ = ["HOOKS", "Contestant", "ReplayPlan", "Replayed", "replay", "time_exchange"]
 
@@ -40,6 +41,10 @@ HOOKS = ("ddp", "fp16", "powersgd")
 
 WARM_UP = 2
 """Steps that do not count: DDP rebuilds its buckets after the first, and buffers are made in the one after."""
+
+DECIDING = 32
+"""Steps of "auto" that do not count: it watches uncompressed ones, tries methods, and decides; how it did is known
+after some more."""
 
 _LEAST_STEPS = 3
 
@@ -52,12 +57,12 @@ class Contestant:
 
     Args:
         label: as in the rows.
-        compressor: ours; None: one of ``HOOKS``, named by the label.
+        compressor: ours, or "auto" with its parameters; None: one of ``HOOKS``, named by the label.
         options: for ``compress_ddp``.
     """
 
     label: str
-    compressor: Compressor | None = None
+    compressor: Compressor | str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -144,7 +149,7 @@ def _row(plan: ReplayPlan, contestant: Contestant, lab: Netlab | None) -> Row:
         "tcp": None if lab is None else lab.congestion,
         "compute": plan.compute,
         "method": contestant.label,
-        "params": contestant.compressor and contestant.compressor.properties()["params"],
+        "params": params_of(contestant.compressor),
         "options": dict(contestant.options),
     }
     try:
@@ -152,6 +157,13 @@ def _row(plan: ReplayPlan, contestant: Contestant, lab: Netlab | None) -> Row:
     except GradwireError as error:
         row["error"] = " ".join(str(error).split())
     return row | environment() | {"threads": 1}
+
+
+def params_of(compressor: Compressor | str | None) -> Mapping[str, Any] | None:
+    """The parameters of a method, or of "auto"; None: of a hook of torch's."""
+    if isinstance(compressor, str):
+        return {name: value for name, value in named_of(compressor).items() if name != "name"}
+    return None if compressor is None else compressor.properties()["params"]
 
 
 def _figures(results: Sequence[Result]) -> Row:
@@ -207,7 +219,8 @@ class Emit(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         if ctx.pause:
             time.sleep(ctx.pause)
-        return grads[0], ctx.param.detach(), None
+        # A copy: DDP lays the mean into what autograd took for the gradient, and ranks would become alike.
+        return grads[0], ctx.param.detach().clone(), None
 
 
 def exchange(plan: ReplayPlan, contestant: Contestant) -> Result:
@@ -219,7 +232,8 @@ def exchange(plan: ReplayPlan, contestant: Contestant) -> Result:
     model = DistributedDataParallel(replayed, init_sync=False, bucket_cap_mb=whole if _alone(contestant) else None)
     state = _hooked(model, contestant)
     try:
-        warm = [time_exchange(model) for _ in range(WARM_UP)]
+        steered = isinstance(contestant.compressor, str)
+        warm = [time_exchange(model) for _ in range(DECIDING if steered else WARM_UP)]
         count = _agreed(plan, warm[-1])
         before, sent = _snapshot(state), _interface(plan)
         seconds = [time_exchange(model) for _ in range(count)]

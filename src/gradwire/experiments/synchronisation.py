@@ -98,7 +98,7 @@ class CompressedGradients(Synchronisation):
         options = {name: value for name, value in method.options.items() if name != CORRECTED}
         if method.options.get(CORRECTED):
             options[CORRECTED] = self.optimizer
-        self.state = compress_ddp(model, method.compressor, **options)
+        self.state = compress_ddp(model, method.auto or method.compressor, **options)
         self.exchange, self.counters = self.state.exchange, self.state.exchange.counters
 
     def metrics(self) -> dict[str, Any]:

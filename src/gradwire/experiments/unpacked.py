@@ -58,7 +58,7 @@ def unpacked_bytes(exchange: Exchange, params: Sequence[Named], sent: float) -> 
         sent: bytes of a step as they were handed to collectives.
     """
     main, world = exchange.policy.at(exchange.step - 1, exchange.compressor), exchange.channel.world
-    units, dense, _ = grouped(params, main, exchange.policy, exchange.memory_for)
+    units, dense, _ = grouped(params, lambda _: main, exchange.policy, exchange.memory_for)
     wide = [unpacked_payload(unit.compressor, unit.shape) for unit in units]
     known = [align(nbytes) for nbytes in wide if nbytes is not None]
     if len(known) < len(wide):

@@ -9,6 +9,7 @@ and a gradient that is zero in every element on every rank counts as unused, too
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,19 +21,27 @@ __all__ = ["exchange_used", "run_without"]
 
 
 @torch.no_grad()
-def exchange_used(exchange: Exchange, flat: Tensor, params: Sequence[Named], itemsize: int = 4) -> None:
+def exchange_used(
+    exchange: Exchange, flat: Tensor, params: Sequence[Named], itemsize: int = 4, ready: Any = None
+) -> None:
     """Do what ``Exchange.run`` does, but what no rank used sends nothing."""
     views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params])
     used = torch.stack([view.any() for view in views]).to(torch.uint8)
     exchange.any_rank(used)
     # An accelerator is not asked, so there everything is copied.
     asked = used.tolist() if flat.device.type == "cpu" else [0] * len(params)
-    run_without(exchange, flat, params, {i: used[i] == 0 for i, known in enumerate(asked) if not known}, itemsize)
+    unused = {i: used[i] == 0 for i, known in enumerate(asked) if not known}
+    run_without(exchange, flat, params, unused, itemsize, ready)
 
 
 @torch.no_grad()
 def run_without(
-    exchange: Exchange, flat: Tensor, params: Sequence[Named], unused: Mapping[int, Tensor], itemsize: int = 4
+    exchange: Exchange,
+    flat: Tensor,
+    params: Sequence[Named],
+    unused: Mapping[int, Tensor],
+    itemsize: int = 4,
+    ready: Any = None,
 ) -> None:
     """Do what ``Exchange.run`` does, but parameters that no rank used get zero, and what is kept for them stays.
 
@@ -43,7 +52,7 @@ def run_without(
     if unused:
         exchange.plan(params)
     before = {i: [(tensor, tensor.clone()) for tensor in exchange.residuals.tensors_of(params[i][0])] for i in unused}
-    exchange.run(flat, params, itemsize)
+    exchange.run(flat, params, itemsize, ready)
     views = torch.split(flat, [torch.Size(shape).numel() for _, shape in params]) if unused else ()
     for i, flag in unused.items():
         views[i].masked_fill_(flag, 0.0)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from gradwire.auto.pilot import AutoPilot
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, Told, require
 from gradwire.exchange.exchange import Exchange
@@ -27,7 +28,15 @@ from gradwire.exchange.plan import Named
 from gradwire.exchange.policy import SAMPLED
 from gradwire.memory.base import Memory
 
-__all__ = ["AdaptiveWatch", "check_optimizer", "is_adaptive", "is_adaptive_class", "keeps_much", "warn"]
+__all__ = [
+    "AdaptiveWatch",
+    "check_optimizer",
+    "follow_optimizers",
+    "is_adaptive",
+    "is_adaptive_class",
+    "keeps_much",
+    "warn",
+]
 
 log = logging.getLogger("gradwire")
 
@@ -120,6 +129,7 @@ class AdaptiveWatch:
         self._adaptive: dict[str, list[Named]] = {}
         """What each adaptive optimizer trains, by name, because an optimizer may hold the state that holds this."""
         self._seen: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._plain = False
         if isinstance(optimizer, str):
             self._adaptive[optimizer] = list(params.values())
         else:
@@ -158,9 +168,21 @@ class AdaptiveWatch:
         self._seen.add(optimizer)
         groups = getattr(optimizer, "param_groups", None) or ()
         ours = [self._params[id(param)] for group in groups for param in group["params"] if id(param) in self._params]
+        self._plain = self._plain or bool(ours)
         if ours and is_adaptive(optimizer):
             self._adaptive.setdefault(type(optimizer).__name__, []).extend(ours)
             self.check()
+
+    def bears(self) -> bool:
+        """Whether an optimizer of these parameters has stepped, and none that did divides by a mean of squares."""
+        return self._plain and not self._adaptive
+
+
+def follow_optimizers(exchange: Exchange, watch: AdaptiveWatch) -> None:
+    """Let the pilot of an exchange, if it has one, know what its optimizers bear."""
+    if isinstance(exchange.pilot, AutoPilot):
+        known = weakref.ref(watch)
+        exchange.pilot.bears = lambda: (found := known()) is not None and found.bears()
 
 
 _WAITING: weakref.WeakSet[AdaptiveWatch] = weakref.WeakSet()

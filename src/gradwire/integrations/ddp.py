@@ -19,6 +19,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gradwire.auto.watch import moment
 from gradwire.errors import ConfigError, Told, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.exchange.exchange import Named
@@ -29,7 +30,7 @@ from gradwire.integrations._state import ExchangeState, Reading, Scratch, Units
 from gradwire.integrations._traced import Arrivals
 from gradwire.integrations._unused import exchange_used
 from gradwire.integrations._variance import VarianceCorrection
-from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer
+from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, averaged_by_ddp, is_sharded, release
 from gradwire.integrations.setup import frozen_in, in_memory, kind_of, prepare, refuse, uncompiled
 from gradwire.worker import Worker
@@ -119,6 +120,7 @@ class GradwireState(ExchangeState):
             optimizer or variance_correction or lr_correction,
             corrected=variance_correction is not None,
         )
+        follow_optimizers(self.exchange, self.adaptive)
         self._worker = Worker()
         self._scratch = Scratch()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -168,7 +170,8 @@ class GradwireState(ExchangeState):
             self._first(names, buffer.device)
         self._buckets.append(names)
         if self._regroup is None:
-            return self._submit(buffer.device, partial(self._job, buffer, params))
+            ready = moment(buffer.device) if self.exchange.pilot is not None else None
+            return self._submit(buffer.device, partial(self._job, buffer, params, ready))
         future = self._regroup.hold(buffer, params)
         if bucket.is_last():
             done = self._submit(buffer.device, partial(self._regroup.exchange, self._job))
@@ -210,11 +213,11 @@ class GradwireState(ExchangeState):
         self.exchange.open()
         self.units.follow(self.exchange, *reading)
 
-    def _job(self, buffer: Tensor, params: Sequence[Named]) -> Tensor:
+    def _job(self, buffer: Tensor, params: Sequence[Named], ready: Any = None) -> Tensor:
         flat = self._scratch.float32(buffer)
         unused = getattr(self._model(), "find_unused_parameters", False)
         run = partial(exchange_used, self.exchange) if unused else self.exchange.run
-        run(flat, params, buffer.itemsize)
+        run(flat, params, buffer.itemsize, ready)
         if flat is not buffer:
             # A mean that float32 holds may be infinite in 16 bits.
             self.exchange.note(nonfinite(buffer.copy_(flat)))

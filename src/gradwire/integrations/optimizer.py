@@ -18,7 +18,7 @@ from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._buckets import Bucket, BucketState, split
 from gradwire.integrations._state import Units, parameters_of
 from gradwire.integrations._variance import VarianceCorrection
-from gradwire.integrations.adaptive import AdaptiveWatch
+from gradwire.integrations.adaptive import AdaptiveWatch, follow_optimizers
 from gradwire.integrations.ownership import Caller, owners_of
 from gradwire.integrations.setup import frozen_in, kind_of, prepare, share_start, uncompiled
 
@@ -75,6 +75,7 @@ class OptimizerState(BucketState):
         self.units = Units(scaler, optimizer if lr_correction else None, names)
         shapes = {id(param): (name, tuple(param.shape)) for name, param in params.items()}
         self.adaptive = AdaptiveWatch(self.exchange, shapes, optimizer, corrected=variance_correction)
+        follow_optimizers(self.exchange, self.adaptive)
         self.sizes = {name: param.numel() for name, param in params.items()}
         self.frozen = frozen_in(model)
         self.exchange.skips_steps = self.units.scaler is not None

@@ -13,7 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.constants import default_pg_timeout
 
-from gradwire.errors import ConfigError, GroupError, Told, require
+from gradwire import registry
+from gradwire.auto.pilot import AutoPilot
+from gradwire.compressors.casts.none import Identity
+from gradwire.errors import ConfigError, GroupError, Told, nearest, require
 from gradwire.exchange.exchange import Exchange, Named
 from gradwire.exchange.settings import Settings, valid_timeout
 from gradwire.group.agree import agree
@@ -24,6 +27,7 @@ from gradwire.integrations.ownership import Caller, Ranks, own, refuse_owned
 from gradwire.metrics import Metrics
 
 __all__ = [
+    "AUTO",
     "BACKENDS",
     "Prepared",
     "check_dtypes",
@@ -43,6 +47,9 @@ __all__ = [
 ]
 
 log = logging.getLogger("gradwire")
+
+AUTO = "auto"
+"""In place of a compressor: what is measured decides."""
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -115,7 +122,7 @@ def prepare(
         require(bool(params), "optimizer", "over parameters that are trainable", Told("one over none"))
         return params
 
-    return prepare_named(select, place, compressor, options, group, caller, carrier, **told)
+    return prepare_named(select, place, compressor, options, group, caller, carrier, embeddings_of(model), **told)
 
 
 def refuse(error: ConfigError, caller: Caller, group: dist.ProcessGroup | None, device: torch.device) -> NoReturn:
@@ -152,6 +159,7 @@ def prepare_named(
     group: dist.ProcessGroup | None,
     caller: Caller,
     carrier: object | None = None,
+    embeddings: Iterable[str] | None = None,
     **told: Any,
 ) -> Prepared:
     """Do what ``prepare`` does for the parameters that ``select`` names; if it raises, all ranks hear of it."""
@@ -170,10 +178,11 @@ def prepare_named(
     def describe() -> str:
         params = select()
         refuse_owned(caller, params, ranks, carrier)
-        exchange = settings.exchange(compressor, rest, private, device)
+        exchange = steered(settings, compressor, rest, private, device, shapes_of(params), embeddings)
         exchange.policy.check(exchange.compressor, list(params), exchange.channel.world)
         prepared.append(Prepared(exchange, params))
-        return exchange.describe(shapes_of(params), **told)
+        pilot = {} if exchange.pilot is None else {"auto": exchange.pilot.to_config()}
+        return exchange.describe(shapes_of(params), **told, **pilot)
 
     try:
         agree(Channel(private, Metrics()), "set-up", describe, device)
@@ -299,9 +308,58 @@ MUCH = 0.2
 """The share of all elements from which on a warning says that a method cannot shrink them."""
 
 
+def steered(
+    settings: Settings,
+    compressor: Any,
+    rest: Mapping[str, Any],
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    shapes: list[Named],
+    embeddings: Iterable[str] | None,
+) -> Exchange:
+    """The exchange of these settings; that of "auto" is uncompressed until its pilot decides.
+
+    Raises:
+        ConfigError: a wrong option, or one that "auto" decides itself.
+    """
+    if not (isinstance(compressor, str) and compressor.partition(":")[0] == AUTO):
+        for name in ("budget", "decisions"):
+            given = getattr(settings, name)
+            require(given is None, name, f"None with any compressor but {AUTO!r}", given)
+        return settings.exchange(compressor, rest, group, device)
+    if embeddings is None:
+        raise ConfigError(
+            f"compressor must be a method here, got {AUTO!r}: compress_ddp and compress_optimizer take it"
+        )
+    given = {name: value for name, value in registry.named_of(compressor).items() if name != "name"}
+    unknown = [name for name in (*given, *rest) if name != "budget"]
+    if unknown:
+        raise ConfigError(f"{AUTO!r} has no parameter {unknown[0]!r}: {nearest(unknown[0], ['budget', 'decisions'])}")
+    for name in ("memory", "strategy", "schedule"):
+        value = getattr(settings, name)
+        require(not value, name, f"left out with {AUTO!r}, which decides it", value)
+    exchange = settings.exchange(Identity(), {}, group, device)
+    budget = given.get("budget", settings.budget or "safe")
+    AutoPilot(exchange, shapes, budget, embeddings, settings.decisions)
+    return exchange
+
+
+def embeddings_of(model: nn.Module) -> list[str]:
+    """The names of the parameters of embeddings."""
+    return [
+        f"{name}.{own}".removeprefix(".")
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        for own, _ in module.named_parameters(recurse=False)
+    ]
+
+
 def announce(exchange: Exchange, shapes: list[Named]) -> None:
     """Say once, on rank 0, what is compressed; warn where nothing is."""
     if exchange.channel.rank != 0:
+        return
+    if isinstance(exchange.pilot, AutoPilot):
+        log.info("auto, budget %r: steps are uncompressed until they have been watched", exchange.pilot.budget.name)
         return
     main, total, compressed, dense = exchange.compressor, 0, 0, dict[str, int]()
     for name, shape in shapes:

@@ -310,7 +310,7 @@ class Rounds:
     def _pieces(self, main: Compressor | None) -> list[Piece]:
         """Pieces of all parameters; None is the dense warm-up."""
         exchange = self.exchange
-        units, _, _ = grouped(self.named, main or Identity(), exchange.policy, exchange.memory_for)
+        units, _, _ = grouped(self.named, lambda _: main or Identity(), exchange.policy, exchange.memory_for)
         units = units if main is not None else []
         site = Site(exchange.channel, exchange.device, exchange.residuals)
         pieces, compressed = site.pieces(units), {name for unit in units for name, _ in unit.members}

@@ -1,0 +1,211 @@
+"""What ``auto`` chooses among, and how much error it may add.
+
+A method does harm in two ways. What is right on average adds *variance*: it is compared with the variance that the mean
+gradient has anyway, because it is one of a batch. What is kept back, or wrong on average, is *bias*: optimizers that
+divide by the size of recent gradients do not forgive it (docs/adaptive.md), so under them no budget has any.
+
+    added(b) = omega(b) S(b) / W  [+ omega(b) M(b) where means are encoded again]
+    noise(b) = (S(b) - M(b)) / (W - 1)
+    sum of added(b) <= variance * sum of noise(b)
+
+S is the mean over the ranks of the squared norms of their own gradients of bucket b, M that of the mean gradient, and
+omega what the code adds to a gradient, as a share of its squared norm, measured on the bucket itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from gradwire import registry
+from gradwire.comm.base import Strategy
+from gradwire.compressors.base import Compressor
+from gradwire.compressors.casts.none import Identity
+from gradwire.errors import ConfigError, nearest
+from gradwire.exchange.exchange import Named
+from gradwire.exchange.plan import carries
+
+__all__ = ["BUDGETS", "DENSE", "Choice", "ErrorBudget", "budget_of", "candidates", "edges", "finer", "from_config"]
+
+
+@dataclass(frozen=True)
+class ErrorBudget:
+    """How much error may be added.
+
+    Args:
+        name: by which it is asked for.
+        variance: that all codes together add, over the variance that the batch leaves in the mean, >= 0.
+        kept: whether a method may keep back what it does not send, where every optimizer is known to bear it.
+        methods: those that are tried, as they are written.
+    """
+
+    name: str
+    variance: float
+    kept: bool
+    methods: tuple[str, ...]
+
+
+BUDGETS: Mapping[str, ErrorBudget] = MappingProxyType(
+    {
+        each.name: each
+        for each in (
+            ErrorBudget("exact", 0.001, False, ("bf16",)),
+            ErrorBudget("safe", 0.15, False, ("bf16", "qsgd:bits=8", "qsgd", "eden:bits=2")),
+            ErrorBudget(
+                "small",
+                1.0,
+                True,
+                ("bf16", "qsgd:bits=8", "qsgd", "eden:bits=2", "eden", "eden:bits=0.5", "topk:ratio=0.01"),
+            ),
+        )
+    }
+)
+"""The budgets by name. "exact" rounds to bf16 and nothing more. "safe", the default, adds at most 15 % to the variance
+of the mean: steps of Adam become shorter by 7 % at most. "small" adds as much as there is: as if the batch were half as
+large, with fewest bytes."""
+
+FINE = "qsgd:bits=8"
+"""The code of parameters that take none of few bits."""
+
+EDGE_BITS = 4.5
+"""Codes of fewer bits an element are not for the first and the last layer and for embeddings."""
+
+SUMMED_UP_TO = 32
+"""Workers up to which 16-bit payloads are summed as they are."""
+
+_SIZE = 2**20
+
+STRATEGIES = ("allreduce", "allgather", "two_phase")
+"""Those of which the fastest is taken, where they carry a method; each of them has a formula in ``traffic``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A way to exchange a bucket.
+
+    Args:
+        compressor: of its parameters; ``Identity``: they travel uncompressed.
+        strategy: that carries it.
+        method: as it is written, such as "eden:bits=2".
+    """
+
+    compressor: Compressor
+    strategy: Strategy
+    method: str
+
+    @property
+    def label(self) -> str:
+        """As a log line and the metrics name it."""
+        return "dense" if self.dense else f"{self.method} over {self.strategy.name}"
+
+    @property
+    def dense(self) -> bool:
+        """Whether nothing is compressed."""
+        return isinstance(self.compressor, Identity)
+
+    @property
+    def twice(self) -> bool:
+        """Whether the mean is encoded again by who sums it."""
+        return self.strategy.name == "two_phase"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what is not sent waits for a later step."""
+        return self.compressor.feedback in ("required", "built-in")
+
+    def to_config(self) -> dict[str, str]:
+        """Plain values, from which ``from_config`` makes it again."""
+        return {"method": self.method, "strategy": self.strategy.name}
+
+
+def _made(method: str, strategy: str) -> Choice:
+    return Choice(registry.build("compressors", method), registry.build("comm", strategy), method)
+
+
+DENSE = _made("none", "allreduce")
+"""Uncompressed."""
+
+
+@cache
+def from_config_of(method: str, strategy: str) -> Choice:
+    """One object for a method and a strategy, because parameters of one compressor are joined by its identity."""
+    return DENSE if method == "none" else _made(method, strategy)
+
+
+def from_config(config: Mapping[str, Any]) -> Choice:
+    """What ``Choice.to_config`` gave.
+
+    Raises:
+        ConfigError: it is not of that form, or names what there is not.
+    """
+    try:
+        return from_config_of(str(config["method"]), str(config["strategy"]))
+    except (KeyError, TypeError):
+        raise ConfigError(f"a decision must be a mapping with 'method' and 'strategy', got {config!r}") from None
+
+
+def budget_of(name: object) -> ErrorBudget:
+    """A budget by its name.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if not isinstance(name, str) or name not in BUDGETS:
+        allowed = ", ".join(map(repr, BUDGETS))
+        raise ConfigError(f"budget must be one of {allowed}, got {name!r}: {nearest(str(name), list(BUDGETS))}")
+    return BUDGETS[name]
+
+
+def candidates(budget: ErrorBudget, workers: int) -> list[Choice]:
+    """All that may be chosen among so many workers, without those that cannot send fewer bytes than an all-reduce.
+
+    >>> [each.label for each in candidates(BUDGETS["exact"], 4)]
+    ['dense', 'bf16 over allreduce']
+    >>> [each.label for each in candidates(BUDGETS["safe"], 2)][2:]
+    ['qsgd:bits=8 over allgather', 'qsgd over allgather', 'eden:bits=2 over allgather']
+    >>> [each.label for each in candidates(BUDGETS["safe"], 64)][1:]
+    ['bf16 over two_phase', 'qsgd:bits=8 over two_phase', 'qsgd over two_phase', 'eden:bits=2 over two_phase']
+    """
+    found = [DENSE]
+    for method in budget.methods:
+        choices = [from_config_of(method, name) for name in STRATEGIES]
+        able = [each for each in choices if carries(each.strategy, each.compressor) and _serves(each, workers)]
+        found += [each for each in able if _bytes(each, workers) < _bytes(DENSE, workers)]
+    return found
+
+
+def _serves(choice: Choice, workers: int) -> bool:
+    """Whether no other strategy is as good in everything, for so many workers."""
+    if choice.compressor.summable:
+        # Sums in 16 bits lose what is small beside them, the more the more workers there are.
+        return choice.strategy.name == ("allreduce" if workers <= SUMMED_UP_TO else "two_phase")
+    return choice.strategy.name == "allgather" or workers > 2
+
+
+def _bytes(choice: Choice, workers: int) -> float:
+    """What a rank sends of a tensor, about."""
+    size = choice.compressor.traffic((_SIZE,))
+    return (workers - 1) * size if choice.strategy.name == "allgather" else 2 * (workers - 1) / workers * size
+
+
+def finer(choice: Choice) -> Compressor:
+    """The code of an edge parameter in a bucket of this choice: at least so many bits that nothing is lost by it."""
+    few = not choice.dense and 8 * choice.compressor.traffic((_SIZE,)) / _SIZE < EDGE_BITS
+    return from_config_of(FINE, choice.strategy.name).compressor if few else choice.compressor
+
+
+def edges(shapes: Sequence[Named], embeddings: Iterable[str] = ()) -> frozenset[str]:
+    """The parameters that codes of few bits are not for: the first matrix, the last one, and embeddings.
+
+    Args:
+        shapes: of all parameters, in the order of the network.
+        embeddings: names of the parameters of embeddings.
+
+    >>> sorted(edges([("a", (8, 8)), ("b", (8,)), ("c", (8, 8)), ("d", (8, 8))], ["c"]))
+    ['a', 'c', 'd']
+    """
+    matrices = [name for name, shape in shapes if len(shape) > 1]
+    return frozenset([*matrices[:1], *matrices[-1:], *embeddings])

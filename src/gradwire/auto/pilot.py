@@ -1,0 +1,623 @@
+"""The pilot of an exchange: it watches, predicts, decides with the other ranks, and changes its mind.
+
+    watching    steps are uncompressed; a window of them says what is hidden behind the backward pass and what is not
+    probing     if anything is not: one method a step is tried on each bucket, while steps stay uncompressed
+    holding     buckets have their methods; each window says whether the link, the times or the errors have changed
+
+Law: a decision is a function of numbers that are the same on all ranks, because they were brought together before
+(``watch.gathered``), so all ranks decide alike and switch between the same two buckets; what they compare in each step
+(``group/agree.py``) counts the switches. What is predicted of a choice is corrected by what is seen of it:
+
+    seconds     those of the code as probed, later as seen in use; those of its messages by the link's model (wire.py)
+    link        bytes over seconds, from whatever travels now; a choice that keeps missing the model has a factor
+    rest        of the step: what it takes without an exchange. Where a code slows the backward pass down because both
+                want the processor, the rest has grown since steps were uncompressed, and counts for every code
+
+So a step that is slower than uncompressed ones were is not chosen again, and uncompressed steps, made anew, correct
+what was known of them. Watching costs two clock readings for a bucket, and for each window one small message and two
+norms. None of it grows with the number of workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.auto.choices import DENSE, Choice, ErrorBudget, budget_of, candidates, edges, finer, from_config
+from gradwire.auto.decide import Option, Stage, best, finish
+from gradwire.auto.probe import Probed, compressible, probe
+from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic
+from gradwire.auto.watch import BucketRun, Moment, Seen, StepRecord, between, gathered, moment, most
+from gradwire.auto.wire import LATENCY, MESSAGE, Round, Wire
+from gradwire.compressors.base import Compressor
+from gradwire.errors import ConfigError, is_int, require
+from gradwire.exchange.exchange import Exchange, Named
+
+__all__ = ["AutoPilot"]
+
+log = logging.getLogger("gradwire")
+
+FIRST, WINDOW, LONGEST = 4, 12, 40
+"""Steps of the first window, of one in which something may change, and at most: where nothing changes windows grow. A
+change is seen at the end of one."""
+
+LASTING = 2.0
+"""Seconds that a window lasts at least where steps are long, which then has ``FIRST`` steps at least."""
+
+REBUILT = 2
+"""First steps that tell nothing: DDP sorts its buckets anew after the first."""
+
+AFTER_SWITCH = 2
+"""Steps after a switch that tell nothing: plans and buffers are made in them."""
+
+MARGIN = 0.03
+"""The share of a step that a first change must save, and that must be exposed before anything is tried."""
+
+CHANGE = 0.08
+"""The share of a step that another change must save while the link is as it was: what is predicted of methods that are
+not in use is less exact than that."""
+
+STEADY = 0.25
+"""A link whose rate differs by less than this share has not changed."""
+
+SETTLED = 2.0
+"""Gradients have settled when their squared norm changes by less than this factor from one window to the next."""
+
+PATIENCE = 96
+"""Uncompressed steps after which codes are tried though gradients have not settled."""
+
+PINGS = 3
+
+MISSED = 3.0
+"""The factor by which messages may take longer, or less long, than the model of the link says."""
+
+NAMES = tuple[str, ...]
+
+
+class AutoPilot:
+    """Decides for one exchange; ``compress_ddp(model, "auto")`` makes it.
+
+    Args:
+        exchange: whose main compressor is ``none``. Its pilot is this.
+        shapes: of all parameters, in the order of the network.
+        budget: "exact", "safe" or "small".
+        embeddings: names of the parameters of embeddings.
+        decisions: those of an earlier run (``metrics()["auto"]["decisions"]``), made again in the same steps; nothing
+            is measured then.
+
+    Raises:
+        ConfigError: a budget or a decision that there is not.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        shapes: Sequence[Named],
+        budget: str = "safe",
+        embeddings: Iterable[str] = (),
+        decisions: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.budget: ErrorBudget = budget_of(budget)
+        self._exchange = weakref.ref(exchange)
+        self.bears: Callable[[], bool] = lambda: False
+        """Whether the optimizers are known, and bear what is kept back: none divides by a mean of squares."""
+        self._edges = edges(shapes, embeddings)
+        self._names = [name for name, _ in shapes]
+        self._choices = candidates(self.budget, exchange.channel.world)
+        self._replayed = None if decisions is None else _checked(decisions, set(self._names))
+        self._restart()
+        exchange.pilot = self
+
+    def _restart(self) -> None:
+        self.phase = "watching" if self._replayed is None else "replaying"
+        self.decisions: list[dict[str, Any]] = []
+        self._begun: Moment = None
+        self._record = StepRecord()
+        self._window: list[StepRecord] = []
+        self._length, self._skip, self._watched = FIRST, REBUILT, 0
+        self._short = FIRST
+        self._wire: Wire | None = None
+        self._latency = LATENCY
+        self._dense: Seen | None = None
+        self._seen: Seen | None = None
+        self._rate: float | None = None
+        self._contention = 0.0
+        self._held: float | None = None
+        self._refused: float | None = None
+        self._patience = 1
+        self._current: dict[NAMES, Choice] = {}
+        self._probed: dict[tuple[NAMES, Choice], Probed | None] = {}
+        self._own: dict[tuple[NAMES, Choice], float] = {}
+        self._factor: dict[str, float] = {}
+        self._todo: list[Choice] = []
+        self._trying: Choice | None = None
+        self._norms: dict[NAMES, tuple[float, float]] = {}
+        self._settled = False
+        self._why: list[dict[str, Any]] = []
+        self._fresh = False
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange that it is the pilot of."""
+        exchange = self._exchange()
+        assert exchange is not None
+        return exchange
+
+    def begin(self) -> None:
+        """A step begins; the one before is complete."""
+        if self._record.runs:
+            if self._skip > 0:
+                self._skip -= 1
+            else:
+                self._window.append(self._record)
+        self._record = StepRecord()
+        self._begun = None if self.phase == "replaying" else moment(self.exchange.device)
+
+    def before(self, flat: Tensor, params: Sequence[Named], ready: Moment) -> None:
+        """A bucket is about to be exchanged."""
+        first = not self._record.runs
+        if self.phase == "replaying":
+            if first and not self._record.disturbed:
+                self._record.disturbed = True
+                self._replay()
+            return
+        ready = self._begun if ready is None else ready
+        if first:
+            self._record.begun = ready
+            self._turn()
+        if self._trying is not None:
+            self._record.disturbed = True
+            key = tuple(name for name, _ in params)
+            self._probed[key, self._trying] = probe(self.exchange, self._trying, self._code(self._trying), flat, params)
+        run = BucketRun(
+            tuple((name, tuple(shape)) for name, shape in params),
+            ready,
+            moment(self.exchange.device),
+            self.exchange.counters.seconds["communicate"],
+        )
+        if len(self._window) == self._length - 1 and not self._skip:
+            run.own = torch.dot(flat, flat)
+        self._record.runs.append(run)
+
+    def after(self, flat: Tensor) -> None:
+        """The bucket was exchanged."""
+        if self.phase == "replaying":
+            return
+        run = self._record.runs[-1]
+        run.done = moment(self.exchange.device)
+        run.communicated = self.exchange.counters.seconds["communicate"] - run.communicating
+        if run.own is not None:
+            run.mean = torch.dot(flat, flat)
+
+    def to_config(self) -> dict[str, Any]:
+        """What all ranks must have been given alike."""
+        return {"budget": self.budget.name, "decisions": self._replayed}
+
+    def metrics(self) -> dict[str, Any]:
+        """What was chosen, and why; plain numbers and words."""
+        seen, wire = self._seen, self._wire
+        return {
+            "budget": self.budget.name,
+            "phase": self.phase,
+            "buckets": [dict(each) for each in self._why],
+            "link": None if wire is None else {"bits_per_second": 8 * wire.rate, "latency": wire.latency},
+            "step": None if seen is None else {"seconds": seen.period, "exposed": seen.exposed},
+            "decisions": [dict(each) for each in self.decisions],
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The decisions; what they rest on is measured anew by the run that goes on."""
+        return {"budget": self.budget.name, "decisions": self.decisions}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the methods of the last decision, and watch how they do."""
+        self._restart()
+        decisions = _checked(state.get("decisions", []), set(self._names))
+        self.decisions = [dict(each) for each in decisions]
+        self._current = {}
+        known = decisions if self._replayed is None else self._replayed
+        past = [each for each in known if each["step"] <= self.exchange.step]
+        self.exchange.assign({})
+        if past:
+            self._apply(past[-1])
+        if past and past[-1]["choices"] and self._replayed is None:
+            self.phase = "holding"
+
+    # What happens between windows.
+
+    def _turn(self) -> None:
+        """Whatever is due before the first bucket of a step."""
+        if self.phase == "probing":
+            self._next_try()
+            return
+        if len(self._window) < self._length:
+            return
+        window, self._window = self._window, []
+        exchange = self.exchange
+        if self.phase == "holding" and self._dense is None:
+            self._go_dense("this run has not seen any yet")
+            return
+        told = (-self._ping(), 0.0 if self.bears() else 1.0)
+        seen = gathered(window, exchange.channel, exchange.device, told)
+        self._record.disturbed = True
+        if seen is None:
+            return
+        self._latency, kept = -seen.told[0], seen.told[1] == 0.0
+        self._seen = seen
+        self._short = max(FIRST, min(WINDOW, math.ceil(LASTING / max(seen.period, 1e-6))))
+        self._length = max(self._length, self._short)
+        self._learn(seen)
+        if self.phase == "watching":
+            self._watched += len(window)
+            self._after_dense(seen)
+        else:
+            self._after_compressed(seen, kept)
+
+    def _ping(self) -> float:
+        """The latency of a message: a sum of one number, when all ranks are there."""
+        exchange = self.exchange
+        world = exchange.channel.world
+        if world == 1:
+            return LATENCY
+        number, found = torch.zeros(1, device=exchange.device), []
+        for _ in range(1 + PINGS):
+            start = moment(exchange.device)
+            exchange.channel.all_reduce(number)
+            found.append(between(start, moment(exchange.device)))
+        return min(found[1:]) / (2 * (world - 1))
+
+    def _learn(self, seen: Seen) -> None:
+        """Take from a window what it says of the link, of codes in use, and of gradients."""
+        exchange = self.exchange
+        sent = [self._traffic(params, self._choice(params)) for params in seen.buckets]
+        model = self._wire or Wire(exchange.channel.world, math.inf, self._latency, min(MESSAGE, self._latency))
+        busy = [self._in_messages(seen, i) for i in range(len(seen.buckets))]
+        self._correct(seen, sent, busy)
+        moved = sum(each.nbytes for one in sent for each in _rounds(one))
+        waited = sum(model.alpha(each) for one in sent for each in _rounds(one))
+        time = sum(
+            one / self._factor.get(self._choice(params).label, 1.0)
+            for one, params in zip(busy, seen.buckets, strict=True)
+        )
+        if moved and time > 0:
+            rate = moved / max(time - waited, 0.2 * time)
+            self._wire = Wire(exchange.channel.world, rate, self._latency, min(MESSAGE, self._latency))
+        for i, params in enumerate(seen.buckets):
+            key = _names(params)
+            self._own[key, self._choice(params)] = max(0.0, seen.total[i] - busy[i])
+            own, mean = seen.own[i], seen.mean[i]
+            if math.isfinite(own) and math.isfinite(mean):
+                mean = max(0.0, mean - self._added(params, self._choice(params), own, mean))
+                before = self._norms.get(key, (own, mean))
+                alike = own > 0 and 1 / SETTLED < before[0] / own < SETTLED
+                self._settled = self._settled or (alike and key in self._norms)
+                self._norms[key] = ((before[0] + own) / 2, (before[1] + mean) / 2)
+
+    def _in_messages(self, seen: Seen, place: int) -> float:
+        """Seconds of a bucket's messages; on a GPU, where nobody can tell, what its code does not take."""
+        if self.exchange.device.type != "cuda":
+            return seen.communicated[place]
+        params = seen.buckets[place]
+        return max(0.0, seen.total[place] - self._coding(params, self._choice(params)))
+
+    def _correct(self, seen: Seen, sent: Sequence[PredictedTraffic], busy: Sequence[float]) -> None:
+        """Note how much longer the messages of a choice take than the model says, in its first window.
+
+        In that window the link is taken to be as it was before. Later, what takes longer is the link.
+        """
+        fresh, self._fresh = self._fresh, False
+        if not fresh or self._wire is None:
+            return
+        found: dict[str, tuple[float, float]] = {}
+        for params, one, time in zip(seen.buckets, sent, busy, strict=True):
+            label = self._choice(params).label
+            predicted, taken = found.get(label, (0.0, 0.0))
+            predicted += sum(self._wire.seconds(each) for each in _rounds(one))
+            found[label] = (predicted, taken + time)
+        for label, (predicted, taken) in found.items():
+            if label != DENSE.label and label not in self._factor and predicted > 0:
+                self._factor[label] = min(MISSED, max(1 / MISSED, taken / predicted))
+
+    def _after_dense(self, seen: Seen) -> None:
+        """Uncompressed steps were watched: stay so, or try what might be better."""
+        self._dense = seen
+        if self._held is not None:
+            self._contention, self._held = max(0.0, self._held - seen.rest), None
+        self._why = self._reasons(seen, [DENSE] * len(seen.buckets))
+        rate = self._wire.rate if self._wire else math.inf
+        refused = self._refused is not None and abs(rate / self._refused - 1) < STEADY
+        if refused and self._watched < self._patience * LONGEST:
+            self._length = min(LONGEST, 2 * self._length)
+            return
+        if seen.exposed < MARGIN * seen.period or self.exchange.channel.world == 1:
+            self._length = min(LONGEST, 2 * self._length)
+            return
+        if not self._settled and self._watched < PATIENCE:
+            return
+        self._length, self._watched = self._short, 0
+        if all((_names(params), each) in self._probed for params in seen.buckets for each in self._choices):
+            self._decide(seen)
+            return
+        self.phase, self._todo, self._trying = "probing", self._choices[1:], None
+        self._next_try()
+
+    def _next_try(self) -> None:
+        """Try the next choice on the buckets of this step; after the last one bring together what all ranks found."""
+        if self._todo:
+            self._trying = self._todo.pop(0)
+            return
+        self._trying, seen = None, self._seen
+        assert seen is not None
+        keys = [(_names(params), each) for params in seen.buckets for each in self._choices[1:]]
+        flat = []
+        for key in keys:
+            found = self._probed.get(key)
+            flat += [math.inf, math.inf] if found is None else [found.seconds, found.omega]
+        # What the slowest rank takes counts, and the largest error. Rebuilt buckets were not tried on any rank.
+        told = most(flat, self.exchange.channel, self.exchange.device)
+        for i, key in enumerate(keys):
+            seconds, omega = told[2 * i : 2 * i + 2]
+            self._probed[key] = Probed(seconds, omega) if math.isfinite(seconds) and math.isfinite(omega) else None
+        for params in seen.buckets:
+            self._probed[_names(params), DENSE] = None
+        self.phase, self._window, self._skip = "watching", [], 0
+        self._record.disturbed = True
+        self._decide(seen)
+
+    def _after_compressed(self, seen: Seen, kept: bool) -> None:
+        """Steps with methods were watched: keep them, change them, or go back."""
+        dense, wire = self._dense, self._wire
+        chosen = [self._choice(params) for params in seen.buckets]
+        self._why = self._reasons(seen, chosen)
+        if dense is None or wire is None or [*dense.buckets] != [*seen.buckets]:
+            # Loaded, or buckets were rebuilt: uncompressed steps must be seen first.
+            self._go_dense("uncompressed steps of these buckets are not known yet")
+            return
+        self._contention = max(0.0, seen.rest - dense.rest)
+        if not kept and any(each.keeps for each in chosen):
+            self._go_dense("an optimizer divides by the size of recent gradients and does not bear what waits")
+            return
+        uncompressed = self._predicted([DENSE] * len(chosen), seen)
+        if seen.period > uncompressed * (1 + MARGIN / 2):
+            self._refused, self._patience, self._held = wire.rate, 2 * self._patience, seen.rest
+            self._go_dense(f"{1e3 * seen.period:.3g} ms a step, uncompressed ones take {1e3 * uncompressed:.3g}")
+            return
+        if not self._decide(seen):
+            self._length = min(LONGEST, 2 * self._length)
+
+    def _go_dense(self, why: str) -> None:
+        if self.exchange.channel.rank == 0:
+            log.info("auto: uncompressed steps again, to see how they do: %s", why)
+        self._switch({})
+        self.phase, self._watched = "watching", 0
+
+    # Predictions.
+
+    def _choice(self, params: Sequence[Named]) -> Choice:
+        return self._current.get(_names(params), DENSE)
+
+    def _code(self, choice: Choice) -> Callable[[str], Compressor]:
+        few = finer(choice)
+        return lambda name: few if name in self._edges else choice.compressor
+
+    def _traffic(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
+        """The messages of a bucket."""
+        world, policy = self.exchange.channel.world, self.exchange.policy
+        numel = sum(math.prod(shape) for _, shape in params)
+        if choice.dense:
+            return PredictedTraffic(dense_traffic(numel, world), ())
+        divided = shared(params, choice.compressor, world, policy, choice.strategy.name, main=self._code(choice))
+        return traffic(divided, world)
+
+    def _coding(self, params: Sequence[Named], choice: Choice) -> float:
+        """Seconds of a bucket that are not messages: as seen in use, or as probed."""
+        key = (_names(params), choice)
+        probed = self._probed.get(key)
+        return self._own.get(key, probed.seconds if probed is not None else 0.0)
+
+    def _seconds(self, params: Sequence[Named], choice: Choice) -> float:
+        """What the thread would be busy with a bucket."""
+        assert self._wire is not None
+        sent = self._traffic(params, choice)
+        # One that was not in use yet is taken to miss the model as much as those that were.
+        missed = sorted(self._factor.values())
+        factor = 1.0 if choice.dense else self._factor.get(choice.label, missed[len(missed) // 2] if missed else 1.0)
+        return self._coding(params, choice) + factor * sum(self._wire.seconds(each) for each in _rounds(sent))
+
+    def _added(self, params: Sequence[Named], choice: Choice, own: float, mean: float) -> float:
+        """The variance that a choice adds to the mean gradient of a bucket; infinite where that is not known."""
+        if choice.dense:
+            return 0.0
+        probed = self._probed.get((_names(params), choice))
+        if probed is None:
+            return math.inf
+        return probed.omega * (own / self.exchange.channel.world + (mean if choice.twice else 0.0))
+
+    def _noise(self, buckets: Sequence[Sequence[Named]]) -> float:
+        """The variance that the batch leaves in the mean gradient."""
+        found = [self._norms.get(_names(params), (0.0, 0.0)) for params in buckets]
+        return max(0.0, sum(own - mean for own, mean in found)) / max(1, self.exchange.channel.world - 1)
+
+    def _stages(self, seen: Seen) -> list[Stage]:
+        """Each bucket's choices, with times and errors as shares of the batch's own variance."""
+        noise = self._noise(seen.buckets)
+        bears = len(seen.told) > 1 and seen.told[1] == 0.0
+        stages = []
+        for params, ready in zip(seen.buckets, seen.ready, strict=True):
+            own, mean = self._norms.get(_names(params), (math.inf, math.inf))
+            options: list[Option | None] = []
+            for choice in self._choices:
+                known = choice.dense or (noise and self._probed.get((_names(params), choice)) is not None)
+                if not known or (choice.keeps and not (self.budget.kept and bears)):
+                    options.append(None)
+                else:
+                    # What is kept back is not lost: it is not variance, and whether it may be is said above.
+                    added = 0.0 if choice.dense else self._added(params, choice, own, mean) / noise
+                    error = min(added, self.budget.variance / 8) if choice.keeps else added
+                    options.append(Option(self._seconds(params, choice), error))
+            stages.append(Stage(ready, options))
+        return stages
+
+    def _predicted(self, chosen: Sequence[Choice], seen: Seen, stages: Sequence[Stage] | None = None) -> float:
+        """Seconds of a step with these choices: what nothing changes, and until the last bucket is done."""
+        dense = self._dense or seen
+        places = [self._choices.index(each) for each in chosen]
+        done = finish(stages or self._stages(seen), places) if seen.buckets else 0.0
+        busy = self._contention if any(not each.dense for each in chosen) else 0.0
+        return dense.rest + busy + max(done, seen.ready[-1])
+
+    def _decide(self, seen: Seen) -> bool:
+        """Choose for every bucket, and switch where it is worth it; whether anything was changed."""
+        if self._wire is None:
+            return False
+        stages = self._stages(seen)
+        now = [self._choice(params) for params in seen.buckets]
+        dense = [DENSE] * len(now)
+        rest = (self._dense or seen).rest
+        found = [self._choices[i] for i in best(stages, self.budget.variance, rest)]
+        uncompressed = self._predicted(dense, seen, stages)
+        if self._predicted(found, seen, stages) > (1 - MARGIN) * uncompressed:
+            found = dense
+        errors = self._errors(stages, now)
+        keeps = math.isfinite(errors) and errors <= 1.25 * self.budget.variance
+        if found == now:
+            return False
+        steady = self._rate is not None and abs(self._wire.rate / self._rate - 1) < STEADY
+        least = CHANGE if steady and now != dense else MARGIN
+        if keeps and self._predicted(found, seen, stages) > (1 - least) * self._predicted(now, seen, stages):
+            return False
+        self._rate = self._wire.rate
+        self._switch({_names(params): each for params, each in zip(seen.buckets, found, strict=True) if not each.dense})
+        self._why = self._reasons(seen, found, stages)
+        self._say(seen)
+        return True
+
+    def _errors(self, stages: Sequence[Stage], chosen: Sequence[Choice]) -> float:
+        options = [stage.options[self._choices.index(each)] for stage, each in zip(stages, chosen, strict=True)]
+        return sum(math.inf if option is None else option.error for option in options)
+
+    def _switch(self, chosen: Mapping[NAMES, Choice]) -> None:
+        """Go over to other choices, in this step."""
+        groups: dict[str, list[str]] = {}
+        for names, choice in chosen.items():
+            groups.setdefault(choice.label, []).extend(names)
+        by_label = {choice.label: choice for choice in chosen.values()}
+        decision = {
+            "step": self.exchange.step,
+            "choices": [{**by_label[label].to_config(), "params": names} for label, names in groups.items()],
+        }
+        self.decisions.append(decision)
+        self._apply(decision)
+        self._current = dict(chosen)
+        self.phase = "holding" if chosen else "watching"
+        self._window, self._length, self._skip, self._fresh = [], self._short, AFTER_SWITCH, True
+        self._record.disturbed = True
+
+    def _apply(self, decision: Mapping[str, Any]) -> None:
+        assigned = {}
+        for each in decision["choices"]:
+            choice = from_config(each)
+            code = self._code(choice)
+            assigned.update({name: (code(name), choice.strategy) for name in each["params"]})
+        self.exchange.assign(assigned)
+
+    def _replay(self) -> None:
+        """Make the decision again that was made in this step."""
+        for decision in self._replayed or []:
+            if decision["step"] == self.exchange.step:
+                self.decisions.append(dict(decision))
+                self._apply(decision)
+
+    # What is told.
+
+    def _reasons(
+        self, seen: Seen, chosen: Sequence[Choice], stages: Sequence[Stage] | None = None
+    ) -> list[dict[str, Any]]:
+        """For each bucket what was chosen, and the numbers behind it; times in seconds."""
+        if self._wire is None:
+            return []
+        stages = stages or self._stages(seen)
+        noise, rows, alone, done = self._noise(seen.buckets), list[dict[str, Any]](), 0.0, 0.0
+        for number, (params, choice, stage) in enumerate(zip(seen.buckets, chosen, stages, strict=True)):
+            option, plain = stage.options[self._choices.index(choice)], stage.options[0]
+            seconds = option.seconds if option is not None else self._seconds(params, choice)
+            assert plain is not None
+            alone = max(alone, stage.ready) + plain.seconds
+            done = max(done, stage.ready) + seconds
+            rows.append(
+                {
+                    "bucket": number,
+                    "elements": sum(math.prod(shape) for _, shape in params),
+                    "choice": choice.label,
+                    "seconds": seconds,
+                    "dense_seconds": plain.seconds,
+                    "exposed": max(0.0, min(seconds, done - seen.ready[-1])),
+                    "dense_exposed": max(0.0, min(plain.seconds, alone - seen.ready[-1])),
+                    "error": option.error if option is not None and noise else None,
+                    "budget": self.budget.variance,
+                    "compressed": len(compressible(params, self.exchange.policy, choice)) if not choice.dense else 0,
+                }
+            )
+        return rows
+
+    def _say(self, seen: Seen) -> None:
+        """One line for a switch, and at most one for each choice."""
+        if self.exchange.channel.rank != 0:
+            return
+        total = sum(row["error"] or 0.0 for row in self._why)
+        rate = 8 * self._wire.rate / 1e6 if self._wire else math.inf
+        chosen = [self._choice(params) for params in seen.buckets]
+        log.info(
+            "auto: step %d, %.4g Mbit/s: %.3g ms a step expected, %.3g uncompressed; error %.2g of %.2g",
+            self.exchange.step,
+            rate,
+            1e3 * self._predicted(chosen, seen),
+            1e3 * self._predicted([DENSE] * len(chosen), seen),
+            total,
+            self.budget.variance,
+        )
+        for row in self._why:
+            log.info(
+                "auto: bucket %d, %d elements: %s: %.3g ms exposed instead of %.3g; error %.2g of %.2g",
+                row["bucket"],
+                row["elements"],
+                row["choice"],
+                1e3 * row["exposed"],
+                1e3 * row["dense_exposed"],
+                row["error"] or 0.0,
+                row["budget"],
+            )
+
+
+def _names(params: Sequence[Named]) -> NAMES:
+    return tuple(name for name, _ in params)
+
+
+def _rounds(sent: PredictedTraffic) -> tuple[Round, ...]:
+    return (*sent.dense, *sent.rounds)
+
+
+def _checked(decisions: object, names: set[str]) -> list[dict[str, Any]]:
+    """Decisions in the form in which they are made.
+
+    Raises:
+        ConfigError: they are not, or name parameters that are not there.
+    """
+    form = "decisions as metrics()['auto']['decisions'] gives them"
+    require(isinstance(decisions, Sequence) and not isinstance(decisions, str), "decisions", form, decisions)
+    assert isinstance(decisions, Sequence)
+    for each in decisions:
+        right = isinstance(each, Mapping) and is_int(each.get("step"), 1) and isinstance(each.get("choices"), list)
+        require(right, "decisions", form, each)
+        for choice in each["choices"]:
+            from_config(choice)
+            unknown = [name for name in choice.get("params", []) if name not in names]
+            if unknown:
+                raise ConfigError(f"decisions must be of this model's parameters, got {unknown[0]!r}")
+    return [dict(each) for each in decisions]

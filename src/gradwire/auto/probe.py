@@ -1,0 +1,124 @@
+"""What a method does to a bucket of real gradients: seconds of its code, and how much error it adds.
+
+Both are measured on the bucket itself, on the thread that exchanges it, in a step that goes on uncompressed. Of large
+tensors the first rows are taken. The seconds are those of a whole exchange over a channel that carries nothing, so
+plans, status words and the decoding of all ranks' messages are in them; the least of several runs counts, because what
+else a processor does only makes it longer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradwire.auto.choices import Choice
+from gradwire.auto.codec import DryChannel, dry_exchange
+from gradwire.auto.watch import between, moment
+from gradwire.compressors.base import Compressor
+from gradwire.compressors.casts.none import Identity
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.plan import Named
+from gradwire.exchange.policy import Policy
+
+__all__ = ["Probed", "compressible", "probe"]
+
+TIMED, CODED = 1 << 20, 1 << 16
+"""Elements of a bucket with which a code is timed, and with which its error is measured, at most."""
+
+RUNS = 3
+"""Runs of which the fastest counts; the first one makes its plans."""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What was measured of a choice on a bucket.
+
+    Args:
+        seconds: of encoding and decoding, of the whole bucket.
+        omega: the squared norm of what the code adds to a rank's own gradient, over that of the gradient.
+    """
+
+    seconds: float
+    omega: float
+
+
+def compressible(params: Sequence[Named], policy: Policy, choice: Choice) -> list[str]:
+    """The parameters of a bucket that a choice would compress."""
+    main = choice.compressor
+    return [name for name, shape in params if policy.choose(name, shape, main) is main]
+
+
+def probe(
+    exchange: Exchange, choice: Choice, code: Callable[[str], Compressor], flat: Tensor, params: Sequence[Named]
+) -> Probed | None:
+    """Try a choice on a bucket; the gradient stays as it is.
+
+    Args:
+        exchange: whose bucket it is.
+        choice: what is tried.
+        code: the compressor that each parameter would have, by its name.
+        flat: this rank's gradient, before it is exchanged.
+        params: of the bucket.
+
+    Returns:
+        None where the choice would compress nothing of the bucket.
+    """
+    names = set(compressible(params, exchange.policy, choice))
+    if not names or choice.dense:
+        return None
+    policy = dataclasses.replace(exchange.policy, min_numel=0, start_after=0, schedule={})
+    shapes, sample = _rows(flat, params, names, TIMED)
+    whole = sum(math.prod(shape) for name, shape in params if name in names)
+    dry = dry_exchange(
+        Identity(), exchange.channel.world, exchange.channel.rank, policy, seed=exchange.seed, device=exchange.device
+    )
+    dry.assign({name: (code(name), choice.strategy) for name in names})
+    seconds = whole / sample.numel() * min(_timed(dry, sample, shapes) for _ in range(RUNS))
+    few, small = _rows(flat, params, names, CODED)
+    return Probed(seconds, _omega(exchange, {name: (code(name), choice) for name in names}, policy, small, few))
+
+
+def _rows(flat: Tensor, params: Sequence[Named], names: set[str], numel: int) -> tuple[list[Named], Tensor]:
+    """The first rows of some parameters, about so many elements in all, and their shapes."""
+    total = sum(math.prod(shape) for name, shape in params if name in names)
+    share, lo = min(1.0, numel / total), 0
+    shapes, parts = list[Named](), []
+    for name, shape in params:
+        if name in names:
+            rows = max(1, round(share * shape[0])) if shape else 1
+            cut = (rows, *shape[1:]) if shape else shape
+            shapes.append((name, cut))
+            parts.append(flat[lo : lo + math.prod(cut)])
+        lo += math.prod(shape)
+    return shapes, torch.cat(parts)
+
+
+def _timed(dry: Exchange, sample: Tensor, shapes: Sequence[Named]) -> float:
+    channel, flat = dry.channel, sample.clone()
+    assert isinstance(channel, DryChannel)
+    dry.begin_step()
+    inside, start = channel.inside, moment(dry.device)
+    dry.run(flat, shapes)
+    return between(start, moment(dry.device)) - (channel.inside - inside)
+
+
+def _omega(
+    exchange: Exchange,
+    codes: dict[str, tuple[Compressor, Choice]],
+    policy: Policy,
+    sample: Tensor,
+    shapes: Sequence[Named],
+) -> float:
+    """The error of one message, decoded by the rank that sent it: in a group of one it is what the mean adds."""
+    alone = Exchange(Identity(), policy=policy, seed=exchange.seed, device=exchange.device)
+    alone.assign({name: (code, choice.strategy) for name, (code, choice) in codes.items()})
+    arrived = sample.clone()
+    alone.begin_step()
+    alone.run(arrived, shapes)
+    norm = float(sample.square().sum(dtype=torch.float64))
+    return float((arrived - sample).square().sum(dtype=torch.float64)) / norm if norm else 0.0

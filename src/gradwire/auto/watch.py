@@ -1,0 +1,208 @@
+"""What the steps of a window tell: when buckets were ready, how long each took, what gradients looked like.
+
+Law: a rank that comes early to an exchange waits in it for the others, and only the last one sees what it costs. So of
+each bucket in each step the least over the ranks counts; of what the slowest rank decides, such as when gradients are
+there, the most. One all-reduce (max) of a window carries all of it: some numbers for each bucket and step, whatever the
+number of workers. Of the steps of a window the median counts: one that was disturbed changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradwire.exchange.plan import Named
+from gradwire.group.channel import Channel
+
+__all__ = ["BucketRun", "Moment", "Seen", "StepRecord", "between", "gathered", "moment", "most"]
+
+Moment = Any
+"""A point in time: seconds of this process's clock, or an event on a device."""
+
+
+def moment(device: torch.device) -> Moment:
+    """Now, as the device will have reached it: on a GPU when everything that was asked of the stream so far is done."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def between(start: Moment, end: Moment) -> float:
+    """Seconds from one moment to a later one; a device is waited for until it has come to both."""
+    if isinstance(start, float):
+        return float(end - start)
+    for event in (start, end):
+        event.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+@dataclass
+class BucketRun:
+    """One bucket in one step.
+
+    Args:
+        params: names and shapes.
+        ready: when its gradients were there.
+        begun: when the thread took it.
+        communicating: seconds in messages up to then.
+    """
+
+    params: tuple[Named, ...]
+    ready: Moment
+    begun: Moment
+    communicating: float
+    done: Moment = None
+    communicated: float = 0.0
+    own: Tensor | None = None
+    mean: Tensor | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its parameters."""
+        return tuple(name for name, _ in self.params)
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return sum(math.prod(shape) for _, shape in self.params)
+
+
+@dataclass
+class StepRecord:
+    """One step.
+
+    Args:
+        begun: when its first bucket was ready.
+        runs: in their order.
+        disturbed: something else was done in it, so its times do not count.
+    """
+
+    begun: Moment = None
+    runs: list[BucketRun] = field(default_factory=list)
+    disturbed: bool = False
+
+    @property
+    def buckets(self) -> list[tuple[Named, ...]]:
+        """What was exchanged together."""
+        return [run.params for run in self.runs]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A window as all ranks see it, the same numbers on each of them.
+
+    Args:
+        buckets: names and shapes.
+        steps: that counted.
+        period: seconds from one step to the next, of the slowest rank.
+        ready: seconds from the first bucket's to each bucket's gradients, of the slowest rank.
+        total: seconds that the thread was busy with each bucket, of the rank that came last.
+        communicated: of them, in messages.
+        own: the least over the ranks of the squared norms of their gradients, by bucket; infinite: not measured.
+        mean: of the mean gradient; infinite: not measured.
+        told: what each rank told beside, the most of each number.
+    """
+
+    buckets: tuple[tuple[Named, ...], ...]
+    steps: int
+    period: float
+    ready: tuple[float, ...]
+    total: tuple[float, ...]
+    communicated: tuple[float, ...]
+    own: tuple[float, ...]
+    mean: tuple[float, ...]
+    told: tuple[float, ...] = ()
+
+    @property
+    def finished(self) -> float:
+        """Seconds from the first bucket's gradients until the thread is done with the last bucket."""
+        now = 0.0
+        for ready, total in zip(self.ready, self.total, strict=True):
+            now = max(now, ready) + total
+        return now
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that the step waits for the exchange after the last bucket's gradients are there."""
+        return max(0.0, self.finished - self.ready[-1])
+
+    @property
+    def rest(self) -> float:
+        """Seconds of the step that no exchange changes: before the first bucket's gradients, and after the last's."""
+        return max(0.0, self.period - max(self.finished, self.ready[-1]))
+
+
+def gathered(
+    steps: Sequence[StepRecord], channel: Channel, device: torch.device, told: Sequence[float] = ()
+) -> Seen | None:
+    """Bring the ranks' records together. All ranks must call it alike.
+
+    Args:
+        steps: one after the other, all but the last of which count: a step lasts until the next one begins.
+        channel: over which they are brought together.
+        device: that the channel serves.
+        told: numbers of this rank, of each of which the most is wanted; as many on all ranks.
+
+    Returns:
+        None where fewer than two steps exchanged the last one's buckets undisturbed; so it is on all ranks.
+    """
+    wanted = steps[-1].buckets if steps else []
+    pairs = [
+        (each, following)
+        for each, following in pairwise(steps)
+        if each.buckets == wanted and not each.disturbed and not following.disturbed
+    ]
+    if len(pairs) < 2 or not wanted:
+        return None
+    rows: list[list[float]] = []
+    for each, following in pairs:
+        row = [between(each.begun, following.begun)]
+        row += [between(each.begun, run.ready) for run in each.runs]
+        # What counts is the least, so it is told with its sign changed. A thread takes a bucket when it is there.
+        row += [-between(run.begun, run.done) for run in each.runs]
+        row += [-run.communicated for run in each.runs]
+        rows.append(row)
+    count = len(wanted)
+    norms = [[_norm(run.own) for run in steps[-1].runs], [_norm(run.mean) for run in steps[-1].runs]]
+    flat = [number for row in rows for number in row] + [-number for part in norms for number in part]
+    everything = most([*flat, *told], channel, device)
+    found = everything[: len(flat)]
+    width = 1 + 3 * count
+    table = [found[i * width : (i + 1) * width] for i in range(len(rows))]
+    columns = [median(column) for column in zip(*table, strict=True)]
+    own, mean = (tuple(-number for number in found[i : i + count]) for i in (len(flat) - 2 * count, len(flat) - count))
+    return Seen(
+        tuple(wanted),
+        len(rows),
+        columns[0],
+        tuple(max(0.0, each) for each in columns[1 : 1 + count]),
+        tuple(max(0.0, -each) for each in columns[1 + count : 1 + 2 * count]),
+        tuple(max(0.0, -each) for each in columns[1 + 2 * count :]),
+        own,
+        mean,
+        tuple(everything[len(flat) :]),
+    )
+
+
+def most(numbers: Sequence[float], channel: Channel, device: torch.device) -> list[float]:
+    """The most of each number over the ranks. All ranks must call it, with as many numbers."""
+    sent = torch.tensor(list(numbers), dtype=torch.float64).to(device)
+    channel.all_reduce(sent, "max")
+    found: list[float] = sent.tolist()
+    return found
+
+
+def _norm(square: Tensor | None) -> float:
+    """A squared norm as a number; infinite where there is none that counts, which is then so on all ranks."""
+    value = math.inf if square is None else float(square)
+    return value if math.isfinite(value) else math.inf
