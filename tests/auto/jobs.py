@@ -1,0 +1,215 @@
+"""What ranks do in the tests of auto."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwire
+from gradwire.group.channel import Channel
+
+FAST, SLOW = 1e12, 2e7
+"""Bytes a second."""
+
+
+class SlowChannel(Channel):
+    """Messages of a real group that take as long as on a link of a rate."""
+
+    rate = FAST
+
+    def _count(self, sent: int, received: int) -> None:
+        super()._count(sent, received)
+        with self.metrics.timed("communicate"):
+            time.sleep(max(sent, received) / self.rate)
+
+
+def network(width: int = 384) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(width, width) for _ in range(6)]
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), *layers, nn.Linear(width, 16))
+
+
+def examples(data: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A batch whose targets are mostly noise, as gradients are."""
+    x = torch.randn(16, 64, generator=data)
+    return x, x[:, :16] + 4 * torch.randn(16, 16, generator=data)
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x, y = batch
+    return nn.functional.mse_loss(model(x), y)
+
+
+def digest(model: nn.Module) -> str:
+    whole = torch.cat([param.detach().reshape(-1) for param in model.parameters()])
+    return hashlib.sha256(whole.numpy().tobytes()).hexdigest()
+
+
+class Training:
+    """A model under DDP with auto on a link whose rate can be set."""
+
+    def __init__(self, rank: int, optimizer: str = "AdamW", pause: float = 0.0, **options: Any) -> None:
+        torch.set_num_threads(1)
+        net = network()
+        for layer in net.children():
+            layer.register_full_backward_hook(lambda *_: time.sleep(pause))
+        self.model = DistributedDataParallel(net, bucket_cap_mb=1)
+        self.state = gradwire.compress_ddp(self.model, "auto", **options)
+        self.state.exchange.channel.__class__ = SlowChannel
+        self.optimizer = getattr(torch.optim, optimizer)(self.model.parameters(), lr=1e-3)
+        self.data = torch.Generator().manual_seed(rank + 1)
+
+    @property
+    def channel(self) -> SlowChannel:
+        channel = self.state.exchange.channel
+        assert isinstance(channel, SlowChannel)
+        return channel
+
+    def step(self) -> float:
+        batch = examples(self.data)
+        start = time.perf_counter()
+        loss = loss_of(self.model, batch)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return time.perf_counter() - start
+
+    def run(self, steps: int, rate: float) -> list[float]:
+        self.channel.rate = rate
+        return [self.step() for _ in range(steps)]
+
+    @property
+    def auto(self) -> dict[str, Any]:
+        auto: dict[str, Any] = self.state.metrics()["auto"]
+        return auto
+
+    @property
+    def choices(self) -> list[str]:
+        return [each["choice"] for each in self.auto["buckets"]]
+
+
+def slow_link(rank: int, budget: str, optimizer: str) -> dict[str, Any]:
+    training = Training(rank, optimizer, budget=budget)
+    training.run(50, SLOW)
+    before = training.state.metrics()
+    training.run(10, SLOW)
+    after = training.state.metrics()
+    return {
+        "digest": digest(training.model),
+        "assigned": sorted((name, repr(each[0])) for name, each in training.state.exchange.assigned.items()),
+        "auto": training.auto,
+        "ratio": (after["dense_bytes"] - before["dense_bytes"]) / (after["bytes_sent"] - before["bytes_sent"]),
+    }
+
+
+def nothing_to_gain(rank: int) -> dict[str, Any]:
+    """A fast link, and a backward pass that takes long."""
+    training = Training(rank, pause=0.03)
+    training.run(25, FAST)
+    plain = DistributedDataParallel(network(), bucket_cap_mb=1)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    data = torch.Generator().manual_seed(rank + 1)
+    for _ in range(25):
+        loss = loss_of(plain, examples(data))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return {"auto": training.auto, "same": digest(training.model) == digest(plain)}
+
+
+def changing_link(rank: int) -> dict[str, Any]:
+    """Slow, fast, and slow again: choices and the link's rate as they are known at the end of each part."""
+    training = Training(rank)
+    found = []
+    for rate in (SLOW, FAST, SLOW):
+        training.run(50, rate)
+        found.append((training.choices, training.auto["link"]["bits_per_second"]))
+    return {"parts": found, "decisions": training.auto["decisions"]}
+
+
+def made_again(rank: int) -> dict[str, Any]:
+    """A run, and another one that makes its decisions again without measuring."""
+    training = Training(rank)
+    training.run(45, SLOW)
+    decisions = training.auto["decisions"]
+    training.state.close()
+    again = Training(rank, decisions=decisions)
+    again.run(45, FAST)
+    return {
+        "decisions": decisions,
+        "digests": (digest(training.model), digest(again.model)),
+        "phase": again.auto["phase"],
+        "made": again.auto["decisions"],
+    }
+
+
+def resumed(rank: int) -> dict[str, Any]:
+    training = Training(rank)
+    training.run(45, SLOW)
+    saved, before = training.state.state_dict(), sorted(training.state.exchange.assigned)
+    training.state.close()
+    other = Training(rank)
+    other.state.load_state_dict(saved)
+    after = sorted(other.state.exchange.assigned)
+    other.run(60, SLOW)
+    return {"before": before, "after": after, "later": sorted(other.state.exchange.assigned), "auto": other.auto}
+
+
+def refused(rank: int, options: dict[str, Any]) -> str:
+    model = DistributedDataParallel(network(32))
+    try:
+        gradwire.compress_ddp(model, options.pop("compressor", "auto"), **options)
+    except gradwire.ConfigError as error:
+        return str(error)
+    return "accepted"
+
+
+def plain_loop(rank: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    state = gradwire.compress_optimizer(optimizer, model, "auto", bucket_mb=1)
+    state.exchange.channel.__class__ = SlowChannel
+    state.exchange.channel.rate = SLOW  # type: ignore[attr-defined]
+    data = torch.Generator().manual_seed(rank + 1)
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss_of(model, examples(data)).backward()
+        optimizer.step()
+    return {"digest": digest(model), "auto": state.metrics()["auto"]}
+
+
+def drained(rank: int, bad: bool) -> list[Tensor]:
+    """What arrives in all steps, where a method that keeps residuals is left for none."""
+    from gradwire.auto.choices import DENSE
+    from gradwire.comm.allgather import AllGather
+    from gradwire.compressors.casts.none import Identity
+    from gradwire.compressors.sparse.topk import TopK
+    from gradwire.exchange.exchange import Exchange
+
+    exchange = Exchange(Identity(), group=dist.new_group(backend="gloo"))  # type: ignore[arg-type]
+    params = [("a", (64, 64)), ("b", (64, 64))]
+    exchange.assign({name: (TopK(ratio=0.1), AllGather()) for name, _ in params})
+    total, own = torch.zeros(2 * 4096), torch.zeros(2 * 4096)
+    data = torch.Generator().manual_seed(rank)
+    for step in range(6):
+        if step == 3:
+            exchange.assign({"a": (DENSE.compressor, DENSE.strategy)} if not bad else {})
+        flat = torch.randn(2 * 4096, generator=data)
+        if bad and step == 3 and rank == 0:
+            flat[5] = float("nan")
+        own += torch.nan_to_num(flat) if not (bad and step == 3) else 0
+        exchange.begin_step()
+        exchange.run(flat, params)
+        if not (bad and step == 3):
+            total += flat
+    exchange.end_step()
+    waits = exchange.residuals.worker.get("residual", {})
+    dist.all_reduce(own)
+    return [own / 2, total, torch.tensor([len(waits)])]

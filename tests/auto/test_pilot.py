@@ -1,0 +1,107 @@
+"""auto on real ranks, over channels whose messages take as long as on a link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gradwire.testing.processes import run_ranks
+from tests.auto import jobs
+
+
+def compressed(auto: dict[str, Any]) -> list[str]:
+    return [each["choice"] for each in auto["buckets"] if each["choice"] != "dense"]
+
+
+@pytest.mark.parametrize(("budget", "optimizer"), [("exact", "AdamW"), ("safe", "AdamW"), ("small", "SGD")])
+def test_a_slow_link_is_compressed_for_within_the_budget(budget: str, optimizer: str) -> None:
+    one, other = run_ranks(2, jobs.slow_link, budget, optimizer)
+    assert one["digest"] == other["digest"]
+    assert one["assigned"] == other["assigned"]
+    auto = one["auto"]
+    assert len(compressed(auto)) >= len(auto["buckets"]) - 1
+    assert sum(each["error"] for each in auto["buckets"]) <= auto["buckets"][0]["budget"]
+    assert one["ratio"] > {"exact": 1.3, "safe": 1.8, "small": 1.8}[budget]
+    methods = {label.split(" over ")[0] for label in compressed(auto)}
+    if budget == "exact":
+        assert methods == {"bf16"}
+    if budget == "safe":
+        assert not any(label.startswith(("topk", "eden:bits=0.5")) or label == "eden" for label in methods)
+
+
+def test_what_keeps_gradients_back_is_not_chosen_under_adam() -> None:
+    one, _ = run_ranks(2, jobs.slow_link, "small", "AdamW")
+    assert compressed(one["auto"])
+    assert not any(label.startswith("topk") for label in compressed(one["auto"]))
+
+
+def test_where_nothing_is_to_be_gained_it_is_ddp_bit_for_bit() -> None:
+    for found in run_ranks(2, jobs.nothing_to_gain):
+        assert found["same"]
+        assert found["auto"]["decisions"] == []
+        assert found["auto"]["phase"] == "watching"
+
+
+def test_a_link_that_changes_is_noticed_within_fifty_steps() -> None:
+    one, other = run_ranks(2, jobs.changing_link)
+    assert one["decisions"] == other["decisions"]
+    (slow, rate), (_, faster), (again, back) = one["parts"]
+    assert set(slow) != {"dense"}
+    assert set(again) != {"dense"}
+    assert rate == pytest.approx(8 * jobs.SLOW, rel=0.5)
+    assert back == pytest.approx(8 * jobs.SLOW, rel=0.5)
+    assert faster > 4 * rate
+
+
+def test_decisions_are_made_again_without_measuring() -> None:
+    for found in run_ranks(2, jobs.made_again):
+        assert found["decisions"]
+        assert found["digests"][0] == found["digests"][1]
+        assert (found["phase"], found["made"]) == ("replaying", found["decisions"])
+
+
+def test_a_checkpoint_carries_the_decisions() -> None:
+    for found in run_ranks(2, jobs.resumed):
+        assert found["before"]
+        assert found["before"] == found["after"]
+        assert found["later"]
+
+
+def test_a_plain_loop_decides_too() -> None:
+    one, other = run_ranks(2, jobs.plain_loop)
+    assert one["digest"] == other["digest"]
+    assert compressed(one["auto"])
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_what_waits_for_a_method_that_is_left_is_sent(bad: bool) -> None:
+    for own, total, waiting in run_ranks(2, jobs.drained, bad):
+        if bad:
+            # Both parameters were drained, in the first step that counted.
+            torch.testing.assert_close(total, own)
+        else:
+            torch.testing.assert_close(total[:4096], own[:4096])
+        assert int(waiting) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"budget": "tiny"}, "budget must be one of 'exact', 'safe', 'small', got 'tiny'"),
+        ({"memory": "residual"}, "memory must be left out with 'auto'"),
+        ({"strategy": "allgather"}, "strategy must be left out with 'auto'"),
+        ({"compressor": "bf16", "budget": "safe"}, "budget must be None with any compressor but 'auto'"),
+        ({"compressor": "auto:bits=2"}, "'auto' has no parameter 'bits'"),
+        ({"decisions": "yes"}, "decisions must be decisions as metrics()['auto']['decisions'] gives them"),
+        ({"decisions": [{"step": 1, "choices": [{"method": "qsgd"}]}]}, "a decision must be a mapping"),
+        (
+            {"decisions": [{"step": 1, "choices": [{"method": "qsgd", "strategy": "allgather", "params": ["x"]}]}]},
+            "decisions must be of this model's parameters, got 'x'",
+        ),
+    ],
+)
+def test_a_mistake_is_named(options: dict[str, Any], said: str) -> None:
+    for text in run_ranks(2, jobs.refused, options):
+        assert said in text
