@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
@@ -18,15 +21,34 @@ FAST, SLOW = 1e12, 2e7
 """Bytes a second."""
 
 
+LINE = threading.Lock()
+"""Held while something travels: the sums of several buckets share a link."""
+
+
 class SlowChannel(Channel):
     """Messages of a real group that take as long as on a link of a rate."""
 
     rate = FAST
 
+    direct = False
+
     def _count(self, sent: int, received: int) -> None:
         super()._count(sent, received)
-        with self.metrics.timed("communicate"):
-            time.sleep(max(sent, received) / self.rate)
+        if not self.direct:
+            with self.metrics.timed("communicate"):
+                time.sleep(max(sent, received) / self.rate)
+
+    def begin_sum(self, tensor: Tensor, group: dist.ProcessGroup | None) -> Future[list[Tensor]]:
+        self.direct = True
+        future = super().begin_sum(tensor, group)
+        self.direct, seconds = False, 2 * (self.world - 1) * tensor.nbytes / self.world / self.rate
+
+        def late(finished: Future[list[Tensor]]) -> list[Tensor]:
+            with LINE:
+                time.sleep(seconds)
+            return finished.value()
+
+        return future.then(late)
 
 
 def network(width: int = 384) -> nn.Module:
@@ -84,6 +106,15 @@ class Training:
         self.channel.rate = rate
         return [self.step() for _ in range(steps)]
 
+    def settle(self, rate: float, least: int = 15, most: int = 150) -> None:
+        """Train until some buckets have had a method for so many steps; all ranks see the same."""
+        self.channel.rate, held = rate, 0
+        for _ in range(most):
+            self.step()
+            held = held + 1 if self.auto["phase"] == "holding" else 0
+            if held >= least:
+                return
+
     @property
     def auto(self) -> dict[str, Any]:
         auto: dict[str, Any] = self.state.metrics()["auto"]
@@ -96,9 +127,9 @@ class Training:
 
 def slow_link(rank: int, budget: str, optimizer: str) -> dict[str, Any]:
     training = Training(rank, optimizer, budget=budget)
-    training.run(50, SLOW)
+    training.settle(SLOW)
     before = training.state.metrics()
-    training.run(10, SLOW)
+    training.run(5, SLOW)
     after = training.state.metrics()
     return {
         "digest": digest(training.model),
@@ -128,7 +159,7 @@ def changing_link(rank: int) -> dict[str, Any]:
     training = Training(rank)
     found = []
     for rate in (SLOW, FAST, SLOW):
-        training.run(50, rate)
+        training.run(70, rate)
         found.append((training.choices, training.auto["link"]["bits_per_second"]))
     return {"parts": found, "decisions": training.auto["decisions"]}
 
@@ -136,11 +167,11 @@ def changing_link(rank: int) -> dict[str, Any]:
 def made_again(rank: int) -> dict[str, Any]:
     """A run, and another one that makes its decisions again without measuring."""
     training = Training(rank)
-    training.run(45, SLOW)
-    decisions = training.auto["decisions"]
+    training.settle(SLOW)
+    decisions, steps = training.auto["decisions"], training.state.metrics()["steps"]
     training.state.close()
     again = Training(rank, decisions=decisions)
-    again.run(45, FAST)
+    again.run(steps, FAST)
     return {
         "decisions": decisions,
         "digests": (digest(training.model), digest(again.model)),
@@ -151,13 +182,13 @@ def made_again(rank: int) -> dict[str, Any]:
 
 def resumed(rank: int) -> dict[str, Any]:
     training = Training(rank)
-    training.run(45, SLOW)
+    training.settle(SLOW, least=3)
     saved, before = training.state.state_dict(), sorted(training.state.exchange.assigned)
     training.state.close()
     other = Training(rank)
     other.state.load_state_dict(saved)
     after = sorted(other.state.exchange.assigned)
-    other.run(60, SLOW)
+    other.settle(SLOW)
     return {"before": before, "after": after, "later": sorted(other.state.exchange.assigned), "auto": other.auto}
 
 
@@ -183,6 +214,30 @@ def plain_loop(rank: int) -> dict[str, Any]:
         loss_of(model, examples(data)).backward()
         optimizer.step()
     return {"digest": digest(model), "auto": state.metrics()["auto"]}
+
+
+def sharded(rank: int, rate: float) -> dict[str, Any]:
+    """FSDP2, each layer a module of its own."""
+    torch.set_num_threads(1)
+    model = network()
+    for layer in model.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    state = gradwire.compress_fsdp(model, "auto")
+    state.exchange.channel.__class__ = SlowChannel
+    state.exchange.channel.rate = rate  # type: ignore[attr-defined]
+    data, losses, sent = torch.Generator().manual_seed(rank + 1), [], []
+    for _ in range(60):
+        before = state.metrics()["bytes_sent"]
+        optimizer.zero_grad()
+        loss = loss_of(model, examples(data))
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        sent.append(state.metrics()["bytes_sent"] - before)
+    return {"auto": state.metrics()["auto"], "losses": losses, "sent": sent}
 
 
 def drained(rank: int, bad: bool) -> list[Tensor]:

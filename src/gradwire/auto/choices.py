@@ -28,7 +28,18 @@ from gradwire.errors import ConfigError, nearest
 from gradwire.exchange.exchange import Named
 from gradwire.exchange.plan import carries
 
-__all__ = ["BUDGETS", "DENSE", "Choice", "ErrorBudget", "budget_of", "candidates", "edges", "finer", "from_config"]
+__all__ = [
+    "BUDGETS",
+    "DENSE",
+    "Choice",
+    "ErrorBudget",
+    "budget_of",
+    "candidates",
+    "edges",
+    "finer",
+    "from_config",
+    "from_config_of",
+]
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwire.auto.choices import DENSE, Choice, ErrorBudget, budget_of, candidates, edges, finer, from_config
+from gradwire.auto.choices import (
+    DENSE,
+    Choice,
+    ErrorBudget,
+    budget_of,
+    candidates,
+    edges,
+    finer,
+    from_config,
+    from_config_of,
+)
 from gradwire.auto.decide import Option, Stage, best, finish
 from gradwire.auto.probe import Probed, compressible, probe
 from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic
-from gradwire.auto.watch import BucketRun, Moment, Seen, StepRecord, between, gathered, moment, most
+from gradwire.auto.watch import BucketRun, Moment, Seen, StepRecord, between, gathered, moment, reduced
 from gradwire.auto.wire import LATENCY, MESSAGE, Round, Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
@@ -74,6 +84,9 @@ PATIENCE = 96
 
 PINGS = 3
 
+CLOSE = 1.5
+"""The factor by which they may do so without a doubt whether it is the link that has changed."""
+
 MISSED = 3.0
 """The factor by which messages may take longer, or less long, than the model of the link says."""
 
@@ -110,6 +123,8 @@ class AutoPilot:
         self._edges = edges(shapes, embeddings)
         self._names = [name for name, _ in shapes]
         self._choices = candidates(self.budget, exchange.channel.world)
+        self.scatters = False
+        """Whether gradients are reduced to their owners, as FSDP's are."""
         self._replayed = None if decisions is None else _checked(decisions, set(self._names))
         self._restart()
         exchange.pilot = self
@@ -135,6 +150,7 @@ class AutoPilot:
         self._probed: dict[tuple[NAMES, Choice], Probed | None] = {}
         self._own: dict[tuple[NAMES, Choice], float] = {}
         self._factor: dict[str, float] = {}
+        self._doubted: dict[str, tuple[list[Round], float]] = {}
         self._todo: list[Choice] = []
         self._trying: Choice | None = None
         self._norms: dict[NAMES, tuple[float, float]] = {}
@@ -159,8 +175,34 @@ class AutoPilot:
         self._record = StepRecord()
         self._begun = None if self.phase == "replaying" else moment(self.exchange.device)
 
-    def before(self, flat: Tensor, params: Sequence[Named], ready: Moment) -> None:
-        """A bucket is about to be exchanged."""
+    @property
+    def idle(self) -> bool:
+        """Whether the step that has just begun is uncompressed, and nothing but its times is wanted of it."""
+        full = len(self._window) >= self._length - 1 and not self._skip
+        return self.phase == "watching" and not full and not self.exchange.assigned and not self.exchange.draining
+
+    def note(self, params: Sequence[Named], ready: Moment) -> BucketRun:
+        """Watch a bucket that DDP reduces itself, in a step that is idle; whoever starts it says when it was done."""
+        if not self._record.runs:
+            self._record.begun = ready
+        run = BucketRun(tuple((name, tuple(shape)) for name, shape in params), ready, None, 0.0)
+        self._record.runs.append(run)
+        return run
+
+    def scatter(self) -> None:
+        """Gradients are reduced to their owners: said once, before the first step."""
+        self.scatters = True
+        world = self.exchange.channel.world
+        self._choices = [DENSE, *(from_config_of(each, "allgather") for each in self.budget.methods if world > 1)]
+
+    def before(self, flat: Tensor, params: Sequence[Named], ready: Moment, own: Tensor | None = None) -> None:
+        """A bucket is about to be exchanged.
+
+        Args:
+            flat: what is exchanged; where gradients are reduced to their owners, what the first of them gets.
+            own: what this rank gets, in that case; None: ``flat``.
+        """
+        own = flat if own is None else own
         first = not self._record.runs
         if self.phase == "replaying":
             if first and not self._record.disturbed:
@@ -174,7 +216,8 @@ class AutoPilot:
         if self._trying is not None:
             self._record.disturbed = True
             key = tuple(name for name, _ in params)
-            self._probed[key, self._trying] = probe(self.exchange, self._trying, self._code(self._trying), flat, params)
+            code, world = self._code(self._trying), 1 if self.scatters else self.exchange.channel.world
+            self._probed[key, self._trying] = probe(self.exchange, self._trying, code, flat, params, world)
         run = BucketRun(
             tuple((name, tuple(shape)) for name, shape in params),
             ready,
@@ -182,18 +225,23 @@ class AutoPilot:
             self.exchange.counters.seconds["communicate"],
         )
         if len(self._window) == self._length - 1 and not self._skip:
-            run.own = torch.dot(flat, flat)
+            run.own = torch.dot(own, own)
         self._record.runs.append(run)
 
-    def after(self, flat: Tensor) -> None:
-        """The bucket was exchanged."""
+    def after(self, flat: Tensor, multiplied: float = 1.0) -> None:
+        """The bucket was exchanged.
+
+        Args:
+            flat: the mean, where gradients are reduced to their owners this rank's own part of it.
+            multiplied: by which the mean was multiplied.
+        """
         if self.phase == "replaying":
             return
         run = self._record.runs[-1]
         run.done = moment(self.exchange.device)
         run.communicated = self.exchange.counters.seconds["communicate"] - run.communicating
         if run.own is not None:
-            run.mean = torch.dot(flat, flat)
+            run.mean = torch.dot(flat, flat) / multiplied**2
 
     def to_config(self) -> dict[str, Any]:
         """What all ranks must have been given alike."""
@@ -244,7 +292,7 @@ class AutoPilot:
             self._go_dense("this run has not seen any yet")
             return
         told = (-self._ping(), 0.0 if self.bears() else 1.0)
-        seen = gathered(window, exchange.channel, exchange.device, told)
+        seen = gathered(window, exchange.channel, exchange.device, told, parted=self.scatters)
         self._record.disturbed = True
         if seen is None:
             return
@@ -309,24 +357,36 @@ class AutoPilot:
     def _correct(self, seen: Seen, sent: Sequence[PredictedTraffic], busy: Sequence[float]) -> None:
         """Note how much longer the messages of a choice take than the model says, in its first window.
 
-        In that window the link is taken to be as it was before. Later, what takes longer is the link.
+        Where that is a little, it is the choice, and from then on what takes longer is the link. Where it is much, the
+        link may have changed just then: uncompressed steps tell which of the two it was.
         """
         fresh, self._fresh = self._fresh, False
         if not fresh or self._wire is None:
             return
-        found: dict[str, tuple[float, float]] = {}
+        found: dict[str, tuple[list[Round], float]] = {}
         for params, one, time in zip(seen.buckets, sent, busy, strict=True):
-            label = self._choice(params).label
-            predicted, taken = found.get(label, (0.0, 0.0))
-            predicted += sum(self._wire.seconds(each) for each in _rounds(one))
-            found[label] = (predicted, taken + time)
-        for label, (predicted, taken) in found.items():
-            if label != DENSE.label and label not in self._factor and predicted > 0:
-                self._factor[label] = min(MISSED, max(1 / MISSED, taken / predicted))
+            rounds, taken = found.get(self._choice(params).label, ([], 0.0))
+            found[self._choice(params).label] = ([*rounds, *_rounds(one)], taken + time)
+        for label, (rounds, taken) in found.items():
+            if label != DENSE.label and label not in self._factor and taken > 0:
+                missed = taken / sum(self._wire.seconds(each) for each in rounds) if rounds else 1.0
+                if 1 / CLOSE < missed < CLOSE:
+                    self._factor[label] = missed
+                else:
+                    self._doubted[label] = rounds, taken
+
+    def _settle_doubts(self) -> None:
+        """Say of choices that missed the model by much how they did on the link as it is seen now."""
+        doubted, self._doubted = self._doubted, {}
+        for label, (rounds, taken) in doubted.items():
+            assert self._wire is not None
+            missed = taken / sum(self._wire.seconds(each) for each in rounds)
+            self._factor[label] = min(MISSED, max(1 / MISSED, missed))
 
     def _after_dense(self, seen: Seen) -> None:
         """Uncompressed steps were watched: stay so, or try what might be better."""
         self._dense = seen
+        self._settle_doubts()
         if self._held is not None:
             self._contention, self._held = max(0.0, self._held - seen.rest), None
         self._why = self._reasons(seen, [DENSE] * len(seen.buckets))
@@ -360,7 +420,7 @@ class AutoPilot:
             found = self._probed.get(key)
             flat += [math.inf, math.inf] if found is None else [found.seconds, found.omega]
         # What the slowest rank takes counts, and the largest error. Rebuilt buckets were not tried on any rank.
-        told = most(flat, self.exchange.channel, self.exchange.device)
+        told = reduced(flat, self.exchange.channel, self.exchange.device, "max")
         for i, key in enumerate(keys):
             seconds, omega = told[2 * i : 2 * i + 2]
             self._probed[key] = Probed(seconds, omega) if math.isfinite(seconds) and math.isfinite(omega) else None
@@ -380,6 +440,10 @@ class AutoPilot:
             self._go_dense("uncompressed steps of these buckets are not known yet")
             return
         self._contention = max(0.0, seen.rest - dense.rest)
+        if self._doubted:
+            self._held = seen.rest
+            self._go_dense("messages take another time than the link's model says, or the link has changed")
+            return
         if not kept and any(each.keeps for each in chosen):
             self._go_dense("an optimizer divides by the size of recent gradients and does not bear what waits")
             return
@@ -410,10 +474,21 @@ class AutoPilot:
         """The messages of a bucket."""
         world, policy = self.exchange.channel.world, self.exchange.policy
         numel = sum(math.prod(shape) for _, shape in params)
+        if self.scatters:
+            return self._scattered(params, choice)
         if choice.dense:
             return PredictedTraffic(dense_traffic(numel, world), ())
         divided = shared(params, choice.compressor, world, policy, choice.strategy.name, main=self._code(choice))
         return traffic(divided, world)
+
+    def _scattered(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
+        """The one round of a reduce-scatter; the parameters' shapes are those of the parts of one owner."""
+        code, policy, sent = self._code(choice), self.exchange.policy, 0.0
+        for name, shape in params:
+            own = None if choice.dense else policy.choose(name, shape, code(name))
+            sent += 4 * math.prod(shape) if own is None else own.traffic(shape)
+        moved = (self.exchange.channel.world - 1) * sent
+        return PredictedTraffic((), (Round("exchange", moved, moved),))
 
     def _coding(self, params: Sequence[Named], choice: Choice) -> float:
         """Seconds of a bucket that are not messages: as seen in use, or as probed."""
@@ -554,7 +629,7 @@ class AutoPilot:
                 {
                     "bucket": number,
                     "elements": sum(math.prod(shape) for _, shape in params),
-                    "choice": choice.label,
+                    "choice": choice.label.replace("allgather", "reduce_scatter") if self.scatters else choice.label,
                     "seconds": seconds,
                     "dense_seconds": plain.seconds,
                     "exposed": max(0.0, min(seconds, done - seen.ready[-1])),

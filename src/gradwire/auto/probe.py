@@ -54,7 +54,12 @@ def compressible(params: Sequence[Named], policy: Policy, choice: Choice) -> lis
 
 
 def probe(
-    exchange: Exchange, choice: Choice, code: Callable[[str], Compressor], flat: Tensor, params: Sequence[Named]
+    exchange: Exchange,
+    choice: Choice,
+    code: Callable[[str], Compressor],
+    flat: Tensor,
+    params: Sequence[Named],
+    world: int,
 ) -> Probed | None:
     """Try a choice on a bucket; the gradient stays as it is.
 
@@ -64,6 +69,8 @@ def probe(
         code: the compressor that each parameter would have, by its name.
         flat: this rank's gradient, before it is exchanged.
         params: of the bucket.
+        world: ranks whose messages are decoded; 1 where each owner decodes only what is its own, which of all ranks
+            is as much as one message.
 
     Returns:
         None where the choice would compress nothing of the bucket.
@@ -74,9 +81,8 @@ def probe(
     policy = dataclasses.replace(exchange.policy, min_numel=0, start_after=0, schedule={})
     shapes, sample = _rows(flat, params, names, TIMED)
     whole = sum(math.prod(shape) for name, shape in params if name in names)
-    dry = dry_exchange(
-        Identity(), exchange.channel.world, exchange.channel.rank, policy, seed=exchange.seed, device=exchange.device
-    )
+    rank = exchange.channel.rank if world > 1 else 0
+    dry = dry_exchange(Identity(), world, rank, policy, seed=exchange.seed, device=exchange.device)
     dry.assign({name: (code(name), choice.strategy) for name in names})
     seconds = whole / sample.numel() * min(_timed(dry, sample, shapes) for _ in range(RUNS))
     few, small = _rows(flat, params, names, CODED)

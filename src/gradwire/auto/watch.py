@@ -3,7 +3,8 @@
 Law: a rank that comes early to an exchange waits in it for the others, and only the last one sees what it costs. So of
 each bucket in each step the least over the ranks counts; of what the slowest rank decides, such as when gradients are
 there, the most. One all-reduce (max) of a window carries all of it: some numbers for each bucket and step, whatever the
-number of workers. Of the steps of a window the median counts: one that was disturbed changes nothing.
+number of workers. Squared norms are added up in another one: where gradients are reduced to their owners, each rank
+knows its own part. Of the steps of a window the median counts: one that was disturbed changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from gradwire.exchange.plan import Named
 from gradwire.group.channel import Channel
 
-__all__ = ["BucketRun", "Moment", "Seen", "StepRecord", "between", "gathered", "moment", "most"]
+__all__ = ["BucketRun", "Moment", "Seen", "StepRecord", "between", "gathered", "moment", "reduced"]
 
 Moment = Any
 """A point in time: seconds of this process's clock, or an event on a device."""
@@ -53,7 +54,7 @@ class BucketRun:
     Args:
         params: names and shapes.
         ready: when its gradients were there.
-        begun: when the thread took it.
+        begun: when the thread took it; None: it was reduced by DDP itself, beside the buckets before it.
         communicating: seconds in messages up to then.
     """
 
@@ -108,8 +109,8 @@ class Seen:
         ready: seconds from the first bucket's to each bucket's gradients, of the slowest rank.
         total: seconds that the thread was busy with each bucket, of the rank that came last.
         communicated: of them, in messages.
-        own: the least over the ranks of the squared norms of their gradients, by bucket; infinite: not measured.
-        mean: of the mean gradient; infinite: not measured.
+        own: the mean over the ranks of the squared norms of their gradients, by bucket; not finite: not known.
+        mean: the squared norm of the mean gradient; not finite: not known.
         told: what each rank told beside, the most of each number.
     """
 
@@ -142,8 +143,21 @@ class Seen:
         return max(0.0, self.period - max(self.finished, self.ready[-1]))
 
 
+def taken(run: BucketRun, before: BucketRun | None) -> float:
+    """Seconds that a bucket took beyond those before it."""
+    begun = run.ready if run.begun is None else run.begun
+    if run.begun is None and before is not None and between(begun, before.done) > 0:
+        begun = before.done
+    return max(0.0, between(begun, run.done))
+
+
 def gathered(
-    steps: Sequence[StepRecord], channel: Channel, device: torch.device, told: Sequence[float] = ()
+    steps: Sequence[StepRecord],
+    channel: Channel,
+    device: torch.device,
+    told: Sequence[float] = (),
+    *,
+    parted: bool = False,
 ) -> Seen | None:
     """Bring the ranks' records together. All ranks must call it alike.
 
@@ -152,6 +166,7 @@ def gathered(
         channel: over which they are brought together.
         device: that the channel serves.
         told: numbers of this rank, of each of which the most is wanted; as many on all ranks.
+        parted: each rank has noted the norms of its own part, of as many parts as there are ranks.
 
     Returns:
         None where fewer than two steps exchanged the last one's buckets undisturbed; so it is on all ranks.
@@ -169,18 +184,24 @@ def gathered(
         row = [between(each.begun, following.begun)]
         row += [between(each.begun, run.ready) for run in each.runs]
         # What counts is the least, so it is told with its sign changed. A thread takes a bucket when it is there.
-        row += [-between(run.begun, run.done) for run in each.runs]
-        row += [-run.communicated for run in each.runs]
+        busy = [taken(run, before) for run, before in zip(each.runs, [None, *each.runs], strict=False)]
+        row += [-seconds for seconds in busy]
+        row += [
+            -(seconds if run.begun is None else run.communicated) for run, seconds in zip(each.runs, busy, strict=True)
+        ]
         rows.append(row)
     count = len(wanted)
-    norms = [[_norm(run.own) for run in steps[-1].runs], [_norm(run.mean) for run in steps[-1].runs]]
-    flat = [number for row in rows for number in row] + [-number for part in norms for number in part]
-    everything = most([*flat, *told], channel, device)
+    flat = [number for row in rows for number in row]
+    everything = reduced([*flat, *told], channel, device, "max")
     found = everything[: len(flat)]
+    runs = steps[-1].runs
+    norms = reduced(
+        [_number(norm) for norm in (*(r.own for r in runs), *(r.mean for r in runs))], channel, device, "sum"
+    )
+    norms = [norm if parted else norm / channel.world for norm in norms]
     width = 1 + 3 * count
     table = [found[i * width : (i + 1) * width] for i in range(len(rows))]
     columns = [median(column) for column in zip(*table, strict=True)]
-    own, mean = (tuple(-number for number in found[i : i + count]) for i in (len(flat) - 2 * count, len(flat) - count))
     return Seen(
         tuple(wanted),
         len(rows),
@@ -188,21 +209,19 @@ def gathered(
         tuple(max(0.0, each) for each in columns[1 : 1 + count]),
         tuple(max(0.0, -each) for each in columns[1 + count : 1 + 2 * count]),
         tuple(max(0.0, -each) for each in columns[1 + 2 * count :]),
-        own,
-        mean,
+        tuple(norms[:count]),
+        tuple(norms[count:]),
         tuple(everything[len(flat) :]),
     )
 
 
-def most(numbers: Sequence[float], channel: Channel, device: torch.device) -> list[float]:
-    """The most of each number over the ranks. All ranks must call it, with as many numbers."""
+def reduced(numbers: Sequence[float], channel: Channel, device: torch.device, how: str) -> list[float]:
+    """The sum of each number over the ranks, or the most of it. All ranks must call it, with as many numbers."""
     sent = torch.tensor(list(numbers), dtype=torch.float64).to(device)
-    channel.all_reduce(sent, "max")
+    channel.all_reduce(sent, how)
     found: list[float] = sent.tolist()
     return found
 
 
-def _norm(square: Tensor | None) -> float:
-    """A squared norm as a number; infinite where there is none that counts, which is then so on all ranks."""
-    value = math.inf if square is None else float(square)
-    return value if math.isfinite(value) else math.inf
+def _number(square: Tensor | None) -> float:
+    return math.nan if square is None else float(square)

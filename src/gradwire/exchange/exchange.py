@@ -56,16 +56,20 @@ Assigned = Mapping[str, tuple[Compressor, Strategy]]
 class Pilot(Protocol):
     """Who watches an exchange and gives its parameters methods, as ``gradwire.auto`` does."""
 
+    def scatter(self) -> None:
+        """Gradients are reduced to their owners, not averaged: said once, before the first step."""
+        ...
+
     def begin(self) -> None:
         """A step begins."""
         ...
 
-    def before(self, flat: Tensor, params: Sequence[Named], ready: Any) -> None:
+    def before(self, flat: Tensor, params: Sequence[Named], ready: Any, own: Tensor | None = None) -> None:
         """A bucket is about to be exchanged, on the thread that exchanges it; it was there at ``ready``."""
         ...
 
-    def after(self, flat: Tensor) -> None:
-        """It was exchanged; ``flat`` is its mean."""
+    def after(self, flat: Tensor, multiplied: float = 1.0) -> None:
+        """It was exchanged; ``flat`` is its mean, times a number."""
         ...
 
     def to_config(self) -> dict[str, Any]:
@@ -195,10 +199,15 @@ class Exchange:
         self.forget_plans()
         waits = self.residuals.worker.get("residual", {})
         self._draining = {
-            name for name in waits if "residual" not in self.memory_for(self._main(name, self.compressor)).buffers
+            name for name in waits if "residual" not in self.memory_for(self.main_of(name, self.compressor)).buffers
         }
 
-    def _main(self, name: str, main: Compressor) -> Compressor:
+    @property
+    def draining(self) -> bool:
+        """Whether something waits of a method that was left, to be sent with the next gradients."""
+        return bool(self._draining)
+
+    def main_of(self, name: str, main: Compressor) -> Compressor:
         """The compressor of a parameter that has no override."""
         return self.assigned[name][0] if name in self.assigned else main
 
@@ -579,7 +588,7 @@ class Exchange:
 
     def _build(self, params: Sequence[Named], main: Compressor) -> Plan:
         main.check_world(self.channel.world)  # A schedule may have passed what fits, in a step that was not tried.
-        units, dense, numel = grouped(params, partial(self._main, main=main), self.policy, self.memory_for)
+        units, dense, numel = grouped(params, partial(self.main_of, main=main), self.policy, self.memory_for)
         site = Site(self.channel, self.device, self.residuals)
         groups: dict[object, list[Unit]] = {}
         for unit in units:
@@ -602,7 +611,7 @@ class Exchange:
         compressed, lo = {name for unit in units for name, _ in unit.members}, 0
         for name, shape in params:
             memory, numel = (
-                self.memory_for(self.policy.meant(name, self._main(name, main))).dense,
+                self.memory_for(self.policy.meant(name, self.main_of(name, main))).dense,
                 torch.Size(shape).numel(),
             )
             if memory is not None and name in compressed:

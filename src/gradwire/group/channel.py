@@ -22,11 +22,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.futures import Future
 
 from gradwire.errors import ConfigError, GroupError
 from gradwire.group.notes import Loss, explain
@@ -118,6 +119,18 @@ class Channel:
             self._finish(works)
 
         return finish
+
+    def begin_sum(self, tensor: Tensor, group: dist.ProcessGroup | None) -> Future[list[Tensor]]:
+        """Start to add up ``tensor`` over another group of the same ranks, such as DDP's own, in place.
+
+        Any number of them may be under way, beside whatever this channel does: that group is its owner's, who sees to
+        the order. Traffic as of ``all_reduce``.
+        """
+        moved = 2 * (self.world - 1) * tensor.nbytes // self.world
+        self._count(moved, moved)
+        work: Any = dist.all_reduce(tensor, group=group, async_op=True)
+        future: Future[list[Tensor]] = work.get_future()
+        return future
 
     def all_gather(self, rows: Tensor) -> None:
         """Row ``rank`` of ``rows`` goes to every rank. Traffic: (W-1) rows; it grows with the number of workers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from gradwire.comm.base import Site
 from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors.casts.bf16 import BF16
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
@@ -28,6 +30,8 @@ from gradwire.ops.stored import part_of, shaped
 from gradwire.types import Key
 
 __all__ = ["ReduceScatter", "ShardedState", "check_scatter", "check_size"]
+
+log = logging.getLogger("gradwire")
 
 
 class ShardedState(ExchangeState):
@@ -73,6 +77,23 @@ class ShardedState(ExchangeState):
         except ConfigError:
             release(self.exchange)
             raise
+
+    def steer(self, *, one_mesh: bool) -> None:
+        """Tell the pilot, where there is one, that gradients are reduced to their owners.
+
+        Where modules lie on several meshes not all ranks see the same buckets, and cannot decide together: bfloat16 is
+        what they take.
+        """
+        exchange = self.exchange
+        if exchange.pilot is None:
+            return
+        if one_mesh:
+            exchange.pilot.scatter()
+            return
+        exchange.pilot = None
+        exchange.choose(BF16())
+        if exchange.channel.rank == 0:
+            log.warning("auto cannot decide for a model whose modules are sharded over different ranks: it is bf16")
 
     def close(self) -> None:
         """Exchange nothing any more: the model must be compressed anew before the next backward pass."""
@@ -171,14 +192,26 @@ class ReduceScatter:
             exchange.channel.settle()
         key = Key(seed=exchange.seed, step=exchange.step, rank=channel.rank)
         exchange.counters.dense_bytes += (world - 1) * input_tensor.nbytes // world
+        if exchange.pilot is not None:
+            self._watch(flat, shards)
         session = self._current(shards)
         exchange.remember(names)
         compare = self._measure(session, flat)
         exchange.note(session.run(flat, out, key, scale))
         if compare is not None:
             compare(out, exchange.channel.rank * out.numel(), scale * world)
+        if exchange.pilot is not None:
+            exchange.pilot.after(out, scale * world)
         if out is not output_tensor:
             exchange.note(nonfinite(output_tensor.copy_(out)))
+
+    def _watch(self, flat: Tensor, shards: Sequence[Sharded]) -> None:
+        """Let the pilot see the part of the first owner, which is like the others, and that of this rank."""
+        exchange, part = self.state.exchange, sum(each.chunk for each in shards)
+        named = [(each.name, tuple(each.shape)) for each in shards]
+        rank = self.channel.rank
+        assert exchange.pilot is not None
+        exchange.pilot.before(flat[:part], named, None, flat[rank * part : (rank + 1) * part])
 
     def _measure(self, session: ScatterSession, flat: Tensor) -> Callable[[Tensor, int, float], None] | None:
         """Measure as ``Exchange`` does for whole gradients; a rank sees what arrives of its own part only."""
@@ -234,6 +267,7 @@ class ReduceScatter:
 
     def _chosen(self, each: Sharded, main: Compressor | None) -> tuple[Compressor, Memory]:
         exchange = self.state.exchange
+        main = None if main is None else exchange.main_of(each.name, main)
         code = exchange.policy.choose(each.name, each.shape, main) if main is not None else None
         if code is None or code.name == "none":
             meant = exchange.policy.meant(each.name, main or exchange.compressor)

@@ -36,7 +36,7 @@ log = logging.getLogger("gradwire")
 
 
 def compress(
-    accelerator: Any, model: nn.Module, compressor: Any = "bf16", *, on_resize: OnResize = "error", **options: Any
+    accelerator: Any, model: nn.Module, compressor: Any = "auto", *, on_resize: OnResize = "error", **options: Any
 ) -> GradwireState:
     """Exchange the gradients of a prepared model compressed; ``accelerator.save_state`` saves the residuals too.
 
@@ -47,7 +47,8 @@ def compress(
     Args:
         accelerator: an ``accelerate.Accelerator``.
         model: what ``accelerator.prepare`` returned, compiled or not.
-        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        compressor: "auto", which measures and decides within ``budget``; or a registered name, a compressor, or a
+            recipe of ``from_params``.
         on_resize: for a checkpoint of another number of processes, as in ``load_state_dict``.
         options: as for ``compress_ddp``.
 

@@ -19,6 +19,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gradwire.auto.pilot import AutoPilot
 from gradwire.auto.watch import moment
 from gradwire.errors import ConfigError, Told, require
 from gradwire.exchange.checkpoint import OnResize
@@ -51,7 +52,7 @@ class GradwireState(ExchangeState):
 
     Args:
         model: the DDP model, compiled or not, or the module inside it.
-        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        compressor: "auto", a registered name, a compressor, or a recipe of ``from_params``.
         process_group: the ranks; None is the model's own group, or the default one. A DDP model takes no others.
         scaler: of the loss, so that residuals follow its scale; None: the loss is not scaled, or its scale is fixed.
         lr_correction: the optimizer, so that what waits is applied with the rate it was meant for; None: as it is sent.
@@ -68,7 +69,7 @@ class GradwireState(ExchangeState):
     def __init__(
         self,
         model: nn.Module,
-        compressor: Any = "bf16",
+        compressor: Any = "auto",
         process_group: dist.ProcessGroup | None = None,
         *,
         scaler: Any = None,
@@ -126,6 +127,7 @@ class GradwireState(ExchangeState):
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._buckets: list[list[str]] = []
         self._regroup: Regroup | None = None
+        self._direct = False
         self.traced = bool(getattr(model, "_use_python_reducer", False))
         if self.traced:
             Arrivals(model, params, self.exchange, self.units, self._worker)
@@ -169,6 +171,8 @@ class GradwireState(ExchangeState):
         if first:
             self._first(names, buffer.device)
         self._buckets.append(names)
+        if self._direct:
+            return self._reduce(buffer, params)
         if self._regroup is None:
             ready = moment(buffer.device) if self.exchange.pilot is not None else None
             return self._submit(buffer.device, partial(self._job, buffer, params, ready))
@@ -184,7 +188,16 @@ class GradwireState(ExchangeState):
         self._buckets = []
         if self._regroup is not None and not self._regroup.needed(names):
             self._regroup = None
-        self._submit(device, partial(self._begin_step, self.units.read()))
+        pilot, reading = self.exchange.pilot, self.units.read()
+        self._direct = False
+        if isinstance(pilot, AutoPilot) and self._regroup is None and not self.exchange.policy.overrides:
+            # The last step's jobs are done, so this thread may do the thread's work.
+            self.exchange.begin_step()
+            self._direct = pilot.idle
+            if not self._direct:
+                self._submit(device, partial(self._open_step, reading))
+            return
+        self._submit(device, partial(self._begin_step, reading))
 
     def _check_model(self) -> None:
         late = [name for name, param in self._frozen_params if param.requires_grad]
@@ -210,8 +223,25 @@ class GradwireState(ExchangeState):
 
     def _begin_step(self, reading: Reading) -> None:
         self.exchange.begin_step()
+        self._open_step(reading)
+
+    def _open_step(self, reading: Reading) -> None:
         self.exchange.open()
         self.units.follow(self.exchange, *reading)
+
+    def _reduce(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
+        """Do what DDP does without a hook, and note how long it takes: ``auto`` watches uncompressed steps."""
+        exchange, pilot = self.exchange, self.exchange.pilot
+        assert isinstance(pilot, AutoPilot)
+        run, model = pilot.note(params, moment(buffer.device)), self._model()
+        exchange.counters.dense_bytes += 2 * (exchange.channel.world - 1) * buffer.nbytes // exchange.channel.world
+        group = model.process_group if isinstance(model, DistributedDataParallel) else None
+
+        def done(finished: Future[list[Tensor]]) -> Tensor:
+            run.done = moment(buffer.device)
+            return finished.value()[0]
+
+        return exchange.channel.begin_sum(buffer.div_(exchange.channel.world), group).then(done)
 
     def _job(self, buffer: Tensor, params: Sequence[Named], ready: Any = None) -> Tensor:
         flat = self._scratch.float32(buffer)
@@ -289,15 +319,19 @@ def not_wrapped(model: object) -> ConfigError:
     return ConfigError(f"model must be a torch.nn.parallel.DistributedDataParallel, got {kind_of(model)}; {remedy}")
 
 
-def compress_ddp(model: nn.Module, compressor: Any = "bf16", **options: Any) -> GradwireState:
+def compress_ddp(model: nn.Module, compressor: Any = "auto", **options: Any) -> GradwireState:
     """Exchange the gradients of a DDP model compressed, from the next backward on.
 
     All ranks must call it, with the same arguments; a difference raises the same error on each of them.
 
     Args:
         model: wrapped, compiled or not, and not yet given a communication hook.
-        compressor: a registered name (``gradwire methods`` lists them), a compressor, or a recipe of ``from_params``.
-            The default halves the bytes and keeps no residual; fewer bytes take a choice: docs/choosing.md.
+        compressor: "auto" watches uncompressed steps, tries methods on the gradients, and gives each bucket what makes
+            the step shortest within ``budget``; where nothing is to be gained it is DDP. Or a registered name
+            (``gradwire methods`` lists them), a compressor, or a recipe of ``from_params``.
+        budget: in options, of "auto": "exact" (bfloat16 and nothing more), "safe", the default (adds at most 15 % to
+            the variance that the batch leaves in the mean gradient), or "small" (at most as much as there is).
+        decisions: in options, of "auto": those of an earlier run, to be made again in the same steps.
         scaler: in options, a ``GradScaler``: residuals follow its scale.
         lr_correction: in options, the optimizer: residuals are rescaled when a schedule changes its learning rates.
         optimizer: in options, the optimizer: a warning says at once, and not at its first step, if the method harms it.

@@ -33,7 +33,7 @@ from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_sc
 from gradwire.integrations._state import Units
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations._weights import WeightGather, WeightWire, weight_code
-from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer
+from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, is_sharded
 from gradwire.integrations.setup import kind_of, prepare, private_group, refuse, share_start, uncompiled
 from gradwire.metrics import Metrics
@@ -122,6 +122,7 @@ class FSDPState(ShardedState):
         self.tensor_part, self.tensor_parts = grid.part, grid.parts
         if replicas is None:
             self.check_scatter()
+            self.steer(one_mesh=all(shard_group(group).size() == mesh.size() for _, group in groups))
         else:
             self.shard, self.shards = mesh.get_local_rank(), mesh.size()
             if not grid.native:
@@ -137,6 +138,7 @@ class FSDPState(ShardedState):
             optimizer or variance_correction or lr_correction,
             corrected=variance_correction is not None,
         )
+        follow_optimizers(self.exchange, self.adaptive)
         self.exchange.skips_steps = self.units.scaler is not None
         self._weights, self._timeout = weight_code(weights), options.get("timeout")
         for index, (module, group) in enumerate(groups):
@@ -452,7 +454,7 @@ def check_hooks(comm: object, hook: object) -> None:
 
 def compress_fsdp(
     model: nn.Module,
-    compressor: Any = "bf16",
+    compressor: Any = "auto",
     *,
     replicate: DeviceMesh | Literal[False] | None = None,
     scaler: Any = None,

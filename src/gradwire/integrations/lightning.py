@@ -41,7 +41,8 @@ class GradwireCallback(Callback):
     Lightning's loggers get the figures of ``TensorBoardWriter`` below ``gradwire/``, every ``log_every_n_steps``.
 
     Args:
-        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        compressor: "auto", which measures and decides within ``budget``; or a registered name, a compressor, or a
+            recipe of ``from_params``.
         on_resize: for a checkpoint of another number of ranks, as in ``load_state_dict``.
         options: as for ``compress_ddp``.
 
@@ -51,7 +52,7 @@ class GradwireCallback(Callback):
         GroupError: when ``fit`` begins: ranks were given different options.
     """
 
-    def __init__(self, compressor: Any = "bf16", *, on_resize: OnResize = "error", **options: Any) -> None:
+    def __init__(self, compressor: Any = "auto", *, on_resize: OnResize = "error", **options: Any) -> None:
         super().__init__()
         self.compressor, self.options = compressor, options
         self.on_resize: OnResize = on_resize

@@ -261,7 +261,7 @@ def scatter(bucket: Bucket) -> None:
 def compress_optimizer(
     optimizer: Optimizer,
     model: nn.Module,
-    compressor: Any = "bf16",
+    compressor: Any = "auto",
     *,
     bucket_mb: float = 25.0,
     process_group: dist.ProcessGroup | None = None,
@@ -277,7 +277,8 @@ def compress_optimizer(
     Args:
         optimizer: any torch optimizer over the model's parameters; it stays what it is, schedulers keep working.
         model: names the parameters.
-        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        compressor: "auto", which measures and decides within ``budget``; or a registered name, a compressor, or a
+            recipe of ``from_params``.
         bucket_mb: gradients travel in buckets of about this many MB of float32.
         process_group: the ranks; None is the default group.
         scaler: of the loss, so that residuals follow its scale; then call ``state.exchange_gradients()`` before

@@ -109,7 +109,7 @@ class GradwireCallback(TrainerCallback):
 
 def compress_trainer(
     trainer: Trainer,
-    compressor: Any = "bf16",
+    compressor: Any = "auto",
     *,
     resume_from_checkpoint: str | os.PathLike[str] | bool | None = None,
     on_resize: OnResize = "error",
@@ -119,7 +119,8 @@ def compress_trainer(
 
     Args:
         trainer: a ``transformers.Trainer``, or one of a class made from it.
-        compressor: a registered name, a compressor, or a recipe of ``from_params``.
+        compressor: "auto", which measures and decides within ``budget``; or a registered name, a compressor, or a
+            recipe of ``from_params``.
         resume_from_checkpoint: the same as for ``trainer.train``; False goes on from its checkpoint, but with residuals
             of zero. It is for one ``train``: set ``callback.resume_from_checkpoint`` before another that resumes.
         on_resize: for a checkpoint of another number of processes, as in ``load_state_dict``.
