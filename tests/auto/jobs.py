@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from typing import Any
 
 import torch
@@ -15,40 +14,93 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import gradwire
+from gradwire.auto import watch
+from gradwire.exchange.exchange import Exchange
 from gradwire.group.channel import Channel
 
 FAST, SLOW = 1e12, 2e7
 """Bytes a second."""
 
 
-LINE = threading.Lock()
-"""Held while something travels: the sums of several buckets share a link."""
+class LinkClock:
+    """Time as it would go by on a link of a rate: computing and messages take as long as they are said to.
+
+    The thread that computes has a time, and so has the one that exchanges; whoever waits takes over the later one. So
+    what is measured does not depend on what else the machine does.
+    """
+
+    def __init__(self) -> None:
+        self.main = self.line = 0.0
+        self._completed: float | None = None
+
+    def perf_counter(self) -> float:
+        """Now, for the thread that asks."""
+        if threading.current_thread() is not threading.main_thread():
+            return self.line
+        completed, self._completed = self._completed, None
+        return self.main if completed is None else completed
+
+    def compute(self, seconds: float) -> None:
+        self.main += seconds
+
+    def carry(self, seconds: float) -> None:
+        """A message of the thread that asks."""
+        if threading.current_thread() is threading.main_thread():
+            self.wait()
+        self.line += seconds
+        if threading.current_thread() is threading.main_thread():
+            self.wait()
+
+    def carry_beside(self, seconds: float) -> None:
+        """A message that nobody waits for yet; the next who asks is told when it is there."""
+        self.line = max(self.main, self.line) + seconds
+        self._completed = self.line
+
+    def wait(self) -> None:
+        """The thread that computes waits for all messages."""
+        self.main = self.line = max(self.main, self.line)
 
 
 class SlowChannel(Channel):
-    """Messages of a real group that take as long as on a link of a rate."""
+    """Messages of a real group that take as long as on a link of a rate, by a clock of their own."""
 
     rate = FAST
-
+    link = LinkClock()
     direct = False
 
     def _count(self, sent: int, received: int) -> None:
         super()._count(sent, received)
         if not self.direct:
             with self.metrics.timed("communicate"):
-                time.sleep(max(sent, received) / self.rate)
+                self.link.carry(max(sent, received) / self.rate)
 
     def begin_sum(self, tensor: Tensor, group: dist.ProcessGroup | None) -> Future[list[Tensor]]:
         self.direct = True
-        future = super().begin_sum(tensor, group)
-        self.direct, seconds = False, 2 * (self.world - 1) * tensor.nbytes / self.world / self.rate
+        done = super().begin_sum(tensor, group).wait()
+        self.direct = False
+        future: Future[list[Tensor]] = Future()
+        future.set_result(done)
+        self.link.carry_beside(2 * (self.world - 1) * tensor.nbytes / self.world / self.rate)
+        return future
 
-        def late(finished: Future[list[Tensor]]) -> list[Tensor]:
-            with LINE:
-                time.sleep(seconds)
-            return finished.value()
 
-        return future.then(late)
+def slow(exchange: Exchange, rate: float) -> LinkClock:
+    """Put an exchange on a link of a rate, with the clock of that link."""
+    link, pilot = LinkClock(), exchange.pilot
+    assert pilot is not None
+    watch.time = link  # type: ignore[assignment]
+    exchange.counters.clock = link.perf_counter
+    exchange.channel.__class__ = SlowChannel
+    exchange.channel.rate, exchange.channel.link = rate, link  # type: ignore[attr-defined]
+    taken = pilot.before
+
+    def before(flat: Tensor, params: Any, ready: Any, own: Tensor | None = None) -> None:
+        if ready is not None:
+            link.line = max(link.line, ready)
+        taken(flat, params, ready, own)
+
+    pilot.before = before  # type: ignore[method-assign]
+    return link
 
 
 def network(width: int = 384) -> nn.Module:
@@ -76,14 +128,14 @@ def digest(model: nn.Module) -> str:
 class Training:
     """A model under DDP with auto on a link whose rate can be set."""
 
-    def __init__(self, rank: int, optimizer: str = "AdamW", pause: float = 0.0, **options: Any) -> None:
+    def __init__(self, rank: int, optimizer: str = "AdamW", pause: float = 1e-3, **options: Any) -> None:
         torch.set_num_threads(1)
         net = network()
         for layer in net.children():
-            layer.register_full_backward_hook(lambda *_: time.sleep(pause))
+            layer.register_full_backward_hook(lambda *_: self.link.compute(pause))
         self.model = DistributedDataParallel(net, bucket_cap_mb=1)
         self.state = gradwire.compress_ddp(self.model, "auto", **options)
-        self.state.exchange.channel.__class__ = SlowChannel
+        self.link = slow(self.state.exchange, FAST)
         self.optimizer = getattr(torch.optim, optimizer)(self.model.parameters(), lr=1e-3)
         self.data = torch.Generator().manual_seed(rank + 1)
 
@@ -93,18 +145,17 @@ class Training:
         assert isinstance(channel, SlowChannel)
         return channel
 
-    def step(self) -> float:
-        batch = examples(self.data)
-        start = time.perf_counter()
-        loss = loss_of(self.model, batch)
+    def step(self) -> None:
+        loss = loss_of(self.model, examples(self.data))
         self.optimizer.zero_grad()
         loss.backward()
+        self.link.wait()
         self.optimizer.step()
-        return time.perf_counter() - start
 
-    def run(self, steps: int, rate: float) -> list[float]:
+    def run(self, steps: int, rate: float) -> None:
         self.channel.rate = rate
-        return [self.step() for _ in range(steps)]
+        for _ in range(steps):
+            self.step()
 
     def settle(self, rate: float, least: int = 15, most: int = 150) -> None:
         """Train until some buckets have had a method for so many steps; all ranks see the same."""
@@ -155,11 +206,11 @@ def nothing_to_gain(rank: int) -> dict[str, Any]:
 
 
 def changing_link(rank: int) -> dict[str, Any]:
-    """Slow, fast, and slow again: choices and the link's rate as they are known at the end of each part."""
+    """Slow, fast, and slow again: choices and the link's rate as they are known after fifty steps of each."""
     training = Training(rank)
     found = []
     for rate in (SLOW, FAST, SLOW):
-        training.run(70, rate)
+        training.run(50, rate)
         found.append((training.choices, training.auto["link"]["bits_per_second"]))
     return {"parts": found, "decisions": training.auto["decisions"]}
 
@@ -206,8 +257,7 @@ def plain_loop(rank: int) -> dict[str, Any]:
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     state = gradwire.compress_optimizer(optimizer, model, "auto", bucket_mb=1)
-    state.exchange.channel.__class__ = SlowChannel
-    state.exchange.channel.rate = SLOW  # type: ignore[attr-defined]
+    slow(state.exchange, SLOW)
     data = torch.Generator().manual_seed(rank + 1)
     for _ in range(50):
         optimizer.zero_grad()
@@ -226,8 +276,7 @@ def sharded(rank: int, rate: float) -> dict[str, Any]:
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     state = gradwire.compress_fsdp(model, "auto")
-    state.exchange.channel.__class__ = SlowChannel
-    state.exchange.channel.rate = rate  # type: ignore[attr-defined]
+    slow(state.exchange, rate)
     data, losses, sent = torch.Generator().manual_seed(rank + 1), [], []
     for _ in range(60):
         before = state.metrics()["bytes_sent"]
@@ -246,7 +295,6 @@ def drained(rank: int, bad: bool) -> list[Tensor]:
     from gradwire.comm.allgather import AllGather
     from gradwire.compressors.casts.none import Identity
     from gradwire.compressors.sparse.topk import TopK
-    from gradwire.exchange.exchange import Exchange
 
     exchange = Exchange(Identity(), group=dist.new_group(backend="gloo"))  # type: ignore[arg-type]
     params = [("a", (64, 64)), ("b", (64, 64))]

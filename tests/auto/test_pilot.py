@@ -44,17 +44,15 @@ def test_where_nothing_is_to_be_gained_it_is_ddp_bit_for_bit() -> None:
         assert found["auto"]["phase"] == "watching"
 
 
-def test_a_link_that_changes_is_noticed() -> None:
+def test_a_link_that_changes_is_noticed_within_fifty_steps() -> None:
     one, other = run_ranks(2, jobs.changing_link)
     assert one["decisions"] == other["decisions"]
     (slow, rate), (_, faster), (again, back) = one["parts"]
     assert set(slow) != {"dense"}
     assert set(again) != {"dense"}
-    # Other work on the machine makes messages late, never early.
-    assert rate < 12 * jobs.SLOW
-    assert back < 12 * jobs.SLOW
-    assert faster > 2 * rate
-    assert faster > 2 * back
+    assert rate == pytest.approx(8 * jobs.SLOW, rel=0.1)
+    assert back == pytest.approx(8 * jobs.SLOW, rel=0.1)
+    assert faster > 100 * rate
 
 
 def test_decisions_are_made_again_without_measuring() -> None:

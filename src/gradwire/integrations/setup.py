@@ -122,7 +122,7 @@ def prepare(
         require(bool(params), "optimizer", "over parameters that are trainable", Told("one over none"))
         return params
 
-    return prepare_named(select, place, compressor, options, group, caller, carrier, embeddings_of(model), **told)
+    return prepare_named(select, place, compressor, options, group, caller, carrier, partial(embeddings_of, model), **told)
 
 
 def refuse(error: ConfigError, caller: Caller, group: dist.ProcessGroup | None, device: torch.device) -> NoReturn:
@@ -159,7 +159,7 @@ def prepare_named(
     group: dist.ProcessGroup | None,
     caller: Caller,
     carrier: object | None = None,
-    embeddings: Iterable[str] | None = None,
+    embeddings: Callable[[], Iterable[str]] | None = None,
     **told: Any,
 ) -> Prepared:
     """Do what ``prepare`` does for the parameters that ``select`` names; if it raises, all ranks hear of it."""
@@ -315,7 +315,7 @@ def steered(
     group: dist.ProcessGroup | None,
     device: torch.device,
     shapes: list[Named],
-    embeddings: Iterable[str] | None,
+    embeddings: Callable[[], Iterable[str]] | None,
 ) -> Exchange:
     """The exchange of these settings; that of "auto" is uncompressed until its pilot decides.
 
@@ -340,7 +340,7 @@ def steered(
         require(not value, name, f"left out with {AUTO!r}, which decides it", value)
     exchange = settings.exchange(Identity(), {}, group, device)
     budget = given.get("budget", settings.budget or "safe")
-    AutoPilot(exchange, shapes, budget, embeddings, settings.decisions)
+    AutoPilot(exchange, shapes, budget, embeddings(), settings.decisions)
     return exchange
 
 
