@@ -14,6 +14,7 @@ omega what the code adds to a gradient, as a share of its squared norm, measured
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,7 +23,7 @@ from typing import Any
 
 from gradwire import registry
 from gradwire.comm.base import Strategy
-from gradwire.compressors.base import Compressor
+from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, nearest
 from gradwire.exchange.exchange import Named
@@ -69,7 +70,16 @@ BUDGETS: Mapping[str, ErrorBudget] = MappingProxyType(
                 "small",
                 1.0,
                 True,
-                ("bf16", "qsgd:bits=8", "qsgd", "eden:bits=2", "eden", "eden:bits=0.5", "topk:ratio=0.01"),
+                (
+                    "bf16",
+                    "qsgd:bits=8",
+                    "qsgd",
+                    "eden:bits=2",
+                    "eden",
+                    "eden:bits=0.5",
+                    "topk:ratio=0.01",
+                    "powersgd:rank=4",
+                ),
             ),
         )
     }
@@ -78,8 +88,8 @@ BUDGETS: Mapping[str, ErrorBudget] = MappingProxyType(
 of the mean: steps of Adam become shorter by 7 % at most. "small" adds as much as there is: as if the batch were half as
 large, with fewest bytes."""
 
-FINE = "qsgd:bits=8"
-"""The code of parameters that take none of few bits."""
+FINE = ("qsgd:bits=8", "bf16")
+"""The codes of parameters that take none of few bits: the first that the strategy carries."""
 
 EDGE_BITS = 4.5
 """Codes of fewer bits an element are not for the first and the last layer and for embeddings."""
@@ -87,7 +97,7 @@ EDGE_BITS = 4.5
 SUMMED_UP_TO = 32
 """Workers up to which 16-bit payloads are summed as they are."""
 
-_SIZE = 2**20
+_SHAPE = (1024, 1024)
 
 STRATEGIES = ("allreduce", "allgather", "two_phase")
 """Those of which the fastest is taken, where they carry a method; each of them has a formula in ``traffic``."""
@@ -177,6 +187,8 @@ def candidates(budget: ErrorBudget, workers: int) -> list[Choice]:
     ['dense', 'bf16 over allreduce']
     >>> [each.label for each in candidates(BUDGETS["safe"], 2)][2:]
     ['qsgd:bits=8 over allgather', 'qsgd over allgather', 'eden:bits=2 over allgather']
+    >>> candidates(BUDGETS["small"], 2)[-1].label
+    'powersgd:rank=4 over allreduce'
     >>> [each.label for each in candidates(BUDGETS["safe"], 64)][1:]
     ['bf16 over two_phase', 'qsgd:bits=8 over two_phase', 'qsgd over two_phase', 'eden:bits=2 over two_phase']
     """
@@ -190,6 +202,8 @@ def candidates(budget: ErrorBudget, workers: int) -> list[Choice]:
 
 def _serves(choice: Choice, workers: int) -> bool:
     """Whether no other strategy is as good in everything, for so many workers."""
+    if isinstance(choice.compressor, MultiRound):
+        return True
     if choice.compressor.summable:
         # Sums in 16 bits lose what is small beside them, the more the more workers there are.
         return choice.strategy.name == ("allreduce" if workers <= SUMMED_UP_TO else "two_phase")
@@ -198,14 +212,23 @@ def _serves(choice: Choice, workers: int) -> bool:
 
 def _bytes(choice: Choice, workers: int) -> float:
     """What a rank sends of a tensor, about."""
-    size = choice.compressor.traffic((_SIZE,))
+    size = choice.compressor.traffic(_SHAPE)
     return (workers - 1) * size if choice.strategy.name == "allgather" else 2 * (workers - 1) / workers * size
 
 
 def finer(choice: Choice) -> Compressor:
-    """The code of an edge parameter in a bucket of this choice: at least so many bits that nothing is lost by it."""
-    few = not choice.dense and 8 * choice.compressor.traffic((_SIZE,)) / _SIZE < EDGE_BITS
-    return from_config_of(FINE, choice.strategy.name).compressor if few else choice.compressor
+    """The code of an edge parameter in a bucket of this choice: at least so many bits that nothing is lost by it.
+
+    >>> finer(from_config_of("eden:bits=2", "allgather")).name
+    'qsgd'
+    >>> finer(from_config_of("powersgd:rank=4", "allreduce")).name
+    'bf16'
+    """
+    few = not choice.dense and 8 * choice.compressor.traffic(_SHAPE) / math.prod(_SHAPE) < EDGE_BITS
+    if not few:
+        return choice.compressor
+    fine = [from_config_of(each, choice.strategy.name) for each in FINE]
+    return next(each.compressor for each in fine if carries(each.strategy, each.compressor))
 
 
 def edges(shapes: Sequence[Named], embeddings: Iterable[str] = ()) -> frozenset[str]:

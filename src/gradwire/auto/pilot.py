@@ -48,6 +48,7 @@ from gradwire.auto.wire import LATENCY, MESSAGE, Round, Wire
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_int, require
 from gradwire.exchange.exchange import Exchange, Named
+from gradwire.exchange.plan import carries
 
 __all__ = ["AutoPilot"]
 
@@ -193,7 +194,8 @@ class AutoPilot:
         """Gradients are reduced to their owners: said once, before the first step."""
         self.scatters = True
         world = self.exchange.channel.world
-        self._choices = [DENSE, *(from_config_of(each, "allgather") for each in self.budget.methods if world > 1)]
+        choices = [from_config_of(each, "allgather") for each in self.budget.methods if world > 1]
+        self._choices = [DENSE, *(each for each in choices if carries(each.strategy, each.compressor))]
 
     def before(self, flat: Tensor, params: Sequence[Named], ready: Moment, own: Tensor | None = None) -> None:
         """A bucket is about to be exchanged.

@@ -122,7 +122,8 @@ def prepare(
         require(bool(params), "optimizer", "over parameters that are trainable", Told("one over none"))
         return params
 
-    return prepare_named(select, place, compressor, options, group, caller, carrier, partial(embeddings_of, model), **told)
+    embeddings = partial(embeddings_of, model)
+    return prepare_named(select, place, compressor, options, group, caller, carrier, embeddings, **told)
 
 
 def refuse(error: ConfigError, caller: Caller, group: dist.ProcessGroup | None, device: torch.device) -> NoReturn:
