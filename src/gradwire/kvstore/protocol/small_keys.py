@@ -25,7 +25,7 @@ from gradwire.memory.residual import Residual
 from gradwire.types import align
 
 __all__ = [
-    "MAX_JOINTS",
+    "MAX_LISTS",
     "ROOM",
     "SMALL",
     "UNIT",
@@ -54,7 +54,7 @@ Unit: TypeAlias = StoreKey | list[int]
 UNIT = 32
 """Elements at whose multiples keys start: no word of MXNet's codes has elements of two keys."""
 
-MAX_JOINTS = 256
+MAX_LISTS = 256
 """Lists of keys that a worker may name."""
 
 MOST_USES = 1024
