@@ -34,6 +34,7 @@ class AllReduce(Strategy):
     """
 
     name = "allreduce"
+    sums = True
 
     def check(self, compressor: Compressor) -> None:
         if not compressor.summable and not isinstance(compressor, MultiRound):

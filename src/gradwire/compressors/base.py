@@ -97,6 +97,12 @@ class Compressor(Configuration, ABC):
     family: ClassVar[Family] = "quantisation"
     """See ``Family``; the class in the tables."""
 
+    identity: ClassVar[bool] = False
+    """D(encode(x)) = x and the payload is x: nothing is compressed, so gradients travel as they are."""
+
+    plain_dtype: ClassVar[torch.dtype | None] = None
+    """A payload is the elements themselves in this type; None: it is made of codes."""
+
     summable: ClassVar[bool] = False
     """Payloads may be summed element by element: D(p + q) = D(p) + D(q). All fields then share one float dtype."""
 
