@@ -108,7 +108,7 @@ def from_params(params: Mapping[str, Any]) -> MethodChoice:
         memory_cls = registry.find("memory", cls.memory)
     known = [name for used in (cls, memory_cls) if used is not None for name in _parameters(used)]
     words = {key: key if key in known else _RENAMED.get(key, key) for key in [*rest, *_RENAMED]}
-    if memory_cls is None or memory_cls.name != "momentum":
+    if memory_cls is None or not memory_cls.beta_is_momentum:
         words["momentum"] = "momentum"  # Another memory's beta is not a momentum.
     given = _translate({**_defaults(cls.name, rest), **rest}, words)
     compressor: Compressor = cls(**_take(given, cls))
@@ -118,7 +118,7 @@ def from_params(params: Mapping[str, Any]) -> MethodChoice:
     if communicator is not None:
         strategy = registry.build("comm", _COMMUNICATORS.get(communicator, communicator))
         strategy.check(compressor)
-    lossy = memory is not None and memory.name == "none" and compressor.feedback == "required"
+    lossy = memory is not None and memory.keeps_nothing and compressor.feedback == "required"
     if lossy:
         # Somebody's written experiment, and not a slip: it runs as it would there.
         warnings.warn(

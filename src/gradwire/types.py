@@ -130,6 +130,14 @@ class Layout:
 
     fields: tuple[Field, ...]
 
+    def count(self, *names: str) -> int:
+        """Items in the fields of these names.
+
+        >>> Layout((Field("indices", torch.int16, 3), Field("values", torch.float32, 3))).count("indices", "counts")
+        3
+        """
+        return sum(field.count for field in self.fields if field.name in names)
+
     @cached_property
     def offsets(self) -> tuple[int, ...]:
         offsets, end = [], 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from gradwire import registry
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
+from gradwire.memory.residual import Residual
 from gradwire.types import Configuration
 
 
@@ -31,3 +33,39 @@ def test_a_method_that_is_defined_anew_is_declared() -> None:
         class Looks(NoMemory):
             def finish(self, out, kept, bad):
                 return
+
+
+@pytest.mark.parametrize("name", registry.names("compressors"))
+def test_a_method_that_declares_plain_elements_sends_them(name: str) -> None:
+    code, x = registry.find("compressors", name)(), torch.tensor([1.0, -0.1, 3e-9, 0.0])
+    assert code.plain_dtype is not None or not code.identity
+    if code.plain_dtype is not None:
+        (payload,) = code.compress(x).view(code.plain_dtype).split(4)
+        assert payload.tolist() == x.to(code.plain_dtype).tolist()
+        assert not code.identity or torch.equal(code.decompress(code.compress(x), (4,)), x)
+
+
+def test_one_strategy_is_declared_for_each_way() -> None:
+    classes = [registry.find("comm", name) for name in registry.names("comm")]
+    for way, name in {"sums": "allreduce", "gathers": "allgather", "reencodes": "two_phase"}.items():
+        assert [cls.name for cls in classes if getattr(cls, way)] == [name]
+
+
+def test_a_memory_that_does_something_in_its_own_way_is_not_plain() -> None:
+    @dataclass(frozen=True)
+    class Fades(Residual):
+        def update(self, unsent, kept, bad):
+            kept["residual"].mul_(0.5)
+
+    @dataclass(frozen=True)
+    class Renamed(Residual):
+        pass
+
+    assert (Residual.plain, Renamed.plain, Fades.plain) == (True, True, False)
+
+
+@pytest.mark.parametrize("name", registry.names("memory"))
+def test_a_memory_that_declares_a_dtype_takes_one(name: str) -> None:
+    cls = registry.find("memory", name)
+    assert cls.takes_dtype == ("dtype" in cls.__dataclass_fields__)
+    assert not cls.beta_is_momentum or "beta" in cls.__dataclass_fields__

@@ -9,7 +9,7 @@ import zmq
 
 from gradwire.kvstore.protocol.compression import parse
 from gradwire.kvstore.protocol.keys import KeyPart
-from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, Patience
+from gradwire.kvstore.protocol.small_keys import MAX_LISTS, Patience
 from gradwire.kvstore.worker.connection import Request, ServerConnection
 from gradwire.kvstore.worker.lanes import Lane, Lanes
 from gradwire.kvstore.worker.worker_key import PushProgress, WorkerKey
@@ -95,7 +95,7 @@ def test_lists_and_lanes_are_bounded():
         for a in range(40):
             for b in range(a):
                 lanes.find([a, b])
-    assert len(lanes.fresh) == MAX_JOINTS
+    assert len(lanes.fresh) == MAX_LISTS
 
 
 def test_keys_at_another_step_come_together_when_they_are_at_the_same():
@@ -188,20 +188,20 @@ def test_pushes_are_kept_until_every_key_of_them_is_durable():
         asked("join", {"number": 1, "keys": ["a", "b"]})
         first = [asked("pushes", {"items": [[[1], step, 0]]}) for step in (1, 2, 3)]
         link._dones([], first[0], [1])
-        assert kept() == {("joint", 1): [2, 3]}
+        assert kept() == {("list", 1): [2, 3]}
         alone = {key: asked("push", {"key": key, "step": 4}, (key, 4)) for key in "ab"}
         link._done([], alone["a"], 4, 4)
-        assert kept() == {("joint", 1): [2, 3], "b": [4]}
+        assert kept() == {("list", 1): [2, 3], "b": [4]}
         link._done([], alone["b"], 4, 2)
-        assert kept() == {("joint", 1): [3], "b": [4]}
+        assert kept() == {("list", 1): [3], "b": [4]}
         link._dones([], asked("pushes", {"items": [[[1], 5, 0]]}), [4])
-        assert kept() == {("joint", 1): [5]}
+        assert kept() == {("list", 1): [5]}
         asked("join", {"number": 2, "keys": ["a", "b", "c"]})
         asked("join", {"number": 3, "keys": ["b", "c"]})
         link._dones([], asked("pushes", {"items": [[[3], 6, 0]]}), [6])
-        assert kept() == {("joint", 1): [5]}
+        assert kept() == {("list", 1): [5]}
         link._dones([], asked("pushes", {"items": [[[2], 7, 0]]}), [6])
-        assert kept() == {("joint", 2): [7]}
+        assert kept() == {("list", 2): [7]}
     finally:
         link.close()
         context.term()

@@ -24,7 +24,6 @@ from typing import Any
 from gradwire import registry
 from gradwire.comm.base import Strategy
 from gradwire.compressors.base import Compressor, MultiRound
-from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, nearest
 from gradwire.exchange.exchange import Named
 from gradwire.exchange.plan import carries
@@ -125,12 +124,12 @@ class Choice:
     @property
     def dense(self) -> bool:
         """Whether nothing is compressed."""
-        return isinstance(self.compressor, Identity)
+        return self.compressor.identity
 
     @property
     def twice(self) -> bool:
         """Whether the mean is encoded again by who sums it."""
-        return self.strategy.name == "two_phase"
+        return self.strategy.reencodes
 
     @property
     def keeps(self) -> bool:
@@ -206,14 +205,14 @@ def _serves(choice: Choice, workers: int) -> bool:
         return True
     if choice.compressor.summable:
         # Sums in 16 bits lose what is small beside them, the more the more workers there are.
-        return choice.strategy.name == ("allreduce" if workers <= SUMMED_UP_TO else "two_phase")
-    return choice.strategy.name == "allgather" or workers > 2
+        return choice.strategy.sums if workers <= SUMMED_UP_TO else choice.strategy.reencodes
+    return choice.strategy.gathers or workers > 2
 
 
 def _bytes(choice: Choice, workers: int) -> float:
     """What a rank sends of a tensor, about."""
     size = choice.compressor.traffic(_SHAPE)
-    return (workers - 1) * size if choice.strategy.name == "allgather" else 2 * (workers - 1) / workers * size
+    return (workers - 1) * size if choice.strategy.gathers else 2 * (workers - 1) / workers * size
 
 
 def finer(choice: Choice) -> Compressor:

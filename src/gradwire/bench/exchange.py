@@ -368,9 +368,9 @@ def _error(
         plain = rival.hook is None or rival.hook["name"] != "powersgd"
         return ("rounding" if plain else "near"), float(off.square().sum()), limit**2 * size
     code, memory = exchange.compressor, exchange.memory_for(exchange.compressor)
-    if not code.average or code.settles or code.votes or memory.name not in ("residual", "none"):
+    if not code.average or code.settles or code.votes or not memory.plain:
         return "bits", 0.0, 0.0
-    if memory.name == "residual":
+    if not memory.keeps_nothing:
         off = off + _waiting(exchange, params, world)
         return "identity", float(off.square().sum()), ROUNDING**2 * size
     numel = sum(math.prod(shape) for _, shape in params)

@@ -74,10 +74,10 @@ def least_ratio(compressor: Compressor) -> float:
     >>> least_ratio(TwoBit()), least_ratio(TernGrad()), least_ratio(TopK())
     (0.6, 0.5, 0.4)
     """
-    fields = compressor.layout(_SHAPE).fields
-    if compressor.family == "sparsification" or any(field.name in ("indices", "counts") for field in fields):
+    layout = compressor.layout(_SHAPE)
+    if compressor.family == "sparsification" or layout.count("indices", "counts"):
         return NAMED
-    one_number = any(field.count == 1 and field.dtype is torch.float32 for field in fields)
+    one_number = any(field.count == 1 and field.dtype is torch.float32 for field in layout.fields)
     whole = compressor.alignment == 0 or compressor.rounds_needed > 1 or not compressor.fixed_size
     return TWO_PASSES if one_number or whole else ONE_PASS
 

@@ -52,8 +52,8 @@ class Workload:
         self.residual = _gradient(n, 1).mul(0.5).to(self.device)
         self.out = _gradient(n, 2).to(self.device, copy=True)
         self.status = torch.zeros(1, dtype=torch.int32, device=self.device)
-        own = compressor.memory
-        self.memory: Memory | None = registry.build("memory", own) if own not in (None, "none", "residual") else None
+        own: Memory | None = registry.build("memory", compressor.memory) if compressor.memory is not None else None
+        self.memory = None if own is None or own.plain else own
         """The one that the method is defined with, where it is another than a plain residual."""
         form, buffers = (FLOAT32, ()) if self.memory is None else (self.memory.form, self.memory.buffers)
         self.kept = {name: shaped(form.zeros(n, self.device), self.shape) for name in buffers}
@@ -83,9 +83,9 @@ class Workload:
     @property
     def touched(self) -> int:
         """Elements that decoding must touch, over all ranks: those that a payload names, else all that are not zero."""
-        named = [field.count for field in self.layout.fields if field.name == "indices"]
+        named = self.layout.count("indices")
         if named:
-            return sum(named) * self.ranks
+            return named * self.ranks
         if self.compressor.fixed_size:
             return self.n * self.ranks
         return sum(self._nonzero(rank) for rank in range(self.ranks))

@@ -24,6 +24,7 @@ class AllGather(Strategy):
     """
 
     name = "allgather"
+    gathers = True
 
     def check(self, compressor: Compressor) -> None:
         self.refuse_rounds(compressor)

@@ -20,8 +20,6 @@ from gradwire.types import Key, Payload
 
 __all__ = ["AllReduce"]
 
-END = object()
-
 
 @dataclass(frozen=True)
 class AllReduce(Strategy):
@@ -36,6 +34,7 @@ class AllReduce(Strategy):
     """
 
     name = "allreduce"
+    sums = True
 
     def check(self, compressor: Compressor) -> None:
         if not compressor.summable and not isinstance(compressor, MultiRound):
@@ -157,10 +156,10 @@ class RoundsSession(Session):
             ops.nonfinite(batch.of(flat).view(-1), self.status)
         keys = [key.of(piece.id) for piece in pieces]
         compressor = cast(MultiRound, self.units[0].compressor)
-        rounds = compressor.rounds(xs, self.payloads, [piece.state for piece in pieces], keys)
+        pauses = compressor.pauses(xs, self.payloads, [piece.state for piece in pieces], keys)
         bad = torch.zeros((), dtype=torch.bool, device=flat.device)
-        for field in self._fields(rounds):
-            bad |= self._reduce(field, compressor.reductions[field] if compressor.reductions else "mean")
+        for field, how in self._timed(pauses):
+            bad |= self._reduce(field, how)
         bad |= dense()
         with metrics.timed("decode"):
             self._settle(flat, xs, bad)
@@ -168,16 +167,14 @@ class RoundsSession(Session):
                 self.part.spoil(flat, bad)
         return bad
 
-    def _fields(self, rounds: Iterator[int | None]) -> Iterator[int]:
-        """Run the method up to each of its pauses; the field that it then wants to be reduced."""
-        field, timed = -1, self.channel.metrics.timed
+    def _timed(self, pauses: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+        """Run the method from pause to pause; what it does in between counts as encoding."""
         while True:
-            with timed("encode"):
-                asked = next(rounds, END)
-            if asked is END:
+            with self.channel.metrics.timed("encode"):
+                pause = next(pauses, None)
+            if pause is None:
                 return
-            field = field + 1 if asked is None else cast(int, asked)
-            yield field
+            yield pause
 
     def _reduce(self, field: int, how: str) -> Tensor:
         """Reduce a field over the ranks; whether it tells of a value that is not finite."""

@@ -109,6 +109,15 @@ class Strategy(Configuration, ABC):
 
     name: ClassVar[str]
 
+    sums: ClassVar[bool] = False
+    """Payloads are summed on their way, so those of one message have one compressor."""
+
+    gathers: ClassVar[bool] = False
+    """Every rank gets the payloads of all others whole and sums them itself."""
+
+    reencodes: ClassVar[bool] = False
+    """The mean is encoded a second time, by the owners of its shards."""
+
     @abstractmethod
     def check(self, compressor: Compressor) -> None:
         """Refuse a compressor that this strategy cannot carry, with the reason and the remedy.

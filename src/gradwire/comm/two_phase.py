@@ -42,6 +42,7 @@ class TwoPhase(Strategy):
     """
 
     name = "two_phase"
+    reencodes = True
 
     def check(self, compressor: Compressor) -> None:
         self.refuse_rounds(compressor)

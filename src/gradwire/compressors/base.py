@@ -44,7 +44,7 @@ from gradwire.errors import ConfigError, WireError
 from gradwire.ops.stored import accumulate_into, mix_into
 from gradwire.types import Configuration, Key, Layout, Payload, State, overrides
 
-__all__ = ["MOST_USED", "Compressor", "Family", "Feedback", "MultiRound", "as_gradient"]
+__all__ = ["MOST_USED", "Compressor", "Family", "Feedback", "MultiRound", "as_gradient", "reduce_fields"]
 
 MOST_USED = 2**31 - 1
 """Bytes of a stream of variable size."""
@@ -96,6 +96,12 @@ class Compressor(Configuration, ABC):
 
     family: ClassVar[Family] = "quantisation"
     """See ``Family``; the class in the tables."""
+
+    identity: ClassVar[bool] = False
+    """D(encode(x)) = x and the payload is x: nothing is compressed, so gradients travel as they are."""
+
+    plain_dtype: ClassVar[torch.dtype | None] = None
+    """A payload is the elements themselves in this type; None: it is made of codes."""
 
     summable: ClassVar[bool] = False
     """Payloads may be summed element by element: D(p + q) = D(p) + D(q). All fields then share one float dtype."""
@@ -458,6 +464,15 @@ class MultiRound(Compressor):
         after the last yield, so that a driver can drop a step by not resuming. ``xs`` stay as they are.
         """
 
+    def pauses(
+        self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
+    ) -> Iterator[tuple[int, str]]:
+        """Run ``rounds``; at each pause the index of the field that must be reduced now, and how."""
+        field = -1
+        for asked in self.rounds(xs, payloads, states, keys):
+            field = field + 1 if asked is None else asked
+            yield field, self.reductions[field] if self.reductions else "mean"
+
     def add_own(self, payload: Payload, out: Tensor, scale: float = 1.0) -> None:
         """``out += scale *`` this rank's part in the result: what its residual no longer needs to keep.
 
@@ -491,3 +506,24 @@ class MultiRound(Compressor):
         """A group of one: every average is the value itself."""
         for _ in self.rounds([x], [payload], [state], [key]):
             pass
+
+
+def reduce_fields(fields: Sequence[Tensor], how: str) -> None:
+    """Reduce one field of every rank in place, where all ranks are in this process.
+
+    Args:
+        fields: of one shape and dtype, one for each rank in rank order, on any devices.
+        how: "mean", "sum" or "max", as ``MultiRound.pauses`` tells.
+
+    Example:
+        >>> ours, theirs = torch.tensor([1.0, -2.0]), torch.tensor([3.0, 4.0])
+        >>> reduce_fields([ours, theirs], "max")
+        >>> ours.tolist(), theirs.tolist()
+        ([3.0, 4.0], [3.0, 4.0])
+    """
+    if not fields[0].numel():
+        return
+    rows = torch.stack([each.to(fields[0].device) for each in fields])
+    result = rows.amax(0) if how == "max" else rows.mean(0) if how == "mean" else rows.sum(0, dtype=rows.dtype)
+    for each in fields:
+        each.copy_(result)

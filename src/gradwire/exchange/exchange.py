@@ -151,7 +151,7 @@ class Exchange:
         self._bad: list[Tensor] = []
         self._nonfinite = torch.zeros((), dtype=torch.int64, device=self.device)
         self.choose(compressor, memory, strategy)
-        if self.device.type == "cpu" and not isinstance(compressor, Identity):
+        if self.device.type == "cpu" and not compressor.identity:
             warn_without_kernels()
 
     def choose(
@@ -229,8 +229,8 @@ class Exchange:
         return memory
 
     def _named_memory(self, name: str) -> Memory:
-        narrow = registry.named_of(name)["name"] == "residual" and self.residual_dtype != "float32"
-        params = {"dtype": self.residual_dtype} if narrow else {}
+        takes_dtype = registry.find("memory", registry.named_of(name)["name"]).takes_dtype
+        params = {"dtype": self.residual_dtype} if takes_dtype and self.residual_dtype != "float32" else {}
         memory: Memory = registry.build("memory", name, params)
         return memory
 
@@ -593,7 +593,7 @@ class Exchange:
         groups: dict[object, list[Unit]] = {}
         for unit in units:
             strategy = self._strategy_of(unit)
-            alone = id(unit.compressor) if strategy.name == "allreduce" else None
+            alone = id(unit.compressor) if strategy.sums else None
             groups.setdefault((strategy.name, alone), []).append(unit)
         sessions = [self._strategy_of(group[0]).plan(group, site) for group in groups.values()]
         advised = [self.residuals.states[unit.name] for unit in units if unit.compressor.advice]

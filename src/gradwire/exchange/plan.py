@@ -105,7 +105,7 @@ def grouped(
     for name, shape in params:
         numel = torch.Size(shape).numel()
         compressor = policy.choose(name, shape, main(name))
-        if compressor is None or compressor.name == "none":
+        if compressor is None or compressor.identity:
             dense.append((lo, lo + numel))
         elif not (units and try_extend(units[-1], compressor, name, numel, lo)):
             units.append(Unit(((name, numel),), tuple(shape), lo, compressor, memory_for(compressor)))

@@ -95,7 +95,7 @@ class Policy(Configuration):
         """The compressor whose method a parameter belongs to, though it may travel dense."""
         matching = (compressor for pattern, compressor in self.overrides.items() if fnmatchcase(name, pattern))
         found = next(matching, main)
-        return main if found.name == "none" else found
+        return main if found.identity else found
 
     def would_grow(self, name: str, shape: Sequence[int], main: Compressor) -> bool:
         """Whether a parameter travels dense because its payload would not be smaller, and for no other reason."""

@@ -437,7 +437,8 @@ def lines(report: GpuReport) -> list[str]:
         compared = sum("left_out" not in row for row in part.rows)
         said = f"{part.name:<12} {compared:>5} rows, {len(part.wrong)} wrong, {part.seconds:.0f} s"
         found.append(said + (f"; FAILED: {part.error.splitlines()[-1]}" if part.error else ""))
-    times = [row for part in report.parts if part.name == "times" for row in part.rows if "seconds" in row]
+    rows = {part.name: part.rows for part in report.parts}
+    times = [row for row in rows.get("times", ()) if "seconds" in row]
     if times:
         found += ["", *_table(times)]
     left = [f"left out: {part.name}: {part.left_out}" for part in report.parts if part.left_out]

@@ -52,6 +52,9 @@ BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
 MOST_SEED = 2**63 - 1
 """That torch's generators and a line of results hold."""
 
+FIXED = ("epochs",)
+"""What a method's recipe leaves to the task."""
+
 PLAIN = "texts, finite numbers, true or false, and lists or tables of these"
 """What ``is_plain`` takes, in words."""
 
@@ -153,7 +156,7 @@ def settings_of(
     for what, values in (("recipe", changes), ("options", method.options)):
         for name, value in values.items():
             require(is_plain(value), f"{what}.{name}", PLAIN, value)
-    known = [each.name for each in dataclasses.fields(task.recipe) if each.name != "epochs"]
+    known = [name for each in dataclasses.fields(task.recipe) if (name := each.name) not in FIXED]
     for name in changes:
         require(name in known, "recipe", f"one of {', '.join(known)}", name)
     made = dataclasses.replace(task.recipe, **{name: _tuples(value) for name, value in changes.items()})

@@ -20,6 +20,10 @@ from gradwire.types import Layout, align
 __all__ = ["unpacked_bytes", "unpacked_payload"]
 
 _NAMING = ("indices", "places")
+"""Fields that say which elements a payload has."""
+
+_PACKED = ("codes",)
+"""Fields in which several codes share a byte."""
 
 
 def unpacked_payload(compressor: Compressor, shape: Sequence[int]) -> int | None:
@@ -44,7 +48,7 @@ def unpacked_payload(compressor: Compressor, shape: Sequence[int]) -> int | None
 
 def _apart(layout: Layout, n: int) -> int:
     named = [field.count for field in layout.fields if field.name in _NAMING]
-    codes = [field.count for field in layout.fields if field.name == "codes" and field.dtype == torch.uint8]
+    codes = [field.count for field in layout.fields if field.name in _PACKED and field.dtype == torch.uint8]
     values = named[0] if named else n
     return layout.nbytes + sum(max(values - count, 0) for count in codes)
 

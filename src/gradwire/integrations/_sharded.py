@@ -219,7 +219,7 @@ class ReduceScatter:
         if moment is None or self.inner is not None or not moment.due(exchange.step):
             return None
         parts = [
-            [(piece.lo, piece.lo + piece.numel) for piece in part.pieces if piece.unit.compressor.name != "none"]
+            [(piece.lo, piece.lo + piece.numel) for piece in part.pieces if not piece.unit.compressor.identity]
             for part in session.parts
         ]
         each = len(parts[0])
@@ -269,7 +269,7 @@ class ReduceScatter:
         exchange = self.state.exchange
         main = None if main is None else exchange.main_of(each.name, main)
         code = exchange.policy.choose(each.name, each.shape, main) if main is not None else None
-        if code is None or code.name == "none":
+        if code is None or code.identity:
             meant = exchange.policy.meant(each.name, main or exchange.compressor)
             return Identity(), exchange.memory_for(meant).dense or NoMemory()
         return code, exchange.memory_for(code)

@@ -109,7 +109,7 @@ def check_noise(exchange: Exchange) -> None:
         ConfigError: it keeps back what it does not send, or is wrong on average.
     """
     for method in (exchange.compressor, *exchange.policy.overrides.values()):
-        right = method.unbiased or method.fine or method.name == "none"
+        right = method.unbiased or method.fine or method.identity
         if not right or keeps_much(method, exchange.memory_for(method)) is not None:
             raise ConfigError(
                 "variance_correction must be None with a method that is wrong on average or keeps back what it does "

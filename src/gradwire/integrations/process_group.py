@@ -429,7 +429,7 @@ def wrap_group(
         raise
     carrier = made[0]
     lent.hold(carrier.channel)
-    same = torch.bfloat16 if carrier.code.name == "bf16" and inner.size() == 2 else None
+    same = torch.bfloat16 if carrier.code.plain_dtype is torch.bfloat16 and inner.size() == 2 else None
     ours = CompressingGroup(inner, carrier, min_numel, same)
     register(ours, inner)
     if default:
@@ -459,7 +459,7 @@ def code_of(given: Any, name: str) -> Compressor:
     """
     code = build_compressor(PRESETS.get(given, given) if isinstance(given, str) else given, {}, name)
     TwoPhase().check(code)
-    safe = (code.unbiased or code.fine or code.name == "none") and code.advice == 0
+    safe = (code.unbiased or code.fine or code.identity) and code.advice == 0
     stateless = safe and not code.init_state((code.alignment,), Key(), torch.device("cpu"))
     require(stateless, name, "a method that needs no memory: one that is fine or right on average", code.name)
     return code

@@ -367,7 +367,7 @@ def announce(exchange: Exchange, shapes: list[Named]) -> None:
         numel = torch.Size(shape).numel()
         total += numel
         chosen = exchange.policy.choose(name, shape, main)
-        compressed += numel if chosen is not None and chosen.name != "none" else 0
+        compressed += numel if chosen is not None and not chosen.identity else 0
         if exchange.policy.would_grow(name, shape, main):
             dense[name] = numel
     log.info(
@@ -377,13 +377,13 @@ def announce(exchange: Exchange, shapes: list[Named]) -> None:
         compressed,
         total,
     )
-    if compressed == 0 and main.name != "none":
+    if compressed == 0 and not main.identity:
         log.warning(
             "%r compresses nothing: every parameter is excluded, smaller than min_numel=%d, or would grow",
             main,
             exchange.policy.min_numel,
         )
-    if sum(dense.values()) > MUCH * total and main.name != "none":
+    if sum(dense.values()) > MUCH * total and not main.identity:
         by_size = sorted(dense, key=lambda each: -dense[each])
         more = f" and {len(by_size) - 3} more" if len(by_size) > 3 else ""
         remedy = ", or reshape them into matrices" if main.family == "low rank" else ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gradwire.compressors.base import MultiRound
+from gradwire.compressors.base import MultiRound, reduce_fields
 from gradwire.errors import ConfigError, require
 from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
@@ -176,16 +176,9 @@ def averaged(compressor: MultiRound, senders: Sequence[Sender], grads: Sequence[
     running = [sender.rounds(grad) for sender, grad in zip(senders, grads, strict=True)]
     payload: tuple[Tensor, ...] = ()
     for told in zip(*running, strict=True):
-        (payload, _, how), fields = told[0], [each[0][each[1]] for each in told]
-        result = reduced(fields, how) if fields[0].numel() else fields[0]
-        for target in fields:
-            target.copy_(result)
+        payload, _, how = told[0]
+        reduce_fields([theirs[field] for theirs, field, _ in told], how)
     mean = torch.zeros(senders[0].shape, device=senders[0].device)
     compressor.add_decoded(payload, mean)
     compressor.settle(mean)
     return mean
-
-
-def reduced(fields: Sequence[Tensor], how: str) -> Tensor:
-    rows = torch.stack([each.to(fields[0].device) for each in fields])
-    return rows.amax(0) if how == "max" else rows.mean(0) if how == "mean" else rows.sum(0, dtype=rows.dtype)

@@ -46,6 +46,10 @@ def check_rounds(memory: Memory, compressor: Compressor) -> None:
         )
 
 
+_METHODS = ("encode", "encoded", "rollback", "compensate", "update", "begin", "finish", "returned")
+"""What a memory may do in its own way."""
+
+
 class Memory(Configuration, ABC):
     """Base of every memory: subclass it as a frozen dataclass, one in each file."""
 
@@ -83,6 +87,16 @@ class Memory(Configuration, ABC):
     keeps_nothing: ClassVar[bool] = False
     """What is encoded is the gradient itself."""
 
+    plain: ClassVar[bool] = False
+    """What is not sent is added to the next gradient, or lost, element by element, and nothing else is done: the memory
+    of several tensors side by side is that of one."""
+
+    takes_dtype: ClassVar[bool] = False
+    """It has a parameter ``dtype``, in which it stores what it keeps."""
+
+    beta_is_momentum: ClassVar[bool] = False
+    """Its parameter ``beta`` is what other libraries call momentum."""
+
     one_round: ClassVar[bool] = False
     """Only methods of one round are served: ``compensate`` and ``update`` refuse."""
 
@@ -93,6 +107,8 @@ class Memory(Configuration, ABC):
             cls.takes_pieces = Memory.takes_pieces  # type: ignore[method-assign]
         if overrides(cls, ("encode", "encoded", "rollback", "buffers"), "keeps_nothing"):
             cls.keeps_nothing = False
+        if overrides(cls, (*_METHODS, "buffers"), "plain"):
+            cls.plain = False
         if overrides(cls, ("compensate",), "compensate_each"):
             cls.compensate_each = Memory.compensate_each  # type: ignore[method-assign]
 

@@ -39,6 +39,7 @@ class Momentum(Memory):
     beta: float = 0.9
 
     name = "momentum"
+    beta_is_momentum = True
     buffers = ("momentum",)
     balanced = False
     one_round = True

@@ -28,6 +28,7 @@ class NoMemory(Memory):
     balanced = False
     forgets = True
     keeps_nothing = True
+    plain = True
 
     def encode(
         self,

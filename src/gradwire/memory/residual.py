@@ -53,6 +53,8 @@ class Residual(Memory):
 
     name = "residual"
     takes_back = True
+    plain = True
+    takes_dtype = True
     late = True
     buffers = ("residual",)
 

@@ -23,6 +23,9 @@ __all__ = ["RANKS", "N", "example", "modules", "operations", "variants"]
 
 N, RANKS = 32, 2
 
+BY_HAND = ("parts_add_decoded",)
+"""Operations whose arguments do not follow from their annotations."""
+
 _VALUES = {
     "a": 2,
     "across": 1,
@@ -105,7 +108,7 @@ def example(op: Op[Any]) -> dict[str, Any]:
         >>> {name: tuple(value.shape) for name, value in arguments.items() if name in ("x", "codes")}
         {'x': (32,), 'codes': (8,)}
     """
-    return _parts() if op.declaration is None or op.name == "parts_add_decoded" else _made(op)
+    return _parts() if op.declaration is None or op.name in BY_HAND else _made(op)
 
 
 def _parts() -> dict[str, Any]:
@@ -165,7 +168,7 @@ def variants(op: Op[Any]) -> Iterator[dict[str, Any]]:
         The arguments that take the place of those of ``example``.
     """
     said = op.declaration
-    if said is None or op.name == "parts_add_decoded":
+    if said is None or op.name in BY_HAND:
         return
     for name, kind in said.types.items():
         mark = said.marks.get(name)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
-from gradwire.compressors.base import Compressor, MultiRound
+from gradwire.compressors.base import Compressor, MultiRound, reduce_fields
 from gradwire.testing._expect import decode, expect, payload_for, same
 from gradwire.types import Key, Payload, State
 
@@ -64,11 +63,10 @@ def mean_rounds(
 
     def work(rank: int) -> None:
         try:
-            field = -1
-            for asked in compressor.rounds(xs[rank], payloads[rank], states[rank], keys[rank]):
-                field = field + 1 if asked is None else asked
+            for field, how in compressor.pauses(xs[rank], payloads[rank], states[rank], keys[rank]):
                 if barrier.wait() == 0:
-                    _reduce(payloads, field, compressor.reductions[field] if compressor.reductions else "mean")
+                    for of_one_tensor in zip(*payloads, strict=True):
+                        reduce_fields([payload[field] for payload in of_one_tensor], how)
                 barrier.wait()
         except BaseException:
             barrier.abort()
@@ -110,13 +108,3 @@ def _check_states_wait(
 
 def _check_same_state(compressor: Compressor, a: State, b: State, what: str) -> None:
     expect(a.keys() == b.keys() and all(same(a[name], b[name]) for name in a), compressor, what)
-
-
-def _reduce(payloads: Sequence[Sequence[Payload]], index: int, how: str) -> None:
-    for of_one_tensor in zip(*payloads, strict=True):
-        fields = [payload[index] for payload in of_one_tensor]
-        if fields[0].numel():
-            rows = torch.stack(fields)
-            result = rows.amax(0) if how == "max" else rows.mean(0) if how == "mean" else rows.sum(0, dtype=rows.dtype)
-            for field in fields:
-                field.copy_(result)

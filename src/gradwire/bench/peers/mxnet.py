@@ -223,7 +223,7 @@ def _triad(code: Compressor) -> str:
 
 def _fewest_bytes(code: Compressor, size: int) -> int:
     """A sender reads its gradient and, if it compresses, updates its residual and writes a payload; then the sum."""
-    if isinstance(code, Identity):
+    if code.identity:
         return (SENDERS + 1) * 4 * size
     wire = code.layout((size,)).nbytes
     return SENDERS * (12 * size + wire) + SENDERS * wire + 4 * size

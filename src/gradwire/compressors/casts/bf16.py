@@ -47,6 +47,7 @@ class BF16(Cast):
     rounding: Literal["nearest", "random"] = "nearest"
 
     name = "bf16"
+    plain_dtype = torch.bfloat16
     fine = True
     family = "cast"
     reference = "D. Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019"

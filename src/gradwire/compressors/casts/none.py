@@ -24,6 +24,8 @@ class Identity(Cast):
     """
 
     name = "none"
+    identity = True
+    plain_dtype = torch.float32
     fine = True
     family = "cast"
     reference = "uncompressed data-parallel training"

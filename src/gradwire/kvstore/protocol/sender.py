@@ -110,10 +110,8 @@ class Sender:
         memory.compensate(x, self.kept)
         layout = compressor.layout(tuple(self.shape))
         payload = layout.views(torch.zeros(layout.nbytes, dtype=torch.uint8, device=self.device))
-        field = -1
-        for asked in compressor.rounds([x], [payload], [self.state], [self._next()]):
-            field = field + 1 if asked is None else asked
-            yield payload, field, compressor.reductions[field] if compressor.reductions else "mean"
+        for field, how in compressor.pauses([x], [payload], [self.state], [self._next()]):
+            yield payload, field, how
         compressor.add_own(payload, x, -1.0)
         memory.update(x, self.kept, torch.zeros(1, dtype=torch.bool, device=self.device))
 

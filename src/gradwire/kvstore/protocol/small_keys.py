@@ -20,12 +20,10 @@ from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.merge import sums
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_ITEMS
 from gradwire.kvstore.protocol.payloads import layout_of
-from gradwire.memory.none import NoMemory
-from gradwire.memory.residual import Residual
 from gradwire.types import align
 
 __all__ = [
-    "MAX_JOINTS",
+    "MAX_LISTS",
     "ROOM",
     "SMALL",
     "UNIT",
@@ -54,7 +52,7 @@ Unit: TypeAlias = StoreKey | list[int]
 UNIT = 32
 """Elements at whose multiples keys start: no word of MXNet's codes has elements of two keys."""
 
-MAX_JOINTS = 256
+MAX_LISTS = 256
 """Lists of keys that a worker may name."""
 
 MOST_USES = 1024
@@ -159,7 +157,7 @@ def joinable(compression: Compression) -> bool:
     if code is None:
         return True
     alone = code.elementwise and not code.random and code.fixed_size and code.alignment > 0
-    plain = type(memory) in (Residual, NoMemory) and memory is not None and sums(code, memory)
+    plain = memory is not None and memory.plain and sums(code, memory)
     return alone and plain and UNIT % code.alignment == 0 and len(layout_of(code, (UNIT,)).fields) == 1
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import Outgoing, pack
-from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, ROOM, Bundle, Unit
-from gradwire.kvstore.server.joint import Joint
+from gradwire.kvstore.protocol.small_keys import MAX_LISTS, ROOM, Bundle, Unit
 from gradwire.kvstore.server.members import WorkerSession
 from gradwire.kvstore.server.parts import StoredPart
 from gradwire.types import align
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["join", "pulls", "pushes"]
 
-Steps: TypeAlias = "list[tuple[StoredPart | Joint, int]]"
+Steps: TypeAlias = "list[tuple[StoredPart, int]]"
 
 
 def join(core: ServerCore, session: WorkerSession, seq: int, number: int, keys: list[StoreKey]) -> list[Outgoing]:
     """Know a list of keys by a number."""
-    if number not in session.joints and len(session.joints) >= MAX_JOINTS:
-        raise ConfigError(f"a worker names at most {MAX_JOINTS} lists of keys")
-    session.joints[number] = core.values.listed(tuple(keys), core.members.sessions())
+    if number not in session.lists and len(session.lists) >= MAX_LISTS:
+        raise ConfigError(f"a worker names at most {MAX_LISTS} lists of keys")
+    session.lists[number] = core.values.listed(tuple(keys), core.members.sessions())
     return core.done(session, seq)
 
 
@@ -68,7 +67,8 @@ def pushes(
     taken, start = [], 0
     for (unit, step), size in zip(steps, sizes, strict=True):
         push = unit.contribution(compression, data[start : start + size], -1, optimizer)
-        taken += [(part, step, mine) for part, mine in core.values.takers(unit, push)]
+        core.values.prepare(unit)
+        taken += [(part, step, mine) for part, mine in unit.takers(push)]
         start += align(size)
     for part, step, push in taken:
         if core.progress.sync:
@@ -106,42 +106,39 @@ def pulls(core: ServerCore, session: WorkerSession, seq: int, items: list[list[A
     return core.when_all(session, seq, partial(parts_of, core, steps), there, answer)
 
 
-def found(core: ServerCore, session: WorkerSession, named: Sequence[Unit]) -> list[StoredPart | Joint]:
+def found(core: ServerCore, session: WorkerSession, named: Sequence[Unit]) -> list[StoredPart]:
     """Units by what a worker calls them; a list comes with others only if it has no key of theirs.
 
     Raises:
         WireError: a list that was never sent, or a key that two of them have.
         ConfigError: there is no such key.
     """
-    units = [session.joint(each[0]) if isinstance(each, list) else core.values.alone(each) for each in named]
+    units = [session.key_list(each[0]) if isinstance(each, list) else core.values.alone(each) for each in named]
     count = sum(unit.count for unit in units)
     if count > len(units) > 1 and len({key for unit in units for key in unit.keys}) < count:
         raise WireError("a message has a list of keys, and one of these keys again")
     return units
 
 
-def parts_of(core: ServerCore, steps: Steps) -> list[tuple[StoredPart, int]]:
+def parts_of(core: ServerCore, steps: Steps) -> Steps:
     """What has the steps of units now: while a request waited, keys may have come together or been put apart."""
-    those: list[tuple[StoredPart, int]] = []
+    those: Steps = []
     for unit, step in steps:
-        if not isinstance(unit, Joint) or unit.entry is None:
-            # Another list may have brought some of them together.
-            core.values.all_alone(unit.units())
+        core.values.find_again(unit)
         those += [(part, step) for part in unit.units()]
     return those
 
 
-def values(core: ServerCore, units: Sequence[StoredPart | Joint]) -> Tensor:
+def values(core: ServerCore, units: Sequence[StoredPart]) -> Tensor:
     """The bytes of units now, one after the other: without a copy of one list, made once where keys are alone."""
-    keys = [unit for unit in units if isinstance(unit, StoredPart)]
-    if len(keys) == len(units):
-        return core.frames.of(keys)
+    if all(unit.count == 1 for unit in units):
+        return core.frames.of(units)
     bundle = Bundle(kept=False)
     for unit in units:
         bundle.add(0, 0, unit.lend())
     return bundle.data()
 
 
-def durables(core: ServerCore, session: WorkerSession, units: Sequence[StoredPart | Joint]) -> list[int]:
+def durables(core: ServerCore, session: WorkerSession, units: Sequence[StoredPart]) -> list[int]:
     """The steps up to which a worker need not keep its pushes."""
     return [core.progress.reached(session.rank, unit.units())[1] for unit in units]

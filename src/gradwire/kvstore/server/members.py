@@ -22,7 +22,7 @@ from gradwire.kvstore.protocol.buffers import lease
 from gradwire.kvstore.protocol.compression import OFF, Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import CHUNK, MAX_OPEN, chunk_count
-from gradwire.kvstore.server.joint import Joint
+from gradwire.kvstore.server.key_list import KeyList
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.waiting import Waits
 
@@ -54,7 +54,7 @@ class WorkerSession:
         joined: its rank had another process before, so its settings are numbered anew.
         reachable: nothing that was sent to it has failed since it was heard of.
         given: number of the replica of a key that the newest compressed answer led to.
-        joints: lists of keys that it names together, by its numbers.
+        lists: lists of keys that it names together, by its numbers.
     """
 
     peer: bytes
@@ -66,7 +66,7 @@ class WorkerSession:
     joined: bool = False
     reachable: bool = True
     given: dict[StoreKey, int] = field(default_factory=dict)
-    joints: dict[int, Joint] = field(default_factory=dict)
+    lists: dict[int, KeyList] = field(default_factory=dict)
     open: dict[int, Assembly] = field(default_factory=dict)
 
     def compression(self, number: int) -> Compression:
@@ -79,15 +79,15 @@ class WorkerSession:
             raise WireError(f"a push names compression {number}, which was never sent")
         return self.configs[number]
 
-    def joint(self, number: int) -> Joint:
+    def key_list(self, number: int) -> KeyList:
         """Find a list of keys by its number.
 
         Raises:
             WireError: there is none.
         """
-        if number not in self.joints:
+        if number not in self.lists:
             raise WireError(f"a request names list {number} of keys, which was never sent")
-        return self.joints[number]
+        return self.lists[number]
 
     def declare(self, number: int, compression: Compression) -> None:
         """Know a compression by its number, and forget the oldest of too many."""
@@ -239,7 +239,7 @@ class Members:
             self.close(each.peer)
         if known is not None:
             fresh.configs, fresh.barriers, fresh.given = known.configs, known.barriers, known.given
-            fresh.joined, fresh.joints = known.joined, known.joints
+            fresh.joined, fresh.lists = known.joined, known.lists
         else:
             fresh.joined = rank in self._seen
             self.finished.discard(rank)

@@ -52,7 +52,7 @@ class Contribution:
     rows: Tensor | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class StoredPart:
     """A part of a key.
 
@@ -116,6 +116,10 @@ class StoredPart:
     def units(self) -> Sequence[StoredPart]:
         """What has steps: itself."""
         return [self]
+
+    def takers(self, push: Contribution) -> list[tuple[StoredPart, Contribution]]:
+        """What takes a push of this unit: itself."""
+        return [(self, push)]
 
     def expected(self, compression: Compression) -> range:
         """``expected_nbytes`` of a dense push; a compression is the same object until it changes."""

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from gradwire.errors import ConfigError, WireError
 from gradwire.kvstore.protocol.keys import StoreKey
-from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, ROOM, Bundle
-from gradwire.kvstore.server.joint import JoinedParts, Joint
+from gradwire.kvstore.protocol.small_keys import MAX_LISTS, ROOM, Bundle
+from gradwire.kvstore.server.key_list import KeyList
 from gradwire.kvstore.server.members import Members, WorkerSession, workers
-from gradwire.kvstore.server.parts import Contribution, StoredPart, raw
+from gradwire.kvstore.server.parts import StoredPart, raw
 from gradwire.kvstore.server.rules import Counters, Rules
 from gradwire.kvstore.server.waiting import Topic, Waits
 
@@ -94,10 +94,10 @@ class Values:
     def __init__(self, rules: Rules, waits: Waits, counters: Counters, parts: Iterable[StoredPart]) -> None:
         self.parts: dict[StoreKey, StoredPart] = {part.key: part for part in parts}
         self.nbytes = sum(part.value.nbytes for part in self.parts.values())
-        self.lists: dict[tuple[StoreKey, ...], Joint] = {}
+        self.lists: dict[tuple[StoreKey, ...], KeyList] = {}
         self._rules, self._waits, self._counters = rules, waits, counters
-        self._within: dict[StoreKey, Joint] = {}
-        self._together: dict[Topic, Joint] = {}
+        self._within: dict[StoreKey, KeyList] = {}
+        self._together: dict[Topic, KeyList] = {}
         self._numbers = 0
 
     # Keys ------------------------------------------------------------------------------------------------------------
@@ -131,28 +131,27 @@ class Values:
             raise ConfigError(f"key {key!r} must be initialised before it is used: call init first")
         return self.parts[key]
 
-    def all_alone(self, parts: Iterable[StoredPart]) -> None:
-        """Put apart what came together with others while a request for these keys waited."""
-        for part in parts:
-            self.alone(part.key)
+    def find_again(self, unit: StoredPart) -> None:
+        """Put apart what came together with other keys while a request for this unit waited."""
+        if unit.topic not in self._together:
+            for key in unit.keys:
+                self.alone(key)
 
     # Keys and lists --------------------------------------------------------------------------------------------------
 
     def units(self) -> list[StoredPart]:
         """What has steps of its own: keys that are alone, and lists that are together."""
         single = [part for key, part in self.parts.items() if key not in self._within]
-        return single + [unit for joint in self._together.values() for unit in joint.units()]
+        return [*single, *self._together.values()]
 
     def unit(self, topic: Topic) -> StoredPart | None:
         """What has steps, by what requests for it wait for."""
-        if topic in self._together:
-            return self._together[topic].entry
-        return None if isinstance(topic, tuple) else self.parts.get(topic)
+        return self._together.get(topic) if isinstance(topic, tuple) else self.parts.get(topic)
 
     def apart(self) -> None:
         """Let every key be what it would be if nobody had named it together with others."""
-        for joint in list(self._together.values()):
-            self._part(joint)
+        for each in list(self._together.values()):
+            self._part(each)
 
     def mark_durable(self) -> None:
         """All that was applied is on the disk."""
@@ -161,7 +160,7 @@ class Values:
 
     # Lists -----------------------------------------------------------------------------------------------------------
 
-    def listed(self, keys: tuple[StoreKey, ...], sessions: Sequence[WorkerSession]) -> Joint:
+    def listed(self, keys: tuple[StoreKey, ...], sessions: Sequence[WorkerSession]) -> KeyList:
         """A list of keys, the same for all workers that name the same ones.
 
         Args:
@@ -177,58 +176,52 @@ class Values:
             self._forget_unused(sessions)
         return self.lists[keys]
 
-    def together(self, joint: Joint) -> JoinedParts | None:
-        """The one value of all keys of a list, where they have one now or may have it."""
-        if joint.entry is None and joint.patience.over():
-            for other in {self._within[each.key] for each in joint.members if each.key in self._within}:
-                other.patience.lose()
-                self._part(other)
-            if joint.alike() and not self._waits.topics() & {each.key for each in joint.members}:
-                joint.join()
-                self._within |= dict.fromkeys((each.key for each in joint.members), joint)
-                self._together[joint.topic] = joint
-        elif joint.entry is None:
-            self.all_alone(joint.members)
-        return joint.entry
+    def prepare(self, unit: StoredPart) -> None:
+        """Before a push of a list: bring its keys together where that may be; else each of them is alone."""
+        if not isinstance(unit, KeyList) or unit.together:
+            return
+        if not unit.patience.over():
+            self.find_again(unit)
+            return
+        for other in {self._within[key] for key in unit.keys if key in self._within}:
+            other.patience.lose()
+            self._part(other)
+        if unit.alike() and not self._waits.topics() & set(unit.keys):
+            unit.join()
+            self._within |= dict.fromkeys(unit.keys, unit)
+            self._together[unit.topic] = unit
 
-    def takers(self, unit: StoredPart | Joint, push: Contribution) -> list[tuple[StoredPart, Contribution]]:
-        """What takes a push, and what of it: a key, a list's keys as one, or each of them its part."""
-        if isinstance(unit, StoredPart):
-            return [(unit, push)]
-        whole = self.together(unit)
-        return [(whole, push)] if whole is not None else list(zip(unit.members, unit.cut(push), strict=True))
-
-    def _checked(self, keys: tuple[StoreKey, ...]) -> Joint:
+    def _checked(self, keys: tuple[StoreKey, ...]) -> KeyList:
         members = [self.alone(key) for key in keys]
-        self._numbers += 1
-        joint = Joint(self._numbers, members)
-        if len(set(keys)) < len(keys) or any(each.value.dtype != joint.dtype for each in members):
+        dtypes = {each.value.dtype for each in members}
+        if len(set(keys)) < len(keys) or len(dtypes) > 1:
             raise WireError("keys that are named together are different ones of one type")
-        if joint.nbytes > ROOM:
-            raise WireError(f"keys that are named together have at most {ROOM} bytes, not {joint.nbytes}")
-        return joint
+        self._numbers += 1
+        made = KeyList(self._numbers, members)
+        if made.nbytes > ROOM:
+            raise WireError(f"keys that are named together have at most {ROOM} bytes, not {made.nbytes}")
+        return made
 
     def _forget_unused(self, sessions: Sequence[WorkerSession]) -> None:
-        """Lists that only workers had named that are gone."""
-        if len(self.lists) <= MAX_JOINTS * (self._rules.workers + 1):
+        """Forget lists that only workers had named that are gone."""
+        if len(self.lists) <= MAX_LISTS * (self._rules.workers + 1):
             return
-        used = {joint.topic for session in sessions for joint in session.joints.values()}
-        for keys, joint in list(self.lists.items()):
-            if joint.topic not in used and keys != next(reversed(self.lists)):
-                if joint.entry is not None:
-                    self._part(joint)
+        used = {each.topic for session in sessions for each in session.lists.values()}
+        for keys, each in list(self.lists.items()):
+            if each.topic not in used and keys != next(reversed(self.lists)):
+                if each.together:
+                    self._part(each)
                 del self.lists[keys]
 
-    def _part(self, joint: Joint) -> None:
-        assert joint.entry is not None
-        for step in joint.entry.pending:
-            self._counters.share((joint.topic, step), [each.key for each in joint.members])
-        joint.part()
-        del self._together[joint.topic]
-        for each in joint.members:
-            del self._within[each.key]
-        self._waits.touched |= {each.key for each in joint.members if each.pending}
-        self._waits.again += self._waits.take_all(joint.topic)
+    def _part(self, whole: KeyList) -> None:
+        for step in whole.pending:
+            self._counters.share((whole.topic, step), whole.keys)
+        whole.part()
+        del self._together[whole.topic]
+        for key in whole.keys:
+            del self._within[key]
+        self._waits.touched |= {each.key for each in whole.members if each.pending}
+        self._waits.again += self._waits.take_all(whole.topic)
 
 
 class ValueFrames:

@@ -120,7 +120,7 @@ class ServerConnection:
         for key, step in request.logged():
             self.log.setdefault(key, {})[step] = request
         if request.op == "join":
-            many = "joint", request.fields["number"]
+            many = "list", request.fields["number"]
             self._lists[many] = set(request.fields["keys"])
             for key in request.fields["keys"]:
                 self._lists_of.setdefault(key, []).append(many)
@@ -478,4 +478,4 @@ class Request:
 
 def topic_of(unit: Unit) -> Any:
     """Under which the pushes of a unit are kept: a key, or a list of keys by its number."""
-    return ("joint", unit[0]) if isinstance(unit, list) else unit
+    return ("list", unit[0]) if isinstance(unit, list) else unit

@@ -22,7 +22,7 @@ from gradwire.kvstore.protocol.compression import Compression
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.messages import MAX_ITEMS
 from gradwire.kvstore.protocol.sender import Sender, refuse_nonfinite
-from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, ROOM, UNIT, Patience, named, side_by_side
+from gradwire.kvstore.protocol.small_keys import MAX_LISTS, ROOM, UNIT, Patience, named, side_by_side
 from gradwire.kvstore.worker.connection import ScatterSink
 from gradwire.kvstore.worker.worker_key import PushProgress, WorkerKey
 from gradwire.types import align
@@ -221,7 +221,7 @@ class Lanes:
 
     def _note(self, name: tuple[Any, ...]) -> None:
         """The first use of a list: it may be the last."""
-        if len(self._rosters) < MAX_JOINTS:
+        if len(self._rosters) < MAX_LISTS:
             self._rosters[name] = None
 
     def _roster(self, keys: tuple[Any, ...]) -> Roster:
@@ -247,7 +247,7 @@ class Lanes:
     def _lane(self, server: int, members: Mapping[StoreKey, WorkerKey]) -> Lane | None:
         name = tuple(members)
         if name not in self._lanes:
-            if len(self._lanes) >= MAX_JOINTS:
+            if len(self._lanes) >= MAX_LISTS:
                 return None
             self._lanes[name] = Lane(len(self._lanes) + 1, server, members)
             self.numbered[self._lanes[name].number] = self._lanes[name]

@@ -10,13 +10,13 @@ from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.snapshot import load_core, save_core
 from gradwire.types import align
 from tests.kvstore.talk import ask, hello, init, messages, ops, push
-from tests.kvstore.test_joint import KEYS, SIZES, alone, equal, grads, of_all, pull_all, push_all, served
+from tests.kvstore.test_key_lists import KEYS, SIZES, alone, equal, grads, of_all, pull_all, push_all, served
 
 LISTS = (KEYS, ("a", "b"), ("b", "c", "d"), ("d", "a"))
 
 
 def together(core):
-    return [joint.entry is not None for joint in core.values.lists.values()]
+    return [each.together for each in core.values.lists.values()]
 
 
 def test_a_pull_that_waits_for_one_key_finds_the_others_that_came_together_meanwhile():
@@ -110,10 +110,10 @@ class Pair:
     def push_again(self, rank, seq, what, steps, seed):
         peer, tensors = b"peer-%d" % rank, grads(seed)
         kind, keys = what
-        if kind == "joint":
+        if kind == "list":
             number = LISTS.index(keys) + 1
             self.take(0, push_all(self.cores[0], peer, seq, steps[keys[0]], tensors, number, keys))
-        for side in (1,) if kind == "joint" else (0, 1):
+        for side in (1,) if kind == "list" else (0, 1):
             if kind == "one":
                 self.take(side, push(self.cores[side], peer, seq, keys[0], steps[keys[0]], tensors[keys[0]]))
             else:
@@ -130,9 +130,9 @@ class Pair:
         self.asked[self.seq] = (what[1], what[0] == "bundle")
         seq, peer, (kind, keys) = self.seq, b"peer-%d" % rank, what
         items = [[key, steps[key]] for key in keys]
-        if kind == "joint":
+        if kind == "list":
             self.take(0, pull_all(self.cores[0], peer, seq, steps[keys[0]], LISTS.index(keys) + 1))
-        for side in (1,) if kind == "joint" else (0, 1):
+        for side in (1,) if kind == "list" else (0, 1):
             self.take(side, ask(self.cores[side], peer, "pulls", seq, items=items))
 
     def check(self):
@@ -145,8 +145,8 @@ class Pair:
 
 def some(chance, mine, names):
     """What a worker names now: a list that it may, several keys, or one."""
-    kind = chance.choice(("joint",) * 6 + ("bundle", "one"))
-    if kind == "joint":
+    kind = chance.choice(("list",) * 6 + ("bundle", "one"))
+    if kind == "list":
         fit = [keys for keys in LISTS if len({mine[key] for key in keys}) == 1]
         kind, keys = (kind, chance.choice(fit)) if fit else ("one", (chance.choice(names),))
     elif kind == "bundle":

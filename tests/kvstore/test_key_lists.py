@@ -9,7 +9,7 @@ from gradwire.compressors.signs.onebit import OneBit
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.kvstore.protocol.compression import Compression, parse
 from gradwire.kvstore.protocol.messages import pack
-from gradwire.kvstore.protocol.small_keys import MAX_JOINTS, ROOM, Bundle, joinable, side_by_side
+from gradwire.kvstore.protocol.small_keys import MAX_LISTS, ROOM, Bundle, joinable, side_by_side
 from gradwire.kvstore.server.core import ServerCore
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.snapshot import load_core, save_core
@@ -45,20 +45,20 @@ def flat(tensors, keys=KEYS):
     return out
 
 
-def push_all(core, peer, seq, step, tensors, joint=1, keys=KEYS, code=None):
+def push_all(core, peer, seq, step, tensors, number=1, keys=KEYS, code=None):
     data = flat(tensors, keys) if code is None else code.compress(flat(tensors, keys))
-    return push_list(core, peer, seq, data, joint=joint, step=step, config=int(code is not None))
+    return push_list(core, peer, seq, data, number=number, step=step, config=int(code is not None))
 
 
-def push_list(core, peer, seq, data, *, joint, step, config=0, optimizer=0):
+def push_list(core, peer, seq, data, *, number, step, config=0, optimizer=0):
     """Push all keys of a list, whose bytes end at a multiple of 8."""
     raw = data.contiguous().view(-1).view(torch.uint8)
-    items, gap = [[[joint], step, raw.numel()]], torch.zeros(-raw.numel() % 8, dtype=torch.uint8)
+    items, gap = [[[number], step, raw.numel()]], torch.zeros(-raw.numel() % 8, dtype=torch.uint8)
     return ask(core, peer, "pushes", seq, torch.cat([raw, gap]), items=items, config=config, optimizer=optimizer)
 
 
-def pull_all(core, peer, seq, step, joint=1):
-    return ask(core, peer, "pulls", seq, items=[[[joint], step]])
+def pull_all(core, peer, seq, step, number=1):
+    return ask(core, peer, "pulls", seq, items=[[[number], step]])
 
 
 def of_all(reply, keys=KEYS):
@@ -237,7 +237,7 @@ def test_an_optimizer_has_each_key_on_its_own():
             for rank, peer in enumerate((a, b)):
                 mine = grads(10 * step + rank)
                 if together and step < 3:
-                    fields = {"joint": 1, "step": step, "config": 0, "optimizer": 1}
+                    fields = {"number": 1, "step": step, "config": 0, "optimizer": 1}
                     push_list(core, peer, 30 * step, flat(mine), **fields)
                 else:
                     for seq, key in enumerate(KEYS):
@@ -268,7 +268,7 @@ def test_a_snapshot_has_the_keys_and_they_come_together_again(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"joint": 2}, "names list 2 of keys, which was never sent"),
+        ({"number": 2}, "names list 2 of keys, which was never sent"),
         ({"step": 1000}, "keys 'a', 'b', 'c', 'd' is at step 0"),
         ({"config": 7}, "names compression 7"),
         ({"optimizer": 7}, "names optimizer setting 7"),
@@ -278,7 +278,7 @@ def test_a_snapshot_has_the_keys_and_they_come_together_again(tmp_path):
 def test_what_is_wrong_is_refused_before_any_key_counts(fields, text):
     core, a, _ = served()
     compressed(core, a, 25, 2, {"type": "topk", "ratio": 0.5})
-    told = {"joint": 1, "step": 1, "config": 0, "optimizer": 0} | fields
+    told = {"number": 1, "step": 1, "config": 0, "optimizer": 0} | fields
     ((_, op, answer, _),) = messages(push_list(core, a, 30, flat(grads(1)), **told))
     assert op == "error"
     assert text in answer["text"]
@@ -288,7 +288,7 @@ def test_what_is_wrong_is_refused_before_any_key_counts(fields, text):
 @pytest.mark.parametrize("nbytes", [0, 4 * TOTAL - 4, 4 * TOTAL + 4, 4 * sum(SIZES.values())])
 def test_a_push_of_another_size_is_refused(nbytes):
     core, a, _ = served()
-    told = {"joint": 1, "step": 1, "config": 0, "optimizer": 0}
+    told = {"number": 1, "step": 1, "config": 0, "optimizer": 0}
     ((_, op, _, _),) = messages(push_list(core, a, 30, torch.zeros(nbytes, dtype=torch.uint8), **told))
     assert op == "error"
     assert not any(unit.pending for unit in core.values.units())
@@ -383,14 +383,14 @@ def test_a_list_of_keys_is_checked(keys, text):
 
 def test_lists_of_keys_are_bounded():
     core, a, _ = served(())
-    for number in range(1, MAX_JOINTS + 1):
+    for number in range(1, MAX_LISTS + 1):
         assert ops(ask(core, a, "join", 30 + number, number=number, keys=["a", "b"])) == ["done"]
-    assert ops(ask(core, a, "join", 1000, number=MAX_JOINTS + 1, keys=["a", "b"])) == ["error"]
+    assert ops(ask(core, a, "join", 1000, number=MAX_LISTS + 1, keys=["a", "b"])) == ["error"]
     for process in range(4):
         a = hello(core, 0, session=bytes([9 + process]) * 16, now=100.0 * (process + 1))
         for number, keys in enumerate([(x, y) for x in KEYS for y in KEYS if x != y], 1):
             ask(core, a, "join", 30 + number, number=number, keys=list(keys))
-    assert len(core.values.lists) <= MAX_JOINTS * 3
+    assert len(core.values.lists) <= MAX_LISTS * 3
 
 
 def test_only_what_may_be_encoded_as_one_is_joined():
