@@ -36,7 +36,7 @@ class Training:
     def __init__(self, way: str, rank: int, compressor: str, options: dict[str, Any]) -> None:
         model = model_of()
         options = {"timeout": TIMEOUT, "min_numel": 0, **options}
-        if way in ("ddp", "traced"):
+        if way in ("ddp", "uncompressed", "traced"):
             if way == "traced":
                 torch._dynamo.config.optimize_ddp = "python_reducer"
             model = DistributedDataParallel(model, bucket_cap_mb=0.05)
@@ -76,7 +76,7 @@ def outcome(error: Exception) -> tuple[str, str]:
 def apart(rank: int, way: str, kind: str, timeout: float = TIMEOUT) -> tuple[str, str]:
     """Train; in step AT the odd rank does something alone. What was raised."""
     options: dict[str, Any] = {"timeout": timeout}
-    compressor = "qsgd" if way in ("fsdp", "replicated") else "topk"
+    compressor = {"fsdp": "qsgd", "replicated": "qsgd", "uncompressed": "none"}.get(way, "topk")
     if kind == "schedule":
         parameter, usual, other = ("bits", 4, 2) if compressor == "qsgd" else ("ratio", 0.01, 0.05)
         options |= {"schedule": {parameter: lambda step: other if (rank, step) == (ODD, AT) else usual}}

@@ -47,7 +47,7 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Futu
 
 
 @pytest.mark.parametrize("kind", CALLS)
-@pytest.mark.parametrize("way", ["ddp", "optimizer", "replicated"])
+@pytest.mark.parametrize("way", ["ddp", "uncompressed", "optimizer", "replicated"])
 def test_a_call_that_one_rank_makes_alone_is_named_on_all(way: str, kind: str) -> None:
     told = heard(run_ranks(2, apart, way, kind, end=True))
     sides = f"call is step on rank 0; {CALLS[kind]} on rank 1; every rank must make the same calls in the same order"

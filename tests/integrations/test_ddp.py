@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import re
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator
@@ -139,6 +140,41 @@ def test_no_compression_is_plain_ddp_bit_for_bit() -> None:
     assert results["none"][0]["digest"] == results["plain"][0]["digest"]
 
 
+def _of_dtype(rank: int, dtype: torch.dtype) -> dict[str, tuple[str, float, list[str]]]:
+    """A digest, bytes an element and the threads, of DDP without a hook and of methods that send what is there."""
+    told = {}
+    for method in ("plain", "none", "bf16"):
+        model = DistributedDataParallel(model_of().to(dtype), bucket_cap_mb=0.02)
+        state = compress_ddp(model, method) if method != "plain" else None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            x, y = batch(step, rank)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x.to(dtype)).float(), y).backward()
+            optimizer.step()
+        threads = [thread.name for thread in threading.enumerate() if thread.name == "gradwire"]
+        figures = state.metrics() if state is not None else {}
+        numel = sum(param.numel() for param in model.parameters())
+        told[method] = (digest(model), figures.get("bytes_sent", 0) / numel / 4 * 3 / 4, threads)
+        if state is not None:
+            assert figures["seconds"]["communicate"] > 0
+            assert figures["steps"] == 4
+            state.close()
+    return told
+
+
+@pytest.mark.parametrize(("dtype", "nbytes"), [(torch.float32, 4), (torch.float16, 2), (torch.bfloat16, 2)])
+def test_what_is_sent_as_it_is_is_plain_ddp_bit_for_bit_without_a_thread(dtype: torch.dtype, nbytes: int) -> None:
+    """Three ranks, several buckets, which DDP rebuilds; gradients of 16 bits travel in 16."""
+    for told in run_ranks(3, _of_dtype, dtype):
+        same = ("none", "bf16") if dtype == torch.bfloat16 else ("none",)
+        for method in same:
+            found, each, threads = told[method]
+            assert found == told["plain"][0]
+            assert each == pytest.approx(nbytes, rel=0.01)
+            assert threads == []
+
+
 def _buckets(rank: int) -> list[list[str]]:
     model = DistributedDataParallel(model_of(), bucket_cap_mb=0.02)
     state = GradwireState(model, "twobit", threshold=1e-3, min_numel=0)
@@ -233,7 +269,8 @@ def _overflow(rank: int, compressor: str, options: dict[str, Any]) -> dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("compressor", "options"), [("twobit", {"threshold": 1e-3}), ("topk", {"ratio": 0.1}), ("powersgd", {"rank": 1})]
+    ("compressor", "options"),
+    [("none", {}), ("bf16", {}), ("twobit", {"threshold": 1e-3}), ("topk", {"ratio": 0.1}), ("powersgd", {"rank": 1})],
 )
 def test_one_overflow_is_seen_by_all_and_poisons_nothing(compressor: str, options: dict[str, Any]) -> None:
     for result in run_ranks(3, _overflow, compressor, options):
@@ -242,10 +279,14 @@ def test_one_overflow_is_seen_by_all_and_poisons_nothing(compressor: str, option
         assert result["metrics"]["residual_norm"] < float("inf")
 
 
-def _deserted(rank: int, how: str, folder: str) -> str:
+TWO_BITS = ("twobit", {"threshold": 1e-3, "strategy": "two_phase"})
+
+
+def _deserted(rank: int, how: str, method: tuple[str, dict[str, Any]], folder: str) -> str:
     model = DistributedDataParallel(model_of(), bucket_cap_mb=0.02)
     timeout = 10.0 if how == "asleep" else 200.0
-    compress_ddp(model, "twobit", threshold=1e-3, min_numel=0, timeout=timeout, strategy="two_phase")
+    compressor, options = method
+    compress_ddp(model, compressor, min_numel=0, timeout=timeout, **options)
     x, y = batch(0, rank)
     for _ in range(3):
         nn.functional.cross_entropy(model(x), y).backward()
@@ -284,20 +325,26 @@ LOST = {
     "asleep": r"in step 4 waited timeout=10 s for rank 1 and got no answer",
 }
 
+DESERTED = {
+    **{how: (how, TWO_BITS) for how in LOST},
+    **{f"{how}, uncompressed": (how, ("none", {})) for how in LOST},
+}
+
 
 @pytest.fixture(scope="module", autouse=True)
 def lost(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[list[str]]]]:
     """Ranks of which one is lost: they wait while the tests above run."""
     with ThreadPoolExecutor() as threads:
         yield {
-            how: threads.submit(run_ranks, 3, _deserted, how, str(tmp_path_factory.mktemp("deserted"))) for how in LOST
+            case: threads.submit(run_ranks, 3, _deserted, *each, str(tmp_path_factory.mktemp("deserted")))
+            for case, each in DESERTED.items()
         }
 
 
-@pytest.mark.parametrize("how", LOST)
-def test_a_rank_that_does_not_answer_is_an_error_and_not_a_hang(how: str, lost: dict[str, Future[list[str]]]) -> None:
-    answers = lost[how].result()
-    assert all(re.search(f"rank {rank} of 3 {LOST[how]}", answers[rank]) for rank in (0, 2))
+@pytest.mark.parametrize("case", DESERTED)
+def test_a_rank_that_does_not_answer_is_an_error_and_not_a_hang(case: str, lost: dict[str, Future[list[str]]]) -> None:
+    answers, how = lost[case].result(), DESERTED[case][0]
+    assert all(re.search(f"rank {rank} of 3 {LOST[how]}", answers[rank]) for rank in (0, 2)), answers
 
 
 def _all_allocations(rank: int, compressors: list[str]) -> dict[str, list[float]]:

@@ -170,6 +170,8 @@ class Compressor(Configuration, ABC):
             cls.takes_pieces = False
         if overrides(cls, ("encode", "encode_scaled"), "tells_nonfinite"):
             cls.tells_nonfinite = False
+        if overrides(cls, _CODE, "sums_in"):
+            cls.sums_in = Compressor.sums_in  # type: ignore[method-assign]
         if overrides(cls, ("add_decoded", "add_decoded_many"), "decode_many"):
             # What decodes in its own way is what decodes: the faster way of its base is another method's.
             cls.decode_many = Compressor.decode_many  # type: ignore[method-assign]
@@ -183,6 +185,14 @@ class Compressor(Configuration, ABC):
     def fine(self) -> bool:
         """Whether what a step leaves unsent is small beside the gradient, so that optimizers that divide by the size of
         recent gradients do as well with a residual of it; tests/contracts/test_adaptive.py measures it.
+        """
+        return False
+
+    def sums_in(self, dtype: torch.dtype) -> bool:
+        """Whether the payload of gradients of this dtype is the gradients themselves, which are summed in it.
+
+        Then a bucket may be averaged where it lies, without a payload. A subclass that encodes or decodes in its own
+        way says it anew.
         """
         return False
 

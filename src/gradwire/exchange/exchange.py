@@ -19,8 +19,10 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.futures import Future
 
 from gradwire import registry
+from gradwire.comm.allreduce import AllReduce
 from gradwire.comm.base import Site, Strategy
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
@@ -34,7 +36,7 @@ from gradwire.exchange.undo import Undo
 from gradwire.group.agree import Opening, agree
 from gradwire.group.channel import Channel
 from gradwire.group.dense import DenseSession
-from gradwire.group.part import Unit
+from gradwire.group.part import Unit, nonfinite
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
 from gradwire.ops.native import check_environment, warn_without_kernels
@@ -177,6 +179,9 @@ class Exchange:
         self.compressor = self._as_kept(compressor)
         overrides = {pattern: self._as_kept(each) for pattern, each in self.policy.overrides.items()}
         self.policy = dataclasses.replace(self.policy, overrides=overrides)
+        memory, strategy = self.memory_for(self.compressor), self.strategy_for(self.compressor)
+        same = isinstance(strategy, AllReduce) and not overrides and not self.policy.schedule
+        self._summed = same and memory.keeps_nothing and memory.dense is None
 
     def assign(self, assigned: Assigned) -> None:
         """Give single parameters methods of their own, from the next bucket on. All ranks must call it alike.
@@ -367,6 +372,29 @@ class Exchange:
             compare(flat, 0, 1.0)
         if self.pilot is not None:
             self.pilot.after(flat)
+
+    def plain(self, dtype: torch.dtype) -> bool:
+        """Whether whole buckets of this dtype may be averaged where they lie: what ``run`` gives is the mean itself.
+
+        So it is where the method sends the gradients as they are, and nothing is kept of them, measured, or waiting.
+        """
+        watched = self.pilot is not None or self.second_moment is not None
+        waits = bool(self.assigned or self._draining)
+        return self._summed and not watched and not waits and self.compressor.sums_in(dtype)
+
+    @torch.no_grad()
+    def begin_mean(self, bucket: Tensor) -> Future[Tensor]:
+        """Start to replace a bucket by its mean, where ``plain``; nobody has to wait, and others may be under way.
+
+        Args:
+            bucket: contiguous, of as many elements on all ranks.
+
+        Returns:
+            The bucket when it is the mean.
+        """
+        self.open()
+        self.counters.dense_bytes += 2 * (self.channel.world - 1) * bucket.nbytes // self.channel.world
+        return self.channel.begin_mean(bucket, lambda mean: self.note(nonfinite(mean)))
 
     def _drain(self, flat: Tensor, params: Sequence[Named]) -> list[str]:
         """Add to gradients what a method that was left has kept of them; the names of those that are complete now."""

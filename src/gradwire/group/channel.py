@@ -8,13 +8,15 @@ Laws, each found by measuring Gloo:
     Gloo sums and broadcasts what lies on a GPU, but cannot send it: such messages go by the host's memory;
     a message of another size than its receiver expects ends the process (SIGABRT), and no handler sees it. So every
     conversation, a step or an agreement, begins with rows of one size (``group/agree.py``), and nothing else is
-    posted before these have been compared.
+    posted before these have been compared, but sums of whole buckets of DDP's, whose sizes DDP has agreed on;
+    what is called when a sum has arrived neither starts a collective nor waits for one.
 On NCCL ``wait`` orders streams and does not block the CPU; on Gloo it blocks the thread, until the group's timeout.
 After a failure the ranks no longer agree on what comes next, so every later call fails at once with the first error.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +76,7 @@ class Channel:
         self._opening: Callable[[], None] | None = None
         self._deferred: list[Callable[[], None]] = []
         self.traffic, self._closed = traffic_of(group), False
+        self._lock, self._summed_until = threading.Lock(), 0.0
         self.release: Callable[[], object] = lambda: None
 
     @property
@@ -131,6 +134,49 @@ class Channel:
         work: Any = dist.all_reduce(tensor, group=group, async_op=True)
         future: Future[list[Tensor]] = work.get_future()
         return future
+
+    def begin_mean(self, tensor: Tensor, arrived: Callable[[Tensor], object]) -> Future[Tensor]:
+        """Start to average ``tensor`` over the ranks where it lies; any number of them may be under way.
+
+        It is posted at once, whether or not the ranks of this step have been compared: its size must have been agreed
+        on elsewhere, as that of DDP's buckets is. Traffic as of ``all_reduce``.
+
+        Args:
+            tensor: floating point, on the CPU or served by NCCL.
+            arrived: called with the mean, on any thread; it must not wait.
+
+        Returns:
+            The tensor when it is the mean, or a ``GroupError``.
+
+        Raises:
+            GroupError: an earlier exchange failed.
+        """
+        self._begin()
+        self._refuse_after_failure()
+        moved = 2 * (self.world - 1) * tensor.nbytes // self.world
+        self._count(moved, moved)
+        began = self.metrics.clock()
+        try:
+            work: Any = dist.all_reduce(tensor.mul_(1.0 / self.world), group=self.group, async_op=True)
+        except RuntimeError as error:
+            self._fail(error, None, ())
+
+        def done(finished: Future[list[Tensor]]) -> Tensor:
+            try:
+                mean = finished.value()[0]
+            except RuntimeError as error:
+                self._fail(error, None, ())
+            arrived(mean)
+            with self._lock:
+                # Several are under way at one time, which counts once.
+                now = self.metrics.clock()
+                self.metrics.seconds["communicate"] += now - max(began, self._summed_until)
+                self._summed_until = now
+                self.traffic.ended += 1
+            return mean
+
+        future: Future[list[Tensor]] = work.get_future()
+        return future.then(done)
 
     def all_gather(self, rows: Tensor) -> None:
         """Row ``rank`` of ``rows`` goes to every rank. Traffic: (W-1) rows; it grows with the number of workers."""
@@ -279,6 +325,9 @@ class Channel:
     def _fail(
         self, error: RuntimeError, peer: int | None, rest: Sequence[tuple[int | None, dist.Work | None]]
     ) -> NoReturn:
+        if self.failed is not None:
+            # Sums that were under way beside it end with it.
+            raise GroupError(f"an earlier exchange failed: {self.failed}") from error
         silent = "imed out" in str(error) or "timeout" in str(error)
         peers = {peer} if peer is not None else set()
         # Gloo has closed all connections after a timeout, so waiting for the rest ends at once, with those that came.

@@ -3,6 +3,8 @@
 Law: DDP launches buckets in the order of their indices on all ranks, so one thread that works them off in that order
 may issue as many dependent collectives for each as it likes. The hook hands over the bucket and returns a future;
 backward goes on meanwhile. On NCCL the same code runs at once on a stream of its own, and the future carries the event.
+Where nothing but the mean is wanted there is nothing dependent: the hook itself starts the sum of the bucket, and the
+last one looks whether the ranks are in the same step, by rows that were sent with the first.
 """
 
 import json
@@ -127,7 +129,8 @@ class GradwireState(ExchangeState):
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._buckets: list[list[str]] = []
         self._regroup: Regroup | None = None
-        self._direct = False
+        self._direct: Callable[[Tensor, Sequence[Named]], Future[Tensor]] | None = None
+        self._dtypes = {param.dtype for param in params.values()}
         self.traced = bool(getattr(model, "_use_python_reducer", False))
         if self.traced:
             Arrivals(model, params, self.exchange, self.units, self._worker)
@@ -171,8 +174,11 @@ class GradwireState(ExchangeState):
         if first:
             self._first(names, buffer.device)
         self._buckets.append(names)
-        if self._direct:
-            return self._reduce(buffer, params)
+        if self._direct is not None:
+            future = self._direct(buffer, params)
+            if bucket.is_last():
+                self.exchange.channel.settle()
+            return future
         if self._regroup is None:
             ready = moment(buffer.device) if self.exchange.pilot is not None else None
             return self._submit(buffer.device, partial(self._job, buffer, params, ready))
@@ -189,14 +195,20 @@ class GradwireState(ExchangeState):
         if self._regroup is not None and not self._regroup.needed(names):
             self._regroup = None
         pilot, reading = self.exchange.pilot, self.units.read()
-        self._direct = False
+        self._direct = None
+        # The last step's jobs are done, so this thread may do the thread's work.
         if isinstance(pilot, AutoPilot) and self._regroup is None and not self.exchange.policy.overrides:
-            # The last step's jobs are done, so this thread may do the thread's work.
             self.exchange.begin_step()
-            self._direct = pilot.idle
-            if not self._direct:
+            if pilot.idle:
+                self._direct = self._reduce
+            else:
                 self._submit(device, partial(self._open_step, reading))
             return
+        if self._regroup is None and self._plain(device):
+            self._direct = self._mean
+            if not self.exchange.channel.is_nccl:
+                self._begin_step(reading)
+                return
         self._submit(device, partial(self._begin_step, reading))
 
     def _check_model(self) -> None:
@@ -228,6 +240,14 @@ class GradwireState(ExchangeState):
     def _open_step(self, reading: Reading) -> None:
         self.exchange.open()
         self.units.follow(self.exchange, *reading)
+
+    def _plain(self, device: torch.device) -> bool:
+        """Whether all buckets are averaged where they lie; what Gloo sums of a GPU's goes by the thread."""
+        served = device.type == "cpu" or self.exchange.channel.is_nccl
+        return served and all(map(self.exchange.plain, self._dtypes))
+
+    def _mean(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
+        return self.exchange.begin_mean(buffer)
 
     def _reduce(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
         """Do what DDP does without a hook, and note how long it takes: ``auto`` watches uncompressed steps."""

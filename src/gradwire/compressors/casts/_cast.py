@@ -26,6 +26,9 @@ class Cast(Compressor):
     takes_pieces = True
     tells_nonfinite = True
 
+    def sums_in(self, dtype: torch.dtype) -> bool:
+        return dtype == self.dtype
+
     def layout(self, shape: Sequence[int]) -> Layout:
         return Layout((Field("values", self.dtype, math.prod(shape)),))
 

@@ -75,6 +75,10 @@ class BF16(Cast):
         """Only what is rounded to the nearest."""
         return self.rounding == "nearest"
 
+    def sums_in(self, dtype: torch.dtype) -> bool:
+        """Only what is rounded to the nearest, as such a sum is."""
+        return not self.random and super().sums_in(dtype)
+
     @property
     def contraction(self) -> bool:
         return True

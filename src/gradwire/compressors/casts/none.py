@@ -32,6 +32,10 @@ class Identity(Cast):
     unbiased = True
     dtype = torch.float32
 
+    def sums_in(self, dtype: torch.dtype) -> bool:
+        """Any, as without a method: gradients of 16 bits are not made wider to be sent."""
+        return dtype.is_floating_point
+
     @property
     def contraction(self) -> bool:
         return True
