@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,8 @@ def two_models(folder: str) -> dict[str, Any]:
     return {"unbroken": whole, "resumed": loop(range(STEPS // 2, STEPS), True), "files": files}
 
 
-def trainer_of(folder: str, steps: int = STEPS, **options: Any) -> Any:
-    """A GPT-2 of two tiny layers that learns random text by heart."""
+def trainer_of(folder: str, steps: int = STEPS, kind: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """A GPT-2 of two tiny layers that learns random text by heart, under ``Trainer`` or a class made from it."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
     torch.manual_seed(5)
@@ -137,7 +138,7 @@ def trainer_of(folder: str, steps: int = STEPS, **options: Any) -> Any:
         lr_scheduler_type="constant",
         **arguments,
     )
-    return Trainer(GPT2LMHeadModel(config), args, train_dataset=data, eval_dataset=data[:8])
+    return (kind or Trainer)(GPT2LMHeadModel(config), args, train_dataset=data, eval_dataset=data[:8])
 
 
 def trained(folder: str) -> dict[str, Any]:

@@ -10,15 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.blocks import side
 from tests.house.source import ROOT
 
+PAGES = ("frameworks.md", "trainers.md")
+SHOWN = re.compile(r"`examples/(\w+)\.py`:\n\n```(python|diff)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 RUNS: dict[str, tuple[list[str], str]] = {
+    "accelerate_fsdp2": ([], r"loss 0\.\d+ ratio (\d+\.\d)"),
     "accelerate_loop": ([], r"steps 24 ratio (\d+\.\d)"),
     "metrics": (["--folder", "."], r"rows 4 ratio (\d+\.\d)"),
     "jax_optax": ([], r"steps 40 ratio (\d+\.\d)"),
     "keras_fit": ([], r"steps 40 ratio (\d+\.\d)"),
     "hf_trainer": ([], r"steps 20 ratio (\d+\.\d)"),
     "lightning_ddp": ([], r"steps 40 ratio (\d+\.\d)"),
+    "lightning_fsdp2": ([], r"loss 0\.\d+ ratio (\d+\.\d)"),
 }
 """Example -> its arguments, and what rank 0 says at the end."""
 
@@ -41,13 +46,18 @@ def test_example_runs(name: str, tmp_path: Path) -> None:
     assert float(found[1]) > 5
 
 
-def test_the_page_shows_what_the_examples_run() -> None:
-    page = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
-    shown = re.findall(r"`examples/(\w+)\.py`:\n\n```python[^\n]*\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert {name for name, _ in shown} == set(RUNS)
-    for name, block in shown:
-        example = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
-        assert flush(block) in flush(example)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_shows_what_the_examples_run(page: str) -> None:
+    shown = SHOWN.findall((ROOT / "docs" / page).read_text(encoding="utf-8"))
+    for name, language, block in shown:
+        example = flush((ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8"))
+        for part in re.split(r"^@@$\n", block, flags=re.MULTILINE):
+            assert flush(side(part, "+") if language == "diff" else part) in example
+
+
+def test_all_that_runs_is_shown() -> None:
+    pages = [(ROOT / "docs" / page).read_text(encoding="utf-8") for page in PAGES]
+    assert {name for page in pages for name, _, _ in SHOWN.findall(page)} >= set(RUNS)
 
 
 def flush(code: str) -> str:

@@ -81,7 +81,7 @@ def test_lightnings_own_logger_gets_the_figures(told: list[dict[str, Any]]) -> N
 
 
 REFUSED = {
-    "single device": r"ConfigError: strategy must be DDP, such as strategy='ddp', got 'SingleDeviceStrategy'",
+    "single device": r"ConfigError: strategy must be DDP, .*, or a ModelParallelStrategy, got 'SingleDeviceStrategy'",
     "own hook": r"ConfigError: ddp_comm_hook must be None with GradwireCallback.*fp16_compress_hook",
     "typo": r"ConfigError: .*'ration'.*did you mean 'ratio'",
     "two": r"ConfigError: callbacks must be with one GradwireCallback, .*got '2 of them'",

@@ -69,11 +69,11 @@ VARIANTS = (
 """Folders of one variant in each file."""
 
 MACHINERY = {
-    *("arguments", "base", "simple", "native", "ddp"),
+    *("arguments", "base", "simple", "native", "ddp", "fsdp"),
     *("adaptive", "exchanged", "local", "ownership", "setup"),
 }
 """Files that a variant may import from its own folder; files with an underscore are allowed too. Frameworks that train
-with DDP attach its hook."""
+with DDP or FSDP2 attach its hook."""
 
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -1,9 +1,10 @@
 """Hugging Face Accelerate: the hook on what ``accelerator.prepare`` returned.
 
 Law: Accelerate knows a closed list of hooks, builds their state itself and never saves it; so the hook is attached
-after ``prepare``, and the residuals travel with ``save_state`` and ``load_state``, one file for each model and rank,
-numbered as Accelerate numbers the models that it saves. What was loaded before there was a state nobody would tell it;
-so from the import of this module on, ``load_state`` leaves a note of the folder, and the state goes on with its files.
+after ``prepare``, on DDP or on what FSDP2 has sharded, and the residuals travel with ``save_state`` and ``load_state``,
+one file for each model and rank, numbered as Accelerate numbers the models that it saves. What was loaded before there
+was a state nobody would tell it; so from the import of this module on, ``load_state`` leaves a note of the folder, and
+the state goes on with its files.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gradwire._extras import needs
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._files import load_rank, save_rank
-from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.integrations._wrapped import Attached, attach, exchanged
 from gradwire.integrations.setup import uncompiled
 
 with needs("huggingface"):
@@ -37,7 +38,7 @@ log = logging.getLogger("gradwire")
 
 def compress(
     accelerator: Any, model: nn.Module, compressor: Any = "auto", *, on_resize: OnResize = "error", **options: Any
-) -> GradwireState:
+) -> Attached:
     """Exchange the gradients of a prepared model compressed; ``accelerator.save_state`` saves the residuals too.
 
     Call it before ``accelerator.load_state`` or after: the residuals of the checkpoint are taken in either case. All
@@ -46,11 +47,11 @@ def compress(
 
     Args:
         accelerator: an ``accelerate.Accelerator``.
-        model: what ``accelerator.prepare`` returned, compiled or not.
+        model: what ``accelerator.prepare`` returned, wrapped into DDP or sharded by FSDP2, compiled or not.
         compressor: "auto", which measures and decides within ``budget``; or a registered name, a compressor, or a
             recipe of ``from_params``.
         on_resize: for a checkpoint of another number of processes, as in ``load_state_dict``.
-        options: as for ``compress_ddp``.
+        options: as for ``compress_ddp``; of a model that FSDP2 has sharded, as for ``compress_fsdp``.
 
     Returns:
         The hook's state; ``state.metrics()`` tells what went over the wire.
@@ -61,19 +62,20 @@ def compress(
     """
     wrapped = uncompiled(model)
     told = f"{type(model).__name__} of {accelerator.distributed_type}, {accelerator.num_processes} processes"
-    if not isinstance(wrapped, DistributedDataParallel):
-        raise ConfigError(f"model must be what accelerator.prepare wrapped into DistributedDataParallel, got {told!r}")
+    if not exchanged(wrapped):
+        allowed = "what accelerator.prepare wrapped into DistributedDataParallel, or sharded with fsdp_version=2"
+        raise ConfigError(f"model must be {allowed}, got {told!r}")
     hook = getattr(getattr(accelerator, "ddp_handler", None), "comm_hook", None)
     registered = hook is not None and getattr(hook, "value", hook) != "no"
     require(not registered, "comm_hook of DistributedDataParallelKwargs", "left out with gradwire", hook)
-    state = compress_ddp(wrapped, compressor, **{"scaler": accelerator.scaler, **options})
+    state = attach(wrapped, compressor, {"scaler": accelerator.scaler, **options})
 
     def save(models: Sequence[nn.Module], _weights: Any, folder: str | os.PathLike[str]) -> None:
         for number in places(wrapped, models):
             save_rank(state, folder, model=number)
 
     def load(models: Sequence[nn.Module], folder: str | os.PathLike[str]) -> None:
-        for number in places(wrapped, models):
+        for number in places(wrapped, loaded_into(accelerator, models)):
             load_rank(state, folder, on_resize, model=number)
 
     accelerator.register_save_state_pre_hook(save)
@@ -101,14 +103,14 @@ class Loaded:
             if not any(is_of(model, each) for each in _compressed)
         }
 
-    def number_of(self, model: DistributedDataParallel) -> int | None:
+    def number_of(self, model: nn.Module) -> int | None:
         """The number of a model; None if nothing was loaded into it."""
         found = ((number, ref()) for number, ref in self._models.items())
         return next((number for number, each in found if each is not None and is_of(each, model)), None)
 
 
 _loaded: weakref.WeakKeyDictionary[Any, Loaded] = weakref.WeakKeyDictionary()
-_compressed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+_compressed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def noting(load_state: Callable[..., None]) -> Callable[..., None]:
@@ -117,13 +119,17 @@ def noting(load_state: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(load_state)
     def load(self: Any, *arguments: Any, **options: Any) -> None:
         notes: list[Loaded] = []
-        handle = self.register_load_state_pre_hook(lambda *told: notes.append(Loaded(*told)))
+
+        def note(models: Sequence[nn.Module], folder: str | os.PathLike[str]) -> None:
+            notes.append(Loaded(loaded_into(self, models), folder))
+
+        handle = self.register_load_state_pre_hook(note)
         try:
             load_state(self, *arguments, **options)
         finally:
             handle.remove()
-        for note in notes:
-            _loaded[self] = note
+        for each in notes:
+            _loaded[self] = each
 
     return load
 
@@ -131,7 +137,7 @@ def noting(load_state: Callable[..., None]) -> Callable[..., None]:
 Accelerator.load_state = noting(Accelerator.load_state)
 
 
-def catch_up(state: GradwireState, folder: Path, number: int, on_resize: OnResize) -> None:
+def catch_up(state: Attached, folder: Path, number: int, on_resize: OnResize) -> None:
     """Take the residuals of a checkpoint that was loaded before. All ranks must call it."""
     channel = state.exchange.channel
     there = any(folder.glob("gradwire*.pt"))
@@ -143,12 +149,21 @@ def catch_up(state: GradwireState, folder: Path, number: int, on_resize: OnResiz
         log.warning("the checkpoint in %s was saved without gradwire: residuals start from zero", folder)
 
 
-def is_of(listed: nn.Module, model: DistributedDataParallel) -> bool:
+def loaded_into(accelerator: Any, models: Sequence[nn.Module]) -> Sequence[nn.Module]:
+    """The models of a checkpoint in the order in which they were saved.
+
+    Accelerate names none to the hooks of ``load_state`` where FSDP has loaded them before.
+    """
+    return models or accelerator._models
+
+
+def is_of(listed: nn.Module, model: nn.Module) -> bool:
     """Whether what Accelerate lists is this model."""
-    return listed is model.module or uncompiled(listed) is model
+    given = model.module if isinstance(model, DistributedDataParallel) else model
+    return listed is given or uncompiled(listed) is model
 
 
-def places(model: DistributedDataParallel, models: Sequence[nn.Module]) -> list[int]:
+def places(model: nn.Module, models: Sequence[nn.Module]) -> list[int]:
     """The number of the model among those that Accelerate saves; none, with a warning, if it does not save it."""
     # Accelerate lists what it was given; a model that was prepared a second time is listed as it came out.
     found = [number for number, each in enumerate(models) if is_of(each, model)][:1]

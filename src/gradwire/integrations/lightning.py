@@ -2,7 +2,8 @@
 
 Law: Lightning wraps the model in ``strategy.setup`` and trains right after ``on_fit_start``; there the hook is
 attached, on any device, while Lightning's own ``ddp_comm_hook`` is left out without a word wherever gradients are not
-on CUDA. A checkpoint is one file, written by rank 0, so it holds the residuals of all ranks.
+on CUDA. What callbacks keep is written by rank 0 alone, so it holds the residuals of all ranks. A strategy that shards
+loads a checkpoint after that place, and not before.
 """
 
 from __future__ import annotations
@@ -11,18 +12,16 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from torch.nn.parallel import DistributedDataParallel
-
 from gradwire._extras import needs
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._figures import Measured, MetricsWriter
 from gradwire.integrations._gather import gathered
-from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.integrations._wrapped import Attached, attach, exchanged
 
 with needs("lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
-    from lightning.pytorch.strategies import DDPStrategy
+    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 __all__ = ["GradwireCallback"]
 
@@ -34,9 +33,10 @@ KEY = "gradwire"
 class GradwireCallback(Callback):
     """Exchanges the gradients of ``trainer.fit`` compressed, and keeps the residuals in Lightning's checkpoints.
 
-    The strategy must be DDP (``"ddp"``, ``"ddp_spawn"``, a ``DDPStrategy`` without a hook of its own). The precision
-    plugin's scaler is followed by itself. A second ``fit`` goes on with the residuals of the first, in strategies whose
-    processes outlive it.
+    The strategy must be DDP (``"ddp"``, ``"ddp_spawn"``, a ``DDPStrategy`` without a hook of its own), or a
+    ``ModelParallelStrategy`` whose module calls ``fully_shard`` in ``configure_model``. The precision plugin's scaler
+    is followed by itself. A second ``fit`` goes on with the residuals of the first, in strategies whose processes
+    outlive it.
 
     Lightning's loggers get the figures of ``TensorBoardWriter`` below ``gradwire/``, every ``log_every_n_steps``.
 
@@ -44,7 +44,7 @@ class GradwireCallback(Callback):
         compressor: "auto", which measures and decides within ``budget``; or a registered name, a compressor, or a
             recipe of ``from_params``.
         on_resize: for a checkpoint of another number of ranks, as in ``load_state_dict``.
-        options: as for ``compress_ddp``.
+        options: as for ``compress_ddp``; of a module that is sharded, as for ``compress_fsdp``.
 
     Raises:
         ConfigError: when ``fit`` begins: a wrong option, a strategy under which the hook would not run, or a second
@@ -56,7 +56,7 @@ class GradwireCallback(Callback):
         super().__init__()
         self.compressor, self.options = compressor, options
         self.on_resize: OnResize = on_resize
-        self.state: GradwireState | None = None
+        self.state: Attached | None = None
         self._waiting: dict[str, Any] | None = None
         self._resumes = False
         self._writer: LoggerWriter | None = None
@@ -87,14 +87,14 @@ class GradwireCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The model is wrapped: attach the hook, and go on with the checkpoint, or with what the last fit left."""
         model = trainer.strategy.model
-        wrapped = isinstance(model, DistributedDataParallel)
-        require(wrapped, "strategy", "one that wraps the model into DistributedDataParallel", type(model).__name__)
+        allowed = "one that wraps the model into DistributedDataParallel, or a module that configure_model has sharded"
+        require(exchanged(model), "strategy", allowed, type(model).__name__)
         if self.state is not None:
             if not self._resumes:
                 self._waiting = self.state.state_dict()
             self.state.close()
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self.state = compress_ddp(model, self.compressor, **{"scaler": scaler, **self.options})
+        self.state = attach(model, self.compressor, {"scaler": scaler, **self.options})
         if self._waiting is not None:
             self.state.load_state_dict(self._waiting, on_resize=self.on_resize)
         self._waiting, self._resumes = None, False
@@ -120,6 +120,10 @@ class GradwireCallback(Callback):
         self._waiting, self._resumes = checkpoint.get(KEY), True
         if self._waiting is None:
             log.warning("the checkpoint was saved without GradwireCallback: residuals start from zero")
+        if self.state is not None and trainer.strategy.restore_checkpoint_after_setup:
+            nothing = {**self.state.state_dict(), "world": 0, "ranks": {}}
+            self.state.load_state_dict(self._waiting or nothing, on_resize=self.on_resize if self._waiting else "reset")
+            self._waiting, self._resumes = None, False
 
 
 class LoggerWriter(MetricsWriter):
@@ -139,12 +143,13 @@ def check_strategy(trainer: Trainer) -> None:
     """Refuse what would train without compressing a bit.
 
     Raises:
-        ConfigError: a strategy that is not DDP, or one with a hook of its own.
+        ConfigError: a strategy that is neither DDP nor ModelParallelStrategy, or DDP with a hook of its own.
     """
     strategy = trainer.strategy
     package = type(trainer).__module__.partition(".")[0]
     allowed = "of lightning.pytorch, which is another package than pytorch_lightning: import Trainer from there"
     require(package != "pytorch_lightning", "Trainer", allowed, f"one of {package}")
-    require(isinstance(strategy, DDPStrategy), "strategy", "DDP, such as strategy='ddp'", type(strategy).__name__)
-    hook = strategy._ddp_comm_hook
+    known = isinstance(strategy, DDPStrategy | ModelParallelStrategy)
+    require(known, "strategy", "DDP, such as strategy='ddp', or a ModelParallelStrategy", type(strategy).__name__)
+    hook = getattr(strategy, "_ddp_comm_hook", None)
     require(hook is None, "ddp_comm_hook", "None with GradwireCallback, which attaches its own", hook)

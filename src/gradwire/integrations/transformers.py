@@ -10,13 +10,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 from gradwire._extras import needs
 from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.integrations._files import load_rank, save_rank
-from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.integrations._wrapped import Attached, attach, exchanged
 from gradwire.integrations.setup import uncompiled
 
 with needs("huggingface"):
@@ -43,8 +43,8 @@ class GradwireCallback(TrainerCallback):
         self.trainer, self.compressor, self.options = trainer, compressor, options
         self.resume_from_checkpoint = resume_from_checkpoint
         self.on_resize: OnResize = on_resize
-        self.state: GradwireState | None = None
-        self._model: DistributedDataParallel | None = None
+        self.state: Attached | None = None
+        self._model: nn.Module | None = None
 
     def metrics(self) -> dict[str, Any]:
         """What went over the wire, as the dashboards' writers ask for it.
@@ -57,8 +57,9 @@ class GradwireCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The model is wrapped: attach the hook, unless a ``train`` before did, and go on with what was saved."""
         model = uncompiled(self.trainer.model_wrapped)
-        ddp, kind = isinstance(model, DistributedDataParallel), type(model).__name__
-        require(ddp, "model", "wrapped into DistributedDataParallel: start with torchrun on 2 or more processes", kind)
+        ways = "wrapped into DistributedDataParallel, or sharded by FSDP2"
+        allowed = f"{ways}: start with torchrun on 2 or more processes"
+        require(exchanged(model), "model", allowed, type(model).__name__)
         self._check(state.global_step)
         if model is not self._model:
             self._attach(model)
@@ -77,7 +78,7 @@ class GradwireCallback(TrainerCallback):
         """Another ``train`` goes on with what waits, or is told a checkpoint of its own."""
         self.resume_from_checkpoint = None
 
-    def _attached(self) -> GradwireState:
+    def _attached(self) -> Attached:
         if self.state is None:
             raise ConfigError("GradwireCallback has no state before trainer.train has begun")
         return self.state
@@ -88,11 +89,11 @@ class GradwireCallback(TrainerCallback):
         told = "what trainer.train is given, or False for residuals of zero"
         require((given is not None) == (step > 0) or given is False, "resume_from_checkpoint", told, given)
 
-    def _attach(self, model: DistributedDataParallel) -> None:
+    def _attach(self, model: nn.Module) -> None:
         if self.state is not None:
             self.state.close()
         scaler = self.trainer.accelerator.scaler
-        self.state = compress_ddp(model, self.compressor, **{"scaler": scaler, **self.options})
+        self.state = attach(model, self.compressor, {"scaler": scaler, **self.options})
         self._model = model
 
     def _go_on(self, output: str, step: int) -> None:
@@ -124,7 +125,7 @@ def compress_trainer(
         resume_from_checkpoint: the same as for ``trainer.train``; False goes on from its checkpoint, but with residuals
             of zero. It is for one ``train``: set ``callback.resume_from_checkpoint`` before another that resumes.
         on_resize: for a checkpoint of another number of processes, as in ``load_state_dict``.
-        options: as for ``compress_ddp``.
+        options: as for ``compress_ddp``; under ``fsdp`` as for ``compress_fsdp``.
 
     Returns:
         The callback that was added; ``callback.metrics()`` tells what went over the wire.

@@ -1,0 +1,49 @@
+"""The hook on what a framework has made of a model: DDP's, or that of FSDP2.
+
+Law: the framework decides how a model is distributed, and its adapter attaches what belongs to that. A model that is
+neither wrapped nor sharded would train without compression, so it is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gradwire.integrations.ddp import GradwireState, compress_ddp
+from gradwire.integrations.fsdp import FSDPState, compress_fsdp
+from gradwire.integrations.setup import uncompiled
+
+__all__ = ["Attached", "attach", "exchanged"]
+
+Attached = GradwireState | FSDPState
+"""What ``attach`` returns."""
+
+
+def exchanged(model: object) -> TypeGuard[nn.Module]:
+    """Whether the gradients of this model are averaged by DDP, or reduced by FSDP2 in any of its modules."""
+    from torch.distributed.fsdp import FSDPModule
+
+    inner = uncompiled(model)
+    if isinstance(inner, DistributedDataParallel):
+        return True
+    return isinstance(inner, nn.Module) and any(isinstance(each, FSDPModule) for each in inner.modules())
+
+
+def attach(model: nn.Module, compressor: Any, options: Mapping[str, Any]) -> Attached:
+    """Exchange the gradients of a model compressed as it is distributed. All ranks must call it.
+
+    Args:
+        model: for which ``exchanged`` is true.
+        compressor: as for ``compress_ddp`` or ``compress_fsdp``.
+        options: as for the same.
+
+    Raises:
+        ConfigError: as the same.
+        GroupError: as the same.
+    """
+    inner = uncompiled(model)
+    wrapped = isinstance(inner, DistributedDataParallel)
+    return compress_ddp(inner, compressor, **options) if wrapped else compress_fsdp(model, compressor, **options)
