@@ -28,6 +28,7 @@ CALLS = {
     "bench exchange": (["--device", "meta", "--model", "5000", "--method", "bf16", "--budget", "0.01"], "cli"),
     "bench kvstore": (["--network", "64", "--devices", "1", "--num-batches", "1"], "kvstore"),
     "check advise": (["--link", "none"], "cli"),
+    "check auto": (["--link", "fast"], "cli"),
     "check convergence": (["--method", "none", "--workers", "2", "--seeds", "1", "--epochs", "1"], "bench"),
     "check gpu": (["--method", "nonesuch"], "cli"),
     "check soak": (["--minutes", "0", "--steps", "0"], "cli"),
@@ -55,6 +56,7 @@ given what it refuses, after it has loaded what it needs."""
 
 REFUSED = {
     "check advise",
+    "check auto",
     "check gpu",
     "check soak",
     "meeting",

@@ -15,7 +15,16 @@ from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.errors import ConfigError, GroupError
 from gradwire.experiments import models
 from gradwire.experiments.launch import launch
-from gradwire.experiments.replay import Contestant, Replayed, ReplayPlan, Result, _figures, exchange, replay
+from gradwire.experiments.replay import (
+    SIGNAL,
+    Contestant,
+    Replayed,
+    ReplayPlan,
+    Result,
+    _figures,
+    exchange,
+    replay,
+)
 from gradwire.netlab import Link, Netlab
 from tests.experiments.jobs import meet
 from tests.netlab.conftest import here
@@ -39,6 +48,22 @@ def test_gradients_are_the_values_and_come_from_the_last_parameter_to_the_first(
     DistributedDataParallel(replayed)(torch.zeros((), requires_grad=True)).backward()
     assert order == list(reversed(range(51)))
     assert all(torch.equal(param.grad, param) for param in replayed.tensors)
+
+
+def test_gradients_as_trained_share_a_signal_have_heavy_tails_and_differ_by_layer() -> None:
+    shapes = {"a": (300, 400), "b": (500, 200), "c": (200, 300)}
+    one, other = (
+        [each.detach() for each in Replayed(shapes, seed=rank, gradients="trained").tensors] for rank in (1, 2)
+    )
+    for mine, theirs in zip(one, other, strict=True):
+        # What two workers have in common is the signal, a tenth of the squared norm.
+        common = float((mine * theirs).sum() / (mine.norm() * theirs.norm()))
+        assert common == pytest.approx(SIGNAL, abs=0.05)
+        assert float(mine.pow(4).mean() / mine.pow(2).mean() ** 2) > 6
+    sizes = [float(each.std()) for each in one]
+    assert max(sizes) > 1.5 * min(sizes)
+    again = Replayed(shapes, seed=1, gradients="trained").again()
+    assert all(torch.equal(mine, same) for mine, same in zip(one, again.tensors, strict=True))
 
 
 @pytest.mark.parametrize("contestant", [Contestant("ddp"), Contestant("fp16"), Contestant("none", Identity())])
@@ -105,6 +130,7 @@ def test_traffic_of_a_lab_crosses_its_links() -> None:
         ({"workers": 1}, r"ReplayPlan.workers must be an integer in \[2, 64\], got 1"),
         ({"steps": 2}, "ReplayPlan.steps must be an integer >= 3, got 2"),
         ({"budget": 0}, "ReplayPlan.budget must be seconds > 0, got 0"),
+        ({"gradients": "real"}, "ReplayPlan.gradients must be normal or trained, got 'real'"),
         ({"compute": -1}, "ReplayPlan.compute must be seconds >= 0, got -1"),
     ],
 )

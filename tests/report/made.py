@@ -75,3 +75,16 @@ def timed(method, op, size, samples, **more):
         "samples": samples,
     }
     return row | HERE | more
+
+
+def bucket(choice, exposed=0.02, error=0.01):
+    """A row of ``metrics()["auto"]["buckets"]``."""
+    return {"bucket": 0, "choice": choice, "exposed": exposed, "dense_exposed": 0.1, "error": error, "budget": 0.15}
+
+
+ENTRIES = [
+    {"step": 1, "phase": "watching", "buckets": []},
+    {"step": 6, "phase": "watching", "buckets": [bucket("dense", 0.1, None), bucket("dense", 0.1, None)]},
+    {"step": 20, "phase": "holding", "buckets": [bucket("qsgd over allgather"), bucket("dense", 0.0)]},
+]
+"""What a log of decisions holds."""

@@ -23,7 +23,8 @@ from gradwire.report.break_even import codec_marks
 from gradwire.report.latency import latencies
 from gradwire.report.quality_throughput import dots as by_throughput
 from gradwire.report.quality_volume import dots as by_volume
-from tests.report.made import record, replayed, seeds, timed
+from tests.experiments.test_auto_check import row
+from tests.report.made import ENTRIES, record, replayed, seeds, timed
 
 
 def everything():
@@ -35,7 +36,8 @@ def everything():
     replays = [replayed("ddp", "100mbit", 1.0), replayed("fp16", "100mbit", 0.6), replayed("topk", "100mbit", 0.1)]
     replays += [replayed("ddp", "none", 0.1), replayed("fp16", "none", 0.1), replayed("topk", "none", 0.2)]
     codecs = [timed(name, op, 1 << 16, [1e-3, 2e-3]) for name in ("topk", "qsgd") for op in ("encode", "decode")]
-    return Results(runs, replays, codecs, ["r.jsonl"])
+    cells = [row(0.5, within=0.5) | {"decisions": ENTRIES}]
+    return Results(runs, replays, codecs, ["r.jsonl"], cells=cells)
 
 
 def only(runs):

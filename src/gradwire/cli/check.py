@@ -11,6 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from gradwire.cli._check_advise import advise_command
+from gradwire.cli._check_auto import auto_command
 from gradwire.cli._check_gpu import gpu_command
 from gradwire.cli._check_soak import soak_command
 from gradwire.cli._groups import CommandGroup, Integer
@@ -31,6 +32,7 @@ def command() -> None:
 
 
 command.add_command(advise_command)
+command.add_command(auto_command)
 command.add_command(gpu_command)
 command.add_command(soak_command)
 

@@ -12,7 +12,7 @@ from gradwire.cli._groups import Integer, Number
 from gradwire.cli._output import appendable
 from gradwire.experiments.method_text import is_auto, parse_method
 from gradwire.experiments.records import append_line
-from gradwire.experiments.replay import HOOKS, Contestant, ReplayPlan, replay
+from gradwire.experiments.replay import GRADIENTS, HOOKS, Contestant, ReplayPlan, replay
 from gradwire.netlab import Link
 
 __all__ = ["command"]
@@ -57,6 +57,13 @@ Row = dict[str, Any]
     metavar="SECONDS",
     help="Of a pretended backward pass, beside which gradients travel.",
 )
+@click.option(
+    "--gradients",
+    default="normal",
+    show_default=True,
+    type=click.Choice(GRADIENTS),
+    help="normal: alike in all layers. trained: a shared signal and noise, with heavy tails, by layer.",
+)
 @click.option("--samples", is_flag=True, help="Keep the time of every step in the rows of --json.")
 @click.option(
     "--json",
@@ -80,6 +87,7 @@ def command(
     steps: int,
     budget: float,
     compute: float,
+    gradients: str,
     samples: bool,
     json_to: str | None,
 ) -> None:
@@ -97,7 +105,7 @@ def command(
     if json_to not in (None, "-"):
         appendable(Path(str(json_to)))
     wanted = [Link.parse(link, delay).in_lab() for link in links or ("none",)]
-    plans = [ReplayPlan(model, small, workers, link, steps, budget, compute) for link in wanted]
+    plans = [ReplayPlan(model, small, workers, link, steps, budget, compute, gradients) for link in wanted]
     failed = False
     for plan in plans:
         for row in replay(plan, chosen):

@@ -350,6 +350,7 @@ def _record(settings: RunSettings, task: Task, runs: Sequence[Run], started: str
         resumed=mine.resumed,
         wall_seconds=wall,
         data_digest=digest_of(task.data),
+        decisions=mine.decisions,
     )
 
 

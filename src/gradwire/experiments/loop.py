@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gradwire.exchange.exchange import Named
 from gradwire.experiments.clock import UNTIMED, Clock
+from gradwire.experiments.decisions import DecisionLog
 from gradwire.experiments.method import Method
 from gradwire.experiments.process_figures import forget_peak, interface_bytes, on_cpu, peak_bytes, resident_bytes
 from gradwire.experiments.records import Point
@@ -90,6 +91,7 @@ class Loop:
         self.interface: int | None = 0 if lab else None
         self._seen: int | None = None
         self._before = dict.fromkeys(_COUNTED, 0)
+        self.decisions = DecisionLog()
 
     def __enter__(self) -> Self:
         return self
@@ -146,6 +148,7 @@ class Loop:
                 self.losses.append(self._step(x.to(self.device), y.to(self.device)))
             self.schedule.step()
             self.step += 1
+            self.decisions.note(self.step, self.synchronisation.exchange)
             watch(self.step - 1, self.losses[-1])
             between(self)
         self._count_interface()

@@ -26,8 +26,8 @@ __all__ = ["SCHEMA", "Point", "Record", "RunSettings", "append", "append_line", 
 SCHEMA = 1
 """The version of the lines; a reader refuses what is newer."""
 
-_BEGINS = (b'{"schema":', b'{"model":')
-"""Beginnings of the lines that are appended: records, and rows of replays."""
+_BEGINS = (b'{"schema":', b'{"model":', b'{"kind":')
+"""Beginnings of the lines that are appended: records, rows of replays, and cells of ``gradwire check auto``."""
 
 _BLOCK = 1 << 16
 
@@ -153,6 +153,7 @@ class Record:
         resumed: how often it was taken up again.
         wall_seconds: that the run took, from the making of its model to this record; None: it failed.
         data_digest: of the data, embedded or not, SHA-256; None: not known.
+        decisions: of "auto", entries of ``gradwire.experiments.decisions``; none without it.
     """
 
     settings: RunSettings
@@ -182,6 +183,7 @@ class Record:
     resumed: int = 0
     wall_seconds: float | None = None
     data_digest: str | None = None
+    decisions: Sequence[Mapping[str, Any]] = ()
 
     def to_json(self) -> str:
         """One line without its end."""
@@ -204,6 +206,7 @@ class Record:
         try:
             inner: dict[str, Any] = {"settings": RunSettings(**_known(RunSettings, line["settings"]))}
             inner["history"] = tuple(Point(**_numbers(_known(Point, point))) for point in line.get("history", ()))
+            inner["decisions"] = tuple(line.get("decisions", ()))
             inner |= {name: _numbers(line[name]) for name in ("measures", "baselines", "seconds") if name in line}
             if line.get("status", "ok") == "ok":
                 inner |= _numbers({name: line[name] for name in ("quality",) if name in line})
@@ -280,9 +283,9 @@ def read(path: Path) -> Iterator[Record]:
 
 
 def kind_of(line: Mapping[str, Any]) -> str | None:
-    """Whose result a parsed line is: "train", "replay" or "codec"; None: nobody's."""
-    if line.get("kind") == "train":
-        return "train"
+    """Whose result a parsed line is: "train", "auto", "replay" or "codec"; None: nobody's."""
+    if line.get("kind") in ("train", "auto"):
+        return str(line["kind"])
     if line.keys() >= _REPLAY and line.keys() & {"seconds", "error"}:
         return "replay"
     if line.keys() >= _CODEC and line.keys() & {"seconds", "skipped"}:

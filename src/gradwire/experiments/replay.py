@@ -1,7 +1,7 @@
 """Exchange the gradients of a model without computing them: what a step costs on a link, with each method.
 
 A replayed model has the parameters of the real one, in their order, and no layers. Its backward pass hands out one
-gradient after the other, from the last parameter to the first, of normal random values that are the worker's own; DDP
+gradient after the other, from the last parameter to the first, of random values that are the worker's own; DDP
 sorts them into its buckets, and the exchange is the one that training uses, hook, thread and all.
 
 Law: a row is one method in one group of fresh workers. A step begins when all workers are ready and ends when the
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from gradwire.bench.statistics import summarise
 from gradwire.compressors.base import Compressor
 from gradwire.errors import GradwireError, GroupError, is_int, require
 from gradwire.experiments import models
+from gradwire.experiments.decisions import DecisionLog, Entry
 from gradwire.experiments.launch import launch
 from gradwire.experiments.torchhooks import TorchHook
 from gradwire.integrations.ddp import GradwireState, compress_ddp
@@ -34,10 +35,40 @@ from gradwire.netlab.names import INTERFACE
 from gradwire.netlab.system import own_counters
 from gradwire.registry import named_of
 
-__all__ = ["HOOKS", "Contestant", "ReplayPlan", "Replayed", "replay", "time_exchange"]
+__all__ = [
+    "DECIDING",
+    "GRADIENTS",
+    "HOOKS",
+    "WARM_UP",
+    "Contestant",
+    "ReplayPlan",
+    "Replayed",
+    "agreed",
+    "attached",
+    "digest_of",
+    "facts_of",
+    "params_of",
+    "replay",
+    "time_exchange",
+    "wrapped",
+]
 
 HOOKS = ("ddp", "fp16", "powersgd")
 """What torch brings: no hook at all, and two of its own."""
+
+GRADIENTS = ("normal", "trained")
+"""What replayed gradients are: normal random values, alike in all layers; or a signal that all workers share and noise
+of each worker's own, both with heavy tails, and larger in some layers than in others, as in training."""
+
+SIGNAL = 0.1
+"""The share of the squared norm of a worker's gradient that is signal, in "trained" gradients: of batches that are
+small beside the noise scale, which is when several workers pay."""
+
+TAIL = 0.7
+"""How much the logarithms of the standard deviations of the elements of a layer vary: a kurtosis of 21."""
+
+LAYERS = 1.0
+"""How much the logarithms of the scales of layers vary."""
 
 WARM_UP = 2
 """Steps that do not count: DDP rebuilds its buckets after the first, and buffers are made in the one after."""
@@ -79,6 +110,7 @@ class ReplayPlan:
         budget: seconds that the steps of a method may take, > 0; 3 steps are made in any case.
         compute: seconds that a backward pass pretends to compute, >= 0, spread evenly over the tensors; the processor
             is free meanwhile, as if an accelerator computed.
+        gradients: one of ``GRADIENTS``.
 
     Raises:
         ConfigError: a number out of range, no such model.
@@ -91,6 +123,7 @@ class ReplayPlan:
     steps: int = 10
     budget: float = 60.0
     compute: float = 0.0
+    gradients: str = "normal"
 
     def __post_init__(self) -> None:
         models.find(self.model)
@@ -98,6 +131,7 @@ class ReplayPlan:
         require(is_int(self.steps, _LEAST_STEPS), "ReplayPlan.steps", f"an integer >= {_LEAST_STEPS}", self.steps)
         require(self.budget > 0, "ReplayPlan.budget", "seconds > 0", self.budget)
         require(self.compute >= 0, "ReplayPlan.compute", "seconds >= 0", self.compute)
+        require(self.gradients in GRADIENTS, "ReplayPlan.gradients", " or ".join(GRADIENTS), self.gradients)
 
     @property
     def patience(self) -> float:
@@ -108,7 +142,9 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class Result:
-    """What one worker saw of the steps that counted. ``interface_bytes`` is None on the loopback."""
+    """What one worker saw of the steps that counted. ``interface_bytes`` is None on the loopback, ``decisions`` where
+    nothing decides.
+    """
 
     seconds: list[float]
     bytes_sent: float | None
@@ -116,6 +152,7 @@ class Result:
     phases: dict[str, float] | None
     interface_bytes: float | None
     digest: str
+    decisions: list[Entry] | None = None
 
 
 def replay(plan: ReplayPlan, contestants: Sequence[Contestant]) -> Iterator[Row]:
@@ -138,9 +175,10 @@ def replay(plan: ReplayPlan, contestants: Sequence[Contestant]) -> Iterator[Row]
             yield row
 
 
-def _row(plan: ReplayPlan, contestant: Contestant, lab: Netlab | None) -> Row:
+def facts_of(plan: ReplayPlan, lab: Netlab | None) -> Row:
+    """What is replayed, ready for JSON."""
     size = models.facts(plan.model, small=plan.small)
-    row: Row = {
+    return {
         "model": size.name,
         "parameters": size.parameters,
         "tensors": size.tensors,
@@ -148,6 +186,13 @@ def _row(plan: ReplayPlan, contestant: Contestant, lab: Netlab | None) -> Row:
         "link": str(plan.link),
         "tcp": None if lab is None else lab.congestion,
         "compute": plan.compute,
+        "gradients": plan.gradients,
+    }
+
+
+def _row(plan: ReplayPlan, contestant: Contestant, lab: Netlab | None) -> Row:
+    row: Row = {
+        **facts_of(plan, lab),
         "method": contestant.label,
         "params": params_of(contestant.compressor),
         "options": dict(contestant.options),
@@ -181,6 +226,7 @@ def _figures(results: Sequence[Result]) -> Row:
         "ratio": mine.ratio,
         "phases": mine.phases,
         "interface_bytes": sum(interface) / len(interface) if interface else None,
+        "decisions": mine.decisions,
         "samples": samples,
     }
 
@@ -191,20 +237,55 @@ class Replayed(nn.Module):
     Args:
         shapes: of the parameters by name, in the order of the network.
         compute: seconds that the backward pass sleeps, a part of it before each gradient.
-        seed: of the values.
+        seed: of the values, a worker's own.
+        gradients: one of ``GRADIENTS``.
+
+    Source:
+        S. McCandlish et al., "An Empirical Model of Large-Batch Training", 2018 (signal and noise);
+        U. Simsekli et al., "A Tail-Index Analysis of Stochastic Gradient Noise in Deep Neural Networks", ICML 2019.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], compute: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], compute: float = 0.0, seed: int = 0, gradients: str = "normal"
+    ) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.pause = compute / len(shapes)
-        self.tensors = nn.ParameterList(torch.randn(shape, generator=generator).mul_(1e-2) for shape in shapes.values())
+        own = torch.Generator().manual_seed(seed)
+        self.pause = compute / max(1, len(shapes))
+        made = (_normal if gradients == "normal" else _as_trained)(shapes.values(), own)
+        self.tensors = nn.ParameterList(value.mul_(1e-2) for value in made)
+
+    def again(self) -> Replayed:
+        """A model of the same values, in the same memory, with gradients of its own: for another exchange of them."""
+        other = Replayed({})
+        other.pause = self.pause
+        other.tensors = nn.ParameterList(nn.Parameter(each.detach()) for each in self.tensors)
+        return other
 
     def forward(self, x: Tensor) -> Tensor:
         """A scalar; ``x`` is one that needs a gradient."""
         for param in self.tensors:
             x = Emit.apply(x, param, self.pause)  # type: ignore[no-untyped-call]
         return x
+
+
+def _normal(shapes: Iterable[tuple[int, ...]], own: torch.Generator) -> Iterator[Tensor]:
+    for shape in shapes:
+        yield torch.randn(shape, generator=own)
+
+
+def _as_trained(shapes: Iterable[tuple[int, ...]], own: torch.Generator) -> Iterator[Tensor]:
+    """Gradients of a signal that all workers share and noise of this worker's own, by layer."""
+    shared = torch.Generator().manual_seed(2**32)
+    for shape in shapes:
+        scale = float(torch.randn((), generator=shared).mul(LAYERS).exp())
+        signal, noise = (_heavy(shape, each) for each in (shared, own))
+        yield signal.mul_(scale * SIGNAL**0.5).add_(noise, alpha=scale * (1 - SIGNAL) ** 0.5)
+
+
+def _heavy(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Normal random values of which each has a standard deviation of its own."""
+    spread = torch.randn(shape, generator=generator).mul_(TAIL).exp_()
+    return spread.mul_(torch.randn(shape, generator=generator))
 
 
 class Emit(torch.autograd.Function):
@@ -226,17 +307,23 @@ class Emit(torch.autograd.Function):
 def exchange(plan: ReplayPlan, contestant: Contestant) -> Result:
     """Make the steps of one method, on each worker."""
     shapes = models.facts(plan.model, small=plan.small).shapes
-    replayed = Replayed(shapes, plan.compute, seed=dist.get_rank())
-    whole = 1 + (sum(param.nbytes for param in replayed.tensors) >> 20)
-    # Workers keep their own values: they are gradients, and sending them round would take as long as many steps.
-    model = DistributedDataParallel(replayed, init_sync=False, bucket_cap_mb=whole if _alone(contestant) else None)
-    state = _hooked(model, contestant)
+    replayed = Replayed(shapes, plan.compute, dist.get_rank(), plan.gradients)
+    model = wrapped(replayed, contestant)
+    state = attached(model, contestant)
+    steered, log = isinstance(contestant.compressor, str), DecisionLog()
+
+    def steps(count: int, made: int = 0) -> list[float]:
+        seconds = []
+        for number in range(made, made + count):
+            seconds.append(time_exchange(model))
+            log.note(number + 1, None if state is None else state.exchange)
+        return seconds
+
     try:
-        steered = isinstance(contestant.compressor, str)
-        warm = [time_exchange(model) for _ in range(DECIDING if steered else WARM_UP)]
-        count = _agreed(plan, warm[-1])
+        warm = steps(DECIDING if steered else WARM_UP)
+        count = agreed(warm[-1], plan.steps, plan.budget, _LEAST_STEPS)
         before, sent = _snapshot(state), _interface(plan)
-        seconds = [time_exchange(model) for _ in range(count)]
+        seconds = steps(count, len(warm))
         after, sent_after = _snapshot(state), _interface(plan)
     finally:
         if state is not None:
@@ -248,7 +335,8 @@ def exchange(plan: ReplayPlan, contestant: Contestant) -> Result:
         ratio=None if state is None else state.metrics()["ratio"],
         phases=spent or None,
         interface_bytes=None if sent is None else ((sent_after or 0) - sent) / count,
-        digest=_digest(replayed),
+        digest=digest_of(replayed),
+        decisions=log.entries if steered else None,
     )
 
 
@@ -257,7 +345,18 @@ def _alone(contestant: Contestant) -> bool:
     return contestant.compressor is None and contestant.label == "powersgd"
 
 
-def _hooked(model: DistributedDataParallel, contestant: Contestant) -> GradwireState | None:
+def wrapped(replayed: Replayed, contestant: Contestant) -> DistributedDataParallel:
+    """The model in DDP; workers keep their own values: they are gradients, and sending them takes as long as steps."""
+    whole = 1 + (sum(param.nbytes for param in replayed.tensors) >> 20)
+    return DistributedDataParallel(replayed, init_sync=False, bucket_cap_mb=whole if _alone(contestant) else None)
+
+
+def attached(model: DistributedDataParallel, contestant: Contestant) -> GradwireState | None:
+    """The state of a contestant that exchanges the model's gradients from now on; None: torch does it.
+
+    Raises:
+        ConfigError: no compressor, and no hook of that name.
+    """
     if contestant.compressor is not None:
         return compress_ddp(model, contestant.compressor, **contestant.options)
     require(contestant.label in HOOKS, "hook", f"one of {', '.join(HOOKS)}", contestant.label)
@@ -275,11 +374,11 @@ def time_exchange(model: DistributedDataParallel) -> float:
     return time.perf_counter() - start
 
 
-def _agreed(plan: ReplayPlan, once: float) -> int:
-    """How many steps the budget allows, by the slowest worker."""
+def agreed(once: float, most: int, budget: float, least: int) -> int:
+    """How many steps a budget of seconds allows, by the slowest worker, of which one takes ``once`` seconds."""
     slowest = torch.tensor(once)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return min(plan.steps, max(_LEAST_STEPS, int(plan.budget / slowest.item())))
+    return min(most, max(least, int(budget / slowest.item())))
 
 
 def _snapshot(state: GradwireState | None) -> dict[str, float]:
@@ -294,7 +393,8 @@ def _interface(plan: ReplayPlan) -> int | None:
     return None if plan.link == Link() else own_counters()[INTERFACE][1]
 
 
-def _digest(model: Replayed) -> str:
+def digest_of(model: Replayed) -> str:
+    """SHA-256 of the gradients, which are the same on all workers after an exchange."""
     sha = hashlib.sha256()
     for param in model.tensors:
         assert param.grad is not None

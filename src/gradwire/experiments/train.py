@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gradwire.experiments.decisions import Entry
 from gradwire.experiments.loop import Loop, Watcher
 from gradwire.experiments.method import Method
 from gradwire.experiments.process_figures import digest, tensor_bytes
@@ -48,6 +49,7 @@ class Run:
     peak_rss_bytes: int
     start_rss_bytes: int | None
     resumed: int
+    decisions: tuple[Entry, ...]
 
 
 def train(
@@ -123,4 +125,5 @@ def _run(loop: Loop) -> Run:
         peak_rss_bytes=peak,
         start_rss_bytes=start,
         resumed=loop.resumed,
+        decisions=tuple(loop.decisions.entries),
     )

@@ -13,10 +13,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from gradwire.bench.codec import label
 from gradwire.errors import ConfigError, require
+from gradwire.experiments.auto_verdicts import PLAIN
 from gradwire.experiments.records import Point, Record, RunSettings
 from gradwire.netlab import Link
 
-__all__ = ["checked_codec", "checked_replay", "checked_run"]
+__all__ = ["checked_cell", "checked_codec", "checked_replay", "checked_run"]
 
 _Object = Mapping[str, Any]
 
@@ -30,7 +31,14 @@ _NAMES: dict[Any, str] = {
     NoneType: "null",
 }
 
-_PARTS = {"settings": _Object, "history": list, "measures": _Object, "baselines": _Object, "seconds": _Object}
+_PARTS = {
+    "settings": _Object,
+    "history": list,
+    "decisions": list,
+    "measures": _Object,
+    "baselines": _Object,
+    "seconds": _Object,
+}
 """What the record of a run is made of, with the type of each part."""
 
 _REPLAY = {
@@ -44,8 +52,26 @@ _REPLAY = {
     "error": str,
     "bytes_sent": float | None,
     "interface_bytes": float | None,
+    "decisions": list | None,
 }
 _TIMES = ("seconds", "seconds_low", "seconds_high")
+
+_CELL = {
+    "id": str,
+    "model": str,
+    "link": str,
+    "workers": int,
+    "compute": float,
+    "gradients": str,
+    "auto": str,
+    "repeat": int,
+    "error": str,
+    "parts": list,
+    "errors": Mapping[str, float | None],
+    "allowed": float,
+    "decisions": list,
+}
+_BUCKET = {"bucket": int, "choice": str, **dict.fromkeys(("exposed", "dense_exposed", "error", "budget"), float | None)}
 
 _CODEC = {"method": str, "params": _Object, "size": int, "op": str, "skipped": str}
 
@@ -59,6 +85,7 @@ def checked_run(line: _Object) -> Record:
     _check_line(_PARTS, line)
     for point in line.get("history", ()):
         _check("history, each point", _Object, point)
+    _check_entries(line.get("decisions", ()))
     run = Record.from_dict(line)
     _check_fields("", Record, run)
     _check_fields("settings.", RunSettings, run.settings)
@@ -78,10 +105,45 @@ def checked_replay(line: _Object) -> dict[str, Any]:
         raise ConfigError("a row of a replay must have params, an object or null, and this one has none")
     _check_line(_REPLAY, line)
     Link.read(line["link"])
+    _check_entries(line.get("decisions") or ())
     if "seconds" in line:
         for name in _TIMES:
             _check_positive(name, line.get(name))
     return dict(line)
+
+
+def checked_cell(line: _Object) -> dict[str, Any]:
+    """The row of a line of ``gradwire check auto``.
+
+    Raises:
+        ConfigError: as ``checked_run``.
+    """
+    _check_line(_CELL, line)
+    if "error" in line:
+        return dict(line)
+    missing = sorted(_CELL.keys() - line.keys() - {"error"})
+    if missing:
+        raise ConfigError(f"a cell must have {', '.join(missing)}, and this one has not")
+    for part in line["parts"]:
+        timed = part.get("methods") if isinstance(part, Mapping) else None
+        known = isinstance(timed, Mapping) and timed.keys() >= {PLAIN, line["auto"]}
+        require(known and "link" in part, "parts, each", f"an object with link and methods, {PLAIN} among them", part)
+        for times in part["methods"].values():
+            _check_positive("seconds", times.get("seconds") if isinstance(times, Mapping) else None)
+    _check_entries(line["decisions"])
+    return dict(line)
+
+
+def _check_entries(entries: Any) -> None:
+    """Decisions over time, as ``gradwire.experiments.decisions`` writes them."""
+    for entry in entries:
+        _check("decisions, each", _Object, entry)
+        _check("step of a decision", int, entry.get("step"))
+        _check("buckets of a decision", list, entry.get("buckets"))
+        for bucket in entry["buckets"]:
+            _check("bucket of a decision", _Object, bucket)
+            _check_line(_BUCKET, bucket)
+            require("choice" in bucket, "bucket of a decision", "an object with a choice", bucket)
 
 
 def checked_codec(line: _Object) -> dict[str, Any]:

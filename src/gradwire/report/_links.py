@@ -21,7 +21,7 @@ from gradwire.report._families import PLAIN, family_of, named
 from gradwire.report._look import rate_text
 from gradwire.report._results import Results
 
-__all__ = ["Crossing", "Exchanges", "crossing", "exchanges", "link_text", "repeated"]
+__all__ = ["Crossing", "Exchanges", "crossing", "exchange_title", "exchanges", "link_text", "repeated"]
 
 Row = dict[str, Any]
 
@@ -173,17 +173,20 @@ def _keyed(rows: Iterable[Row]) -> Iterator[tuple[tuple[str, str, str], Row]]:
     told = conditions(shown)
     numbers: dict[tuple[str, str], dict[str, int]] = {}
     for row in shown:
-        title, name = ", ".join([_title(row), *told(row)]), _method(row)
+        title, name = ", ".join([exchange_title(row), *told(row)]), _method(row)
         known = numbers.setdefault((title, name), {})
         configured = json.dumps([row["params"], row.get("options")], sort_keys=True)
         number = known.setdefault(configured, len(known) + 1)
         yield (title, name if number == 1 else f"{name} #{number}", row["link"]), row
 
 
-def _title(row: Row) -> str:
+def exchange_title(row: Row) -> str:
+    """What is the same for all that may be compared with a replayed row, in words."""
     compute = row.get("compute")
     beside = f", {1e3 * compute:g} ms of computation" if compute else ""
-    return f"{row['model']}, {row['workers']} workers{beside}"
+    other = row.get("gradients", "normal")
+    like = "" if other == "normal" else f", {other} gradients"
+    return f"{row['model']}, {row['workers']} workers{beside}{like}"
 
 
 def _method(row: Row) -> str:

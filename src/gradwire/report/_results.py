@@ -1,7 +1,8 @@
 """What a report is made of: lines of results, each known by what it has.
 
-Law: nothing is left out in silence. A line is a training run, a replayed exchange or a codec's figures, or it is an
-error that names the file and the line; of a file that was cut off while it was written, the last line is no line.
+Law: nothing is left out in silence. A line is a training run, a replayed exchange, a cell of ``gradwire check auto`` or
+codec's figures, or it is an error that names the file and the line; of a file that was cut off while it was written,
+the last line is no line.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ from typing import Any
 
 from gradwire.errors import ConfigError
 from gradwire.experiments.records import Record, counted, kind_of
-from gradwire.report._lines import checked_codec, checked_replay, checked_run
+from gradwire.report._lines import checked_cell, checked_codec, checked_replay, checked_run
 from gradwire.report._panels import Panel, panels
 
 __all__ = ["Results", "read"]
 
 Row = dict[str, Any]
 
-_CHECKED: dict[str, Callable[[Any], Any]] = {"train": checked_run, "replay": checked_replay, "codec": checked_codec}
+_CHECKED: dict[str, Callable[[Any], Any]] = {
+    "train": checked_run,
+    "replay": checked_replay,
+    "auto": checked_cell,
+    "codec": checked_codec,
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class Results:
         codecs: rows of ``gradwire bench codec``.
         files: the names of those that were read.
         replaced: how many runs were repeated later, with equal settings.
+        cells: of ``gradwire check auto``, those that did not fail.
     """
 
     runs: Sequence[Record] = ()
@@ -42,6 +49,7 @@ class Results:
     codecs: Sequence[Row] = ()
     files: Sequence[str] = ()
     replaced: int = 0
+    cells: Sequence[Row] = ()
 
     @cached_property
     def panels(self) -> list[Panel]:
@@ -69,7 +77,9 @@ def read(paths: Sequence[Path]) -> Results:
             raise ConfigError(f"{path}, line 1: a file of results must hold some, and this one is empty")
     kept = list(counted(rows["train"]).values())
     replaced = len(rows["train"]) - len(kept)
-    return Results(kept, rows["replay"], rows["codec"], [path.name for path in paths], replaced)
+    # A cell that was measured again counts as it was last; one that failed says nothing.
+    cells = list({row["id"]: row for row in rows["auto"] if "error" not in row}.values())
+    return Results(kept, rows["replay"], rows["codec"], [path.name for path in paths], replaced, cells)
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -110,6 +120,6 @@ def _kind(line: Any, where: str) -> str:
     if kind is not None:
         return kind
     raise ConfigError(
-        f"{where}: a line must be a run of 'gradwire train', a row of 'gradwire replay' or a row of "
-        f"'gradwire bench codec', got {json.dumps(line)[:80]}"
+        f"{where}: a line must be a run of 'gradwire train', a row of 'gradwire replay', a cell of "
+        f"'gradwire check auto' or a row of 'gradwire bench codec', got {json.dumps(line)[:80]}"
     )

@@ -118,6 +118,7 @@ def _environments(results: Results) -> Iterator[Mapping[str, Any]]:
     yield from (run.environment for run in results.runs)
     yield from results.replays
     yield from results.codecs
+    yield from results.cells
 
 
 def _values(environments: Iterable[Mapping[str, Any]], name: str) -> list[str]:
@@ -136,5 +137,6 @@ def _counts(results: Results) -> str:
         "training runs": len(results.runs),
         "replayed exchanges": len(results.replays),
         "codec rows": len(results.codecs),
+        "cells": len(results.cells),
     }
     return ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)

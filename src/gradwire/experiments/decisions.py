@@ -1,0 +1,54 @@
+"""How the decisions of "auto" went over time: what it had chosen for each bucket, from which step on, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gradwire.auto.pilot import AutoPilot
+from gradwire.exchange.exchange import Exchange
+
+__all__ = ["DecisionLog", "Entry"]
+
+Entry = dict[str, Any]
+"""``step``, ``phase`` and ``buckets``: rows of ``bucket``, ``choice``, ``exposed`` and ``dense_exposed`` (seconds),
+``error`` and ``budget``."""
+
+_KEPT = ("bucket", "elements", "choice", "exposed", "dense_exposed", "error", "budget")
+
+
+class DecisionLog:
+    """The entries of a run: one whenever the phase or a choice is another one than before.
+
+    Example:
+        >>> log = DecisionLog()
+        >>> for step in (3, 4, 5):
+        ...     log.add(step, {"phase": "watching" if step < 5 else "holding", "buckets": []})
+        >>> [(each["step"], each["phase"]) for each in log.entries]
+        [(3, 'watching'), (5, 'holding')]
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+    def note(self, step: int, exchange: Exchange | None) -> None:
+        """Look at an exchange after a step; where nothing decides there is no entry."""
+        pilot = None if exchange is None else exchange.pilot
+        if isinstance(pilot, AutoPilot):
+            self.add(step, pilot.metrics())
+
+    def add(self, step: int, told: Mapping[str, Any]) -> None:
+        """Add what ``metrics()["auto"]`` told after a step, if it is new.
+
+        Args:
+            step: how many were made, in ascending order.
+            told: what the pilot tells.
+        """
+        buckets = [{name: row.get(name) for name in _KEPT} for row in told["buckets"]]
+        entry = {"step": step, "phase": told["phase"], "buckets": buckets}
+        if not self.entries or _chosen(entry) != _chosen(self.entries[-1]):
+            self.entries.append(entry)
+
+
+def _chosen(entry: Entry) -> tuple[str, list[str]]:
+    return entry["phase"], [row["choice"] for row in entry["buckets"]]
