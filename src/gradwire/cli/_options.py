@@ -13,7 +13,7 @@ from gradwire import registry
 from gradwire.cli._groups import Number
 from gradwire.errors import ConfigError, nearest
 from gradwire.experiments.method import Method
-from gradwire.experiments.method_text import method_of, text_of
+from gradwire.experiments.method_text import is_auto, method_of, text_of
 from gradwire.experiments.torchhooks import PREFIX
 from gradwire.registry import assignment
 
@@ -67,12 +67,15 @@ def pairs(rest: Sequence[str]) -> list[tuple[str, Any]]:
 def chosen(text: str, params: Sequence[tuple[str, Any]], task: str, *, own: bool) -> Method:
     """The method with its parameters, wherever they were written.
 
+    >>> chosen("auto", [("budget", "small")], "classification", own=False).auto
+    'auto:budget=small'
+
     Raises:
         ConfigError: no such compressor or parameter.
     """
     name, _, tail = text.partition(":")
     before = [assignment(part) for part in tail.split(",")] if tail else []
-    if name.startswith(PREFIX):
+    if name.startswith(PREFIX) or is_auto(text):
         return method_of(text_of(name, [*before, *params]), task)
     kind = registry.find("compressors", name)
     known = [each.name for each in fields(kind) if each.init]
