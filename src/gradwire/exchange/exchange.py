@@ -178,6 +178,15 @@ class Exchange:
         overrides = {pattern: self._as_kept(each) for pattern, each in self.policy.overrides.items()}
         self.policy = dataclasses.replace(self.policy, overrides=overrides)
 
+    def meet(self) -> None:
+        """Let the strategies find out what they must know of the ranks. All of them must call it, at set-up.
+
+        Raises:
+            ConfigError: a strategy cannot run among these ranks, the same on all of them, with the remedy.
+        """
+        for each in [self.compressor, *self.policy.overrides.values()]:
+            self.strategy_for(each).meet(self.channel, self.device)
+
     def assign(self, assigned: Assigned) -> None:
         """Give single parameters methods of their own, from the next bucket on. All ranks must call it alike.
 
