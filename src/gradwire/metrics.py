@@ -23,11 +23,14 @@ class Metrics:
     so they do not add up to the step. On CUDA they are the time to launch the work. ``clock`` is what they are read
     from.
 
+    ``local_bytes`` are those of ``bytes_sent`` that a strategy knows to stay within the host.
+
     ``compared_bytes`` are sent besides ``bytes_sent``, by which ranks tell each other where they stand.
     """
 
     bytes_sent: int = 0
     bytes_received: int = 0
+    local_bytes: int = 0
     compared_bytes: int = 0
     dense_bytes: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("encode", "communicate", "decode"), 0.0))
@@ -43,7 +46,7 @@ class Metrics:
 
     def reset(self) -> None:
         """Begin at zero."""
-        self.bytes_sent = self.bytes_received = self.compared_bytes = self.dense_bytes = 0
+        self.bytes_sent = self.bytes_received = self.local_bytes = self.compared_bytes = self.dense_bytes = 0
         self.seconds.update(dict.fromkeys(self.seconds, 0.0))
 
     @property
@@ -55,6 +58,7 @@ class Metrics:
         return {
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
+            "local_bytes": self.local_bytes,
             "compared_bytes": self.compared_bytes,
             "dense_bytes": self.dense_bytes,
             "ratio": self.ratio,

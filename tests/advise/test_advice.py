@@ -138,6 +138,7 @@ def test_given_seconds_of_an_element_count_what_each_strategy_encodes_and_decode
         "allreduce": pytest.approx((2e-6, 1e-6)),
         "allgather": pytest.approx((2e-6, 4e-6)),
         "broadcast": pytest.approx((2e-6, 4e-6)),
+        "hierarchical": pytest.approx((2e-6, 4e-6)),
         "two_phase": pytest.approx((2.5e-6, 2e-6)),
         "oktopk": pytest.approx((2e-6, 2e-6)),
     }

@@ -146,6 +146,27 @@ def test_what_has_no_fixed_size_is_not_broadcast() -> None:
     assert [each.kind for each in foretold.rounds] == ["exchange", "exchange"]
 
 
+@pytest.mark.parametrize("workers", [2, 5])
+def test_hosts_of_one_rank_send_what_the_strategy_between_them_does(workers: int) -> None:
+    between = "allgather" if workers == 2 else "two_phase"
+    assert rounds_of(TwoBit(), workers, "hierarchical") == rounds_of(TwoBit(), workers, between)
+
+
+def test_the_round_between_hosts_is_a_hosts_own() -> None:
+    """Four ranks on two hosts: each lane of the busiest pair is half of what is foretold, but for alignment."""
+    way = "hierarchical:ranks_per_host=2,between=allgather"
+    (foretold,) = rounds_of(TwoBit(), 4, way)
+    assert foretold == rounds_of(TwoBit(), 2)[0]
+    moved, sums, bad, lane, *_ = (each for each in asked(TwoBit(), 4, 0, 1, way) if each.kind == "exchange")
+    assert lane.sent == pytest.approx(foretold.sent / 2, abs=32)
+    assert moved.sent == bad.sent == 1
+    assert sums.sent == pytest.approx(4 * (NUMEL - 10) / 2, abs=4 * 32)
+
+
+def test_a_single_host_sends_nothing_to_others() -> None:
+    assert rounds_of(TwoBit(), 4, "hierarchical:ranks_per_host=4") == ()
+
+
 def test_seconds_of_a_round() -> None:
     wire = Wire(workers=4, rate=1e6, latency=1e-3, message=1e-4)
     assert wire.seconds(Round("exchange", 2e6, 3e6)) == pytest.approx(1e-3 + 3e-4 + 3.0)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gradwire import registry
-from gradwire.comm.two_phase import cut
 from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.compressors.ternary.twobit import TwoBit
 from gradwire.group.part import Piece, Unit
+from gradwire.group.shards import cut
 from gradwire.memory.none import NoMemory
 from gradwire.testing.processes import run_ranks
 from gradwire.types import Key, Payload, State

@@ -8,6 +8,8 @@ entries of top-k over all workers' ranges. The busiest worker of W sends and rec
     allgather     (W-1) P; where sizes depend on the values, 8 (W-1) before it
     broadcast     (W-1) P; where sizes depend on the values, as allgather
     two_phase     to the owners: (W-1) max P_j; from the owners: the same
+    hierarchical  of a host, not of a worker: as ``between`` with one worker for each host; what stays in a host is not
+                  counted
     oktopk        8 W (W-1), then 8 k (W-1)/W to the owners; 8 W (W-1), then 8 k (W-1)/W of winners
     dense         2 (W-1)/W of 4 bytes for each element that is not compressed, and for each agreed number
 
@@ -18,17 +20,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradwire import registry
 from gradwire.auto.wire import Round
-from gradwire.comm.two_phase import cut
+from gradwire.comm.hierarchical import Hierarchical, grouped_by_way
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError, nearest
 from gradwire.exchange.exchange import Named, default_strategy
 from gradwire.exchange.plan import grouped
 from gradwire.exchange.policy import Policy
 from gradwire.group.part import Part, Piece, Unit
+from gradwire.group.shards import cut
 from gradwire.memory.base import Memory, default_memory
 from gradwire.types import align
 
@@ -45,7 +48,7 @@ class DividedBucket:
         units: what is compressed, each at once.
         dense: elements that travel uncompressed, numbers that workers agree on among them.
         numel: elements of the bucket.
-        strategy: registered name.
+        strategy: registered name, with parameters or without, such as "hierarchical:ranks_per_host=8".
         used: bytes of the message where they depend on the values; None: what the compressor declares.
     """
 
@@ -85,7 +88,7 @@ def shared(
         compressor: of all of them that it pays for.
         workers: that the default strategy depends on.
         policy: per-parameter choices.
-        strategy: registered name; None: the default one.
+        strategy: registered name, with parameters or without; None: the default one.
         used: see ``DividedBucket``.
         main: the compressor of each parameter, by its name; None: ``compressor`` of all.
 
@@ -112,7 +115,7 @@ def traffic(bucket: DividedBucket, workers: int) -> PredictedTraffic:
     """
     rounds: tuple[Round, ...] = ()
     if bucket.units and workers > 1:
-        formula = FORMULAS.get(bucket.strategy)
+        formula = FORMULAS.get(registry.named_of(bucket.strategy)["name"])
         if formula is None:
             raise ConfigError(f"no traffic is known of strategy {bucket.strategy!r}: {nearest('', FORMULAS)}")
         rounds = formula(bucket, workers)
@@ -178,6 +181,17 @@ def _two_phase(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
     return Round("exchange", others, largest), Round("exchange", largest, others)
 
 
+def _hierarchical(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
+    built: Hierarchical = registry.build("comm", bucket.strategy)
+    hosts = workers // (built.ranks_per_host or 1)
+    if hosts == 1:
+        return ()
+    rounds = list[Round]()
+    for (way, _), units in grouped_by_way(bucket.units, hosts, built.between).items():
+        rounds += FORMULAS[way](replace(bucket, units=units, strategy=way), hosts)
+    return tuple(rounds)
+
+
 def _oktopk(bucket: DividedBucket, workers: int) -> tuple[Round, ...]:
     entries = sum(unit.compressor.layout(unit.shape).fields[0].count for unit in bucket.units)
     head = 4 * (1 + len(bucket.units))
@@ -191,5 +205,6 @@ FORMULAS = {
     "allgather": _allgather,
     "broadcast": _broadcast,
     "two_phase": _two_phase,
+    "hierarchical": _hierarchical,
     "oktopk": _oktopk,
 }

@@ -23,7 +23,7 @@ class GatheredSession(Session):
 
     def __init__(self, units: Sequence[Unit], site: Site, move: Callable[[Channel, Tensor], None]) -> None:
         self.channel, self.move = site.channel, move
-        self.part = Part(site.pieces(units))
+        self.part = Part(site.pieces(units), site.scale)
         self.rows = Message(self.part.packing, site.device, rows=self.channel.world)
         self.own = self.rows.row(self.channel.rank)
 

@@ -30,7 +30,7 @@ class VariableSession(Session):
 
     def __init__(self, units: Sequence[Unit], site: Site) -> None:
         self.channel, self.device = site.channel, site.device
-        self.part = Part(site.pieces(units))
+        self.part = Part(site.pieces(units), site.scale)
         self.own = Message(self.part.packing, site.device)
         self.send = torch.zeros_like(self.own.buffer)
         self.sizes = torch.zeros(self.channel.world, dtype=torch.int64, device=site.device)

@@ -63,11 +63,13 @@ class Site:
         channel: the collectives and the byte counters.
         device: of the gradients.
         kept: memories and states.
+        scale: with which what is compensated is multiplied before it is encoded; memories keep what is not multiplied.
     """
 
     channel: Channel
     device: torch.device
     kept: Kept
+    scale: float = 1.0
 
     def pieces(self, units: Sequence[Unit]) -> list[Piece]:
         """Each unit as one piece, at its place in the bucket; what is kept of them lies together, for calls on many."""
@@ -131,6 +133,18 @@ class Strategy(Configuration, ABC):
 
         Raises:
             ConfigError
+        """
+        return
+
+    def meet(self, channel: Channel, device: torch.device) -> None:
+        """Find out what this strategy must know of the ranks; all of them call it at set-up.
+
+        Args:
+            channel: that the exchange will use.
+            device: of the gradients.
+
+        Raises:
+            ConfigError: it cannot run among these ranks, the same on all of them, with the remedy.
         """
         return
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,13 +14,13 @@ from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
 from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Piece, Unit
+from gradwire.group.shards import cut
 from gradwire.memory.base import Memory
 from gradwire.memory.none import NoMemory
 from gradwire.memory.residual import Residual
-from gradwire.ops.stored import part_of
 from gradwire.types import Key
 
-__all__ = ["TwoPhase", "cut"]
+__all__ = ["TwoPhase"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class TwoPhaseSession(Session):
         self.channel = site.channel
         rank, world = self.channel.rank, self.channel.world
         shards = cut(site.pieces(units), world)
-        self.parts = [Part(pieces) for pieces in shards]
+        self.parts = [Part(pieces, site.scale) for pieces in shards]
         self.sends = [Message(part.packing, site.device) for part in self.parts]
         self.receives = Message(self.parts[rank].packing, site.device, rows=world)
         self.means = [Message(part.packing, site.device) for part in self.parts]
@@ -107,35 +106,6 @@ class TwoPhaseSession(Session):
         # The pieces of a tensor have one state: what the first of them found there must be what is put back last.
         for part, mean in reversed(list(zip(self.parts, self.means, strict=True))):
             part.deliver(flat, bad, partial(part.decode, mean.stacked, flat, 1.0))
-
-
-def cut(pieces: Sequence[Piece], world: int) -> list[list[Piece]]:
-    """Split whole units into ``world`` shards of nearly equal element counts, where methods and memories allow."""
-    total = sum(piece.numel for piece in pieces)
-    shards: list[list[Piece]] = [[] for _ in range(world)]
-    begin = 0
-    for piece in pieces:
-        edges = [edge(piece, total * j // world - begin) for j in range(world + 1)]
-        for shard, lo, hi in zip(shards, edges, edges[1:], strict=False):
-            if hi > lo:
-                shard.append(slice_of(piece, lo, hi))
-        begin += piece.numel
-    return shards
-
-
-def edge(piece: Piece, wanted: int) -> int:
-    """The offset nearest to ``wanted`` at which this piece may be cut; its ends always are."""
-    if wanted <= 0 or wanted >= piece.numel:
-        return max(0, min(wanted, piece.numel))
-    step = math.lcm(piece.unit.compressor.alignment, piece.memory.form.grain)
-    return min(piece.numel, (wanted + step // 2) // step * step)
-
-
-def slice_of(piece: Piece, lo: int, hi: int) -> Piece:
-    if (lo, hi) == (0, piece.numel):
-        return piece
-    kept = {name: part_of(tensor, lo, hi) for name, tensor in piece.kept.items()}
-    return replace(piece, shape=(hi - lo,), lo=piece.lo + lo, start=piece.start + lo, kept=kept)
 
 
 def server_memory(memory: Memory) -> Memory:

@@ -183,6 +183,15 @@ class Exchange:
         same = isinstance(strategy, AllReduce) and not overrides and not self.policy.schedule
         self._summed = same and memory.keeps_nothing and memory.dense is None
 
+    def meet(self) -> None:
+        """Let the strategies find out what they must know of the ranks. All of them must call it, at set-up.
+
+        Raises:
+            ConfigError: a strategy cannot run among these ranks, the same on all of them, with the remedy.
+        """
+        for each in [self.compressor, *self.policy.overrides.values()]:
+            self.strategy_for(each).meet(self.channel, self.device)
+
     def assign(self, assigned: Assigned) -> None:
         """Give single parameters methods of their own, from the next bucket on. All ranks must call it alike.
 

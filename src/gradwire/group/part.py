@@ -305,12 +305,16 @@ def batches_of(pieces: Sequence[Piece], scale: float = 1.0) -> list[Batch]:
 class Part:
     """Pieces that share a message.
 
+    Args:
+        pieces: in the order of the message.
+        scale: with which they are encoded.
+
     Attributes:
         batches: the same pieces, in groups that one call works on.
     """
 
     def __init__(self, pieces: Sequence[Piece], scale: float = 1.0) -> None:
-        self.pieces = pieces
+        self.pieces, self.scale = pieces, scale
         self.batches = batches_of(pieces, scale)
         self.packing = Packing(tuple(piece.unit.compressor.layout(piece.shape) for piece in pieces))
 
@@ -330,6 +334,7 @@ class Part:
                 batch.state,
                 batch.key(key),
                 message.status,
+                self.scale,
             )
 
     def rollback(self, flat: Tensor) -> None:

@@ -187,6 +187,7 @@ def prepare_named(
 
     try:
         agree(Channel(private, Metrics()), "set-up", describe, device)
+        prepared[0].exchange.meet()
     except BaseException:
         lent.give_back()
         raise

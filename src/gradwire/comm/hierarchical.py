@@ -1,0 +1,295 @@
+"""Ranks of a host sum plainly, hosts exchange payloads: the link between hosts carries one payload for a host.
+
+    in the host         rank j gets lane j of all its neighbours, in float32, and adds it up
+    between the hosts   ranks of the same number exchange payloads of the mean of their hosts, by another strategy
+    in the host         rank j hands the mean of lane j over all hosts to its neighbours, in float32
+
+Law: a rank encodes one lane, 1/L of what is compressed with L ranks a host, and so its memory has zeros elsewhere. What
+is kept is in the unit of the host's *sum*: a rank's residual then counts 1/W in the mean, as under every strategy, and
+goes on under another one, on another number of ranks, or with other lanes. Everything goes over one channel in one
+order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradwire import ops, registry
+from gradwire.comm.base import Session, Site, Strategy
+from gradwire.compressors.base import Compressor
+from gradwire.compressors.casts.none import Identity
+from gradwire.errors import ConfigError, is_int, require
+from gradwire.group.channel import Channel
+from gradwire.group.dense import DenseMean, joined
+from gradwire.group.hosts import Hosts, hosts_of
+from gradwire.group.part import Piece, Unit
+from gradwire.group.shards import cut
+from gradwire.group.subset import SubsetChannel
+from gradwire.memory.base import Memory
+from gradwire.ops.stored import read, write
+from gradwire.types import Key
+
+__all__ = ["Hierarchical", "grouped_by_way"]
+
+GATHERED_UP_TO = 4
+"""Hosts up to which payloads are gathered; from 5 on they are cut into shards, where that is possible."""
+
+
+@dataclass(frozen=True)
+class Hierarchical(Strategy):
+    """Sum plainly within each host, and exchange one compressed mean for each host.
+
+    Traffic between hosts: that of ``between`` with one worker for each host; the ranks of a host share it equally.
+    Traffic within a host: 2 (L-1)/L of 4 bytes an element. Memory: 4 bytes an element more, of what is compressed.
+
+    Args:
+        ranks_per_host: consecutive ranks that share a host, a divisor of the number of ranks; None: the ranks find out.
+        between: "allgather" or "two_phase", which carries the payloads from host to host; None: ``allgather`` up to 4
+            hosts and for what cannot be cut, else ``two_phase``.
+
+    Raises:
+        ConfigError: a value outside its range.
+
+    Example:
+        >>> Hierarchical(ranks_per_host=8).to_config()
+        {'name': 'hierarchical', 'ranks_per_host': 8, 'between': None}
+    """
+
+    ranks_per_host: int | None = None
+    between: Literal["allgather", "two_phase"] | None = None
+
+    name = "hierarchical"
+
+    def __post_init__(self) -> None:
+        known = self.ranks_per_host is None or is_int(self.ranks_per_host, 1)
+        require(known, "Hierarchical.ranks_per_host", "an integer >= 1 or None", self.ranks_per_host)
+        ways = ("allgather", "two_phase", None)
+        require(self.between in ways, "Hierarchical.between", "'allgather', 'two_phase' or None", self.between)
+
+    def check(self, compressor: Compressor) -> None:
+        self.refuse_rounds(compressor)
+        if compressor.advice:
+            raise ConfigError(
+                f"strategy 'hierarchical' lets a rank encode a part of each gradient, but {compressor!r} asks every "
+                "rank for a wish: use strategy='two_phase' or 'allgather'"
+            )
+        if self.between is not None:
+            registry.build("comm", self.between).check(compressor)
+        if compressor.memory is not None:
+            self.check_memory(registry.build("memory", compressor.memory))
+
+    def check_memory(self, memory: Memory) -> None:
+        if memory.keeps_mean or memory.squared or memory.dense is not None:
+            raise ConfigError(
+                f"strategy 'hierarchical' compresses sums of hosts, but memory {memory.name!r} keeps more of each "
+                "rank's own gradient than what was not sent: use strategy='two_phase' or 'allgather'"
+            )
+
+    def meet(self, channel: Channel, device: torch.device) -> None:
+        self._hosts(channel, device)
+
+    def plan(self, units: Sequence[Unit], site: Site) -> Session:
+        return HierarchicalSession(units, site, self._hosts(site.channel, site.device), self.between)
+
+    def _hosts(self, channel: Channel, device: torch.device) -> Hosts:
+        if self.ranks_per_host is None:
+            return hosts_of(channel, device)
+        return Hosts.even(channel.world, self.ranks_per_host)
+
+
+@dataclass(frozen=True)
+class LaneSite(Site):
+    """Where the strategy between hosts runs: among the ranks of one lane, with its pieces only."""
+
+    lane: Sequence[Piece] = ()
+
+    def pieces(self, units: Sequence[Unit]) -> list[Piece]:
+        """The pieces of the lane, which were cut before."""
+        return list(self.lane)
+
+
+class HierarchicalSession(Session):
+    """The lanes of a bucket, and a session between hosts for each way that payloads of this lane travel."""
+
+    def __init__(self, units: Sequence[Unit], site: Site, hosts: Hosts, between: str | None) -> None:
+        self.metrics = site.channel.metrics
+        host, number = hosts.place(site.channel.rank)
+        self.inside = SubsetChannel(site.channel, hosts.members[host], local=True)
+        across = SubsetChannel(site.channel, hosts.lane(number))
+        if across.world == 1:
+            units = [plainly(unit) for unit in units]
+        lanes: list[list[tuple[int, int]]] = [[] for _ in range(hosts.size)]
+        self.means: list[tuple[int, int]] = []
+        self.sessions: list[Session] = []
+        self.share = 1.0 / hosts.size
+        for (way, bare), group in grouped_by_way(units, across.world, between).items():
+            cuts = cut(site.pieces(group), hosts.size)
+            move_kept(cuts, self.inside)
+            for ranges, pieces in zip(lanes, cuts, strict=True):
+                ranges += ranges_of(pieces)
+            # What keeps something keeps it of the sum, and multiplies when it encodes.
+            self.means += ranges_of(cuts[number]) if bare else []
+            scale = 1.0 if bare else self.share
+            lane = LaneSite(across, site.device, site.kept, scale, cuts[number])
+            self.sessions.append(registry.build("comm", way).plan(group, lane))
+        self.lanes = HostLanes([joined(sorted(ranges)) for ranges in lanes], self.inside, site.device)
+        self.told = torch.zeros(hosts.size, 1, dtype=torch.uint8, device=site.device)
+
+    def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
+        self.lanes.add_up(flat)
+        if self.inside.world > 1:
+            with self.metrics.timed("encode"):
+                # One lane may be finite where another is not, and all of them must be taken back together.
+                self.lanes.spoil(flat, self._anywhere(self.lanes.nonfinite(flat)))
+                for lo, hi in self.means:
+                    flat[lo:hi].mul_(self.share)
+        bad = torch.stack([session.run(flat, key, dense) for session in self.sessions]).any()
+        if self.inside.world > 1:
+            bad = self._anywhere(bad)
+            self.lanes.hand_out(flat)
+            with self.metrics.timed("decode"):
+                self.lanes.spoil(flat, bad, everywhere=True)
+        return bad
+
+    def _anywhere(self, bad: Tensor) -> Tensor:
+        """Whether it is so on any rank of this host."""
+        self.told[self.inside.rank].copy_(bad.view(1))
+        self.inside.all_gather(self.told)
+        return self.told.ne(0).any()
+
+
+class HostLanes:
+    """The parts of a flat gradient that each rank of a host works on.
+
+    Args:
+        ranges: of each rank, in increasing order.
+        channel: between them.
+    """
+
+    def __init__(self, ranges: Sequence[Sequence[tuple[int, int]]], channel: Channel, device: torch.device) -> None:
+        self.ranges, self.channel = ranges, channel
+        self.own = ranges[channel.rank]
+        sizes = [sum(hi - lo for lo, hi in each) for each in ranges]
+        # What lies in one range is sent from there, and received there.
+        self.buffers = [
+            torch.zeros(size if len(each) > 1 else 0, device=device) for size, each in zip(sizes, ranges, strict=True)
+        ]
+        others = [0 if rank == channel.rank else sizes[channel.rank] for rank in range(channel.world)]
+        self.received = [torch.zeros(size, device=device) for size in others]
+
+    def _view(self, rank: int, flat: Tensor) -> Tensor:
+        ranges = self.ranges[rank]
+        if len(ranges) > 1:
+            return self.buffers[rank]
+        return flat[ranges[0][0] : ranges[0][1]] if ranges else flat[:0]
+
+    def _pack(self, rank: int, flat: Tensor) -> Tensor:
+        if len(self.ranges[rank]) > 1:
+            torch.cat([flat[lo:hi] for lo, hi in self.ranges[rank]], out=self.buffers[rank])
+        return self._view(rank, flat)
+
+    def _unpack(self, rank: int, flat: Tensor) -> None:
+        ranges = self.ranges[rank]
+        if len(ranges) > 1:
+            parts = torch.split(self.buffers[rank], [hi - lo for lo, hi in ranges])
+            torch._foreach_copy_([flat[lo:hi] for lo, hi in ranges], list(parts))
+
+    def add_up(self, flat: Tensor) -> None:
+        """Put the sum over the host into the own lane; the others stay."""
+        if self.channel.world == 1:
+            return
+        self.channel.exchange([self._pack(rank, flat) for rank in range(self.channel.world)], self.received)
+        own = self._view(self.channel.rank, flat)
+        for row in self.received:
+            if row.numel():
+                own.add_(row)
+        self._unpack(self.channel.rank, flat)
+
+    def hand_out(self, flat: Tensor) -> None:
+        """Give the own lane to the others, and take theirs."""
+        own, ranks = self._pack(self.channel.rank, flat), range(self.channel.world)
+        self.channel.exchange([own] * self.channel.world, [self._view(rank, flat) for rank in ranks])
+        for rank in ranks:
+            if rank != self.channel.rank:
+                self._unpack(rank, flat)
+
+    def nonfinite(self, flat: Tensor) -> Tensor:
+        """Whether the own lane has a value that is not finite."""
+        status = torch.zeros(1, dtype=torch.int32, device=flat.device)
+        for lo, hi in self.own:
+            ops.nonfinite(flat[lo:hi], status)
+        return status.any()
+
+    def spoil(self, flat: Tensor, bad: Tensor, *, everywhere: bool = False) -> None:
+        """NaN in the own lane, or in all of them, if ``bad``; the device is not asked."""
+        for ranges in self.ranges if everywhere else [self.own]:
+            for lo, hi in ranges:
+                ops.fill_where(flat[lo:hi], math.nan, bad.view(1))
+
+
+def ranges_of(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
+    """Where pieces lie in the bucket."""
+    return [(piece.lo, piece.lo + piece.numel) for piece in pieces]
+
+
+def grouped_by_way(units: Sequence[Unit], hosts: int, between: str | None) -> dict[tuple[str, bool], list[Unit]]:
+    """Units by the strategy that carries them between hosts, and by whether their memory keeps nothing."""
+    groups: dict[tuple[str, bool], list[Unit]] = {}
+    for unit in units:
+        way = between or way_of(unit.compressor, hosts)
+        groups.setdefault((way, unit.memory.keeps_nothing), []).append(unit)
+    return groups
+
+
+def way_of(compressor: Compressor, hosts: int) -> str:
+    """The strategy between hosts.
+
+    >>> way_of(Identity(), 4), way_of(Identity(), 5)
+    ('allgather', 'two_phase')
+    """
+    can_be_cut = compressor.fixed_size and compressor.alignment > 0
+    return "two_phase" if hosts > GATHERED_UP_TO and can_be_cut else "allgather"
+
+
+def plainly(unit: Unit) -> Unit:
+    """A unit on a single host: uncompressed, except where the method is more than a code of the mean."""
+    more = unit.compressor.settles or unit.compressor.memory is not None
+    return unit if more else replace(unit, compressor=Identity())
+
+
+def move_kept(cuts: Sequence[Sequence[Piece]], channel: Channel) -> None:
+    """Bring what is kept to the rank whose lane it is in: its sum over the host, and zeros everywhere else.
+
+    Lanes may have been others in an earlier plan, and what was loaded may be of another strategy.
+    """
+    if channel.world == 1:
+        return
+    kept = [[(each, piece.numel) for piece in pieces for each in piece.kept.values()] for pieces in cuts]
+    others = [each for rank, lane in enumerate(kept) if rank != channel.rank for each, _ in lane]
+    device = next((each.device for lane in kept for each, _ in lane), None)
+    if device is None:
+        return
+    told = torch.zeros(channel.world, 1, dtype=torch.uint8, device=device)
+    told[channel.rank] = any(bool(each.any()) for each in others)
+    channel.all_gather(told)
+    if not bool(told.any()):
+        return
+    empty = torch.zeros(0, device=device)
+    sends = [torch.cat([empty, *(read(each, numel) for each, numel in lane)]) for lane in kept]
+    total = sends[channel.rank].clone()
+    received = [torch.empty_like(total) for _ in sends]
+    channel.exchange(sends, received)
+    for rank, row in enumerate(received):
+        if rank != channel.rank:
+            total.add_(row)
+    own = kept[channel.rank]
+    for (each, _), part in zip(own, torch.split(total, [numel for _, numel in own]), strict=True):
+        write(each, part)
+    for each in others:
+        each.zero_()
