@@ -22,14 +22,16 @@ from gradwire.ops.segments import SEGMENT, segments
 from gradwire.ops.triton.accumulate import add_residual
 from gradwire.ops.triton.compact import PART, before, bits_of, rank, read_ends, write_counts
 from gradwire.ops.triton.dither import dither
-from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.largest import magnitudes, write_largest
+from gradwire.ops.triton.launch import BLOCK, launch, scratch
+from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.marks import count_marks, room_for_counts
 from gradwire.ops.triton.philox import philox_table, philox_words
 from gradwire.ops.triton.signs import ROWS, blocks, pack_signs, total_of_16
 from gradwire.ops.triton.sparse import BLOCK as STEP
 from gradwire.ops.triton.sparse import PARTS, span
 from gradwire.ops.triton.status import compensate
-from gradwire.ops.triton.tile import elements
+from gradwire.ops.triton.tile import elements, number
 
 __all__ = [
     "exponent_add_decoded",
@@ -54,9 +56,6 @@ __all__ = [
 
 Parts = Sequence[Tensor]
 
-_DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and width of each digit of the 31 bits of a magnitude
-_PROGRAMS = 1024  # enough for any GPU; each adds its own histogram to the common one
-
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _INFINITE = tl.constexpr(INFINITE)
 _UNIT = tl.constexpr(2.0**-32)
@@ -66,114 +65,19 @@ _SEGMENT_PARTS = tl.constexpr(SEGMENT // PART)
 _HEAD = tl.constexpr(8)
 
 
-@triton.jit
-def _magnitudes(x: tl.tensor, i: tl.tensor, n: tl.tensor) -> tl.tensor:
-    """The _magnitudes at ``i`` as the integers of their bits, so that a NaN is larger than infinity; -1 from n on."""
-    bits = tl.load(x + i, mask=i < n, other=0.0).to(tl.int32, bitcast=True)
-    return tl.where(i < n, bits & _MAGNITUDE, -1)
-
-
-@triton.jit
-def _count_digits(
-    x: tl.tensor,
-    prefix: tl.tensor,
-    table: tl.tensor,
-    n: tl.tensor,
-    stride: tl.tensor,
-    SHIFT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    found = tl.load(prefix)
-    counts = tl.zeros((1 << WIDTH,), tl.int32)
-    for start in range(tl.program_id(0).to(tl.int64) * BLOCK, n, stride):
-        value = _magnitudes(x, start + tl.arange(0, BLOCK), n)
-        counts += tl.histogram((value >> SHIFT) & ((1 << WIDTH) - 1), 1 << WIDTH, (value >> (SHIFT + WIDTH)) == found)
-    tl.atomic_add(table + tl.arange(0, 1 << WIDTH), counts.to(tl.int64), sem="relaxed")
-
-
-def _least_of(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k-th largest magnitude, as the integer of its bits, and how many of the equal ones are among the k.
-
-    Both are tensors of one element, int32 and int64.
-    """
-    least = torch.zeros(1, dtype=torch.int32, device=x.device)
-    left = torch.full((1,), k, device=x.device)
-    programs = min(triton.cdiv(x.numel(), BLOCK), _PROGRAMS)
-    for shift, width in _DIGITS:
-        table = torch.zeros(1 << width, dtype=torch.int64, device=x.device)
-        sizes = x.numel(), programs * BLOCK
-        launch(_count_digits, (programs,), x, least, table, *sizes, SHIFT=shift, WIDTH=width, BLOCK=BLOCK)
-        least, left = _next_digit(table, least, left, width)
-    return least, left
-
-
-def _next_digit(table: Tensor, least: Tensor, left: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The next digit: the highest from which on there are enough; and how many of them it has to give."""
-    from_here = table.flip(0).cumsum(0).flip(0)
-    digit = (from_here >= left).sum(0, keepdim=True) - 1
-    above = from_here[digit] - table[digit]
-    return ((least << width) + digit).to(torch.int32), left - above
-
-
-@triton.jit
-def _count_largest(
-    x: tl.tensor, least: tl.tensor, larger: tl.tensor, equal: tl.tensor, n: tl.tensor, PART: tl.constexpr
-) -> None:
-    magnitude, limit = _magnitudes(x, elements(PART), n), tl.load(least)
-    tl.store(larger + tl.program_id(0), tl.sum((magnitude > limit).to(tl.int32)))
-    tl.store(equal + tl.program_id(0), tl.sum((magnitude == limit).to(tl.int32)))
-
-
-@triton.jit
-def _emit_largest(
-    x: tl.tensor,
-    least: tl.tensor,
-    ties: tl.tensor,
-    starts: tl.tensor,
-    equals: tl.tensor,
-    values: tl.tensor,
-    indices: tl.tensor,
-    n: tl.tensor,
-    CLEAR: tl.constexpr,
-    PART: tl.constexpr,
-) -> None:
-    i = elements(PART)
-    magnitude, limit = _magnitudes(x, i, n), tl.load(least)
-    equal = magnitude == limit
-    first = tl.load(equals + tl.program_id(0)) + rank(equal) < tl.load(ties)
-    kept = (magnitude > limit) | (equal & first)
-    place = tl.load(starts + tl.program_id(0)) + rank(kept)
-    tl.store(values + place, tl.load(x + i, mask=kept), mask=kept)
-    tl.store(indices + place, i.to(tl.int16), mask=kept)
-    if CLEAR:
-        tl.store(x + i, tl.zeros((PART,), tl.float32), mask=kept)
-
-
-def _write_largest(x: Tensor, values: Tensor, indices: Tensor, counts: Tensor, clear: bool) -> None:
-    """Write the largest _magnitudes, as many as there is room for, and where they are; ``clear`` makes them 0 in x."""
-    n = x.numel()
-    parts = triton.cdiv(n, PART)
-    least, ties = _least_of(x, values.numel())
-    larger, equal = torch.empty(2, parts, dtype=torch.int32, device=x.device)
-    launch(_count_largest, (parts,), x, least, larger, equal, n, PART=PART)
-    equals = before(equal)
-    starts = before(larger) + torch.minimum(equals, ties)
-    launch(_emit_largest, (parts,), x, least, ties, starts, equals, values, indices, n, CLEAR=clear, PART=PART)
-    write_counts(larger.cumsum(0) + torch.minimum(equal.cumsum(0), ties), counts)
-
-
+@mergeable
 def topk_encode(x: Tensor, values: Tensor, indices: Tensor, counts: Tensor) -> None:
     """The operation on a GPU."""
-    _write_largest(x, values, indices, counts, clear=False)
+    write_largest(x, values, indices, counts, clear=False)
 
 
+@mergeable
 def topk_encode_feedback(
     grad: Tensor, residual: Tensor, values: Tensor, indices: Tensor, counts: Tensor, status: Tensor | None = None
 ) -> None:
     """The operation on a GPU."""
     add_residual(grad, residual, status)
-    _write_largest(residual, values, indices, counts, clear=True)
+    write_largest(residual, values, indices, counts, clear=True)
 
 
 @triton.jit
@@ -244,35 +148,63 @@ def tile_topk(x: Tensor, values: Tensor, places: Tensor, size: int) -> None:
 
 
 @triton.jit
+def _find_ends(
+    counts: tl.tensor,
+    stride: tl.tensor,
+    ends: tl.tensor,
+    segments: tl.tensor,
+    k: tl.tensor,
+    STEP: tl.constexpr,
+    program: tl.tensor = None,  # noqa: ARG001
+) -> None:
+    """How many of k values lie up to the end of each segment: a negative count is 0, and there are no more than k."""
+    rank = tl.program_id(1).to(tl.int64)
+    before = tl.zeros((1,), tl.int64)
+    for first in range(0, segments, STEP):
+        segment = first + tl.arange(0, STEP)
+        count = tl.load(counts + rank * stride + segment, mask=segment < segments, other=0).to(tl.int64)
+        count = tl.maximum(count, 0)
+        tl.store(ends + rank * segments + segment, tl.minimum(before + tl.cumsum(count, 0), k), mask=segment < segments)
+        before += tl.sum(count, axis=0)
+
+
+@triton.jit(do_not_specialize=["row"])
 def _add_entries(
     out: tl.tensor,
     values: tl.tensor,
     indices: tl.tensor,
     ends: tl.tensor,
+    row: tl.int32,
+    segments: tl.tensor,
     n: tl.tensor,
     scale: tl.float32,
     PARTS: tl.constexpr,
     STEP: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    segment = tl.program_id(0)
-    begin, end = span(ends, segment)
+    segment = number(program)
+    begin, end = span(ends + row * segments, segment)
     for start in range(begin + tl.program_id(1) * STEP, end, PARTS * STEP):
         j = start + tl.arange(0, STEP)
         low = tl.load(indices + j, mask=j < end, other=0).to(tl.int32) & 0xFFFF
-        place = segment.to(tl.int64) * 65536 + low
+        place = segment * 65536 + low
         inside = (j < end) & (place < n)
         scaled = tl.load(values + j, mask=inside) * scale
         tl.store(out + place, tl.load(out + place, mask=inside) + scaled, mask=inside)
 
 
+@mergeable
 def sparse_add_decoded(values: Tensor, indices: Tensor, counts: Tensor, out: Tensor, scale: float) -> None:
     """The operation on a GPU; where a rank names an element twice, which no encoder does, only one may be added.
 
     One launch for each rank keeps their order. Atomic additions would not do: a GPU flushes subnormals in them.
     """
-    grid, n, factor = (counts.size(1), PARTS), out.numel(), float32(scale)
-    for *entries, each in zip(values, indices, counts, strict=True):
-        launch(_add_entries, grid, out, *entries, read_ends(each, values.size(1)), n, factor, PARTS=PARTS, STEP=STEP)
+    ranks, count = counts.shape
+    ends = scratch(ranks * count, torch.int64, out)
+    launch(_find_ends, (1, ranks), counts, counts.stride(0), ends, count, values.size(1), STEP=BLOCK)
+    n, form = out.numel(), {"PARTS": PARTS, "STEP": STEP}
+    for row, (value, index) in enumerate(zip(values, indices, strict=True)):
+        launch(_add_entries, (count, PARTS), out, value, index, ends, row, count, n, float32(scale), **form)
 
 
 def parts_add_decoded(values: Parts, indices: Parts, counts: Parts, levels: Parts, out: Tensor, scale: float) -> None:
@@ -426,7 +358,7 @@ def _measure_tails(
     squares = tl.zeros((ROWS, _LANES), tl.float32)
     for start in range(0, SIZE, _LANES):
         i = (segment * SIZE + start)[:, None] + tl.arange(0, _LANES)[None, :]
-        bits = tl.maximum(_magnitudes(x, i, n), 0)
+        bits = tl.maximum(magnitudes(x, i, n), 0)
         value = bits.to(tl.float32, bitcast=True)
         inside = (value > low) & (value < high)
         y = tl.where(inside, (value - low) * unit, 0.0)

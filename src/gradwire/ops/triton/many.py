@@ -5,8 +5,11 @@ addresses and sizes, the launches become one, of a kernel that is written here a
 
     program p of all:  piece = owners[p];  addresses += table[piece];  kernel(..., program = p - firsts[piece])
 
+ScratchMemory memory of all pieces is one tensor, made in each call, in which every piece has its place.
+
 So a kernel that can be merged takes the number of its program as its last parameter, ``program``, None in a launch of
-its own; and its wrapper does nothing on the device but launch. A wrapper says so with ``mergeable``.
+its own; and its wrapper does nothing on the device but ask for scratch memory and launch. A wrapper says so with
+``mergeable``.
 """
 
 import inspect
@@ -20,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradwire.ops.triton.launch import LaunchCall, launch, recorded
+from gradwire.ops.triton.launch import LaunchCall, ScratchMemory, launch, recorded
 
 __all__ = ["Merged", "mergeable"]
 
@@ -45,10 +48,15 @@ class Merged:
 
     def __init__(self, wrapper: Callable[..., None], calls: Sequence[tuple[Any, ...]]) -> None:
         self._wrapper = wrapper
-        pieces = [recorded(wrapper, *call) for call in calls]
+        pieces, self._scratch = [], 0
+        for call in calls:
+            recording = recorded(wrapper, *call, start=self._scratch)
+            pieces.append(recording.steps)
+            self._scratch = recording.end
         if len({len(steps) for steps in pieces}) != 1:
             raise ValueError(f"{wrapper.__name__} launches more kernels for some pieces than for others")
-        self._launches = [Launch(steps) for steps in zip(*pieces, strict=True)]
+        self._device = next(each for each in calls[0] if isinstance(each, Tensor)).device
+        self._launches = [Launch(steps, self._device) for steps in zip(*pieces, strict=True)]
 
     def __call__(self, *call: Any) -> None:
         """Launch for all pieces.
@@ -56,14 +64,15 @@ class Merged:
         Args:
             call: the arguments of the first piece in this step.
         """
-        for each, step in zip(self._launches, recorded(self._wrapper, *call), strict=True):
-            each(step)
+        memory = torch.empty(self._scratch, dtype=torch.uint8, device=self._device)
+        for each, step in zip(self._launches, recorded(self._wrapper, *call).steps, strict=True):
+            each(step, memory)
 
 
 class Launch:
     """One kernel for all pieces."""
 
-    def __init__(self, steps: Sequence[LaunchCall]) -> None:
+    def __init__(self, steps: Sequence[LaunchCall], device: torch.device) -> None:
         first = steps[0]
         alike = all(
             (each.kernel, each.constants, each.grid[1:], len(each.arguments))
@@ -76,19 +85,21 @@ class Launch:
         columns = zip(names, zip(*(each.arguments for each in steps), strict=True), strict=True)
         found = {name: differences(values) for name, values in columns}
         varying = {name: numbers for name, numbers in found.items() if numbers is not None}
-        device = next(each for each in first.arguments if isinstance(each, Tensor)).device
         counts = torch.tensor([each.grid[0] for each in steps])
         self._grid = int(counts.sum())
         self._owners = torch.arange(len(steps), dtype=torch.int32).repeat_interleave(counts).to(device)
         self._firsts = (counts.cumsum(0) - counts).to(device)
         table = list(zip(*varying.values(), strict=True))
         self._table = torch.tensor(table, dtype=torch.int64).to(device)
-        addresses = tuple(name for name in varying if isinstance(first.arguments[names.index(name)], Tensor))
+        addresses = tuple(
+            name for name in varying if isinstance(first.arguments[names.index(name)], Tensor | ScratchMemory)
+        )
         self._kernel = around(first.kernel, tuple(varying), addresses)
 
-    def __call__(self, step: LaunchCall) -> None:
+    def __call__(self, step: LaunchCall, memory: Tensor) -> None:
         tables = self._owners, self._firsts, self._table
-        launch(self._kernel, (self._grid, *step.grid[1:]), *tables, *step.arguments, **step.constants)
+        given = (each.inside(memory) if isinstance(each, ScratchMemory) else each for each in step.arguments)
+        launch(self._kernel, (self._grid, *step.grid[1:]), *tables, *given, **step.constants)
 
 
 def differences(values: Sequence[Any]) -> list[int] | None:
@@ -103,6 +114,10 @@ def differences(values: Sequence[Any]) -> list[int] | None:
             raise ValueError("the pieces have tensors of different kinds")
         offsets = [each.data_ptr() - first.data_ptr() for each in values]
         return [offset // first.element_size() for offset in offsets] if any(offsets) else None
+    if isinstance(first, ScratchMemory):
+        if not all(isinstance(each, ScratchMemory) and each.dtype is first.dtype for each in values):
+            raise ValueError("the pieces have scratch memory of different kinds")
+        return [(each.offset - first.offset) // first.dtype.itemsize for each in values]
     if all(each == first for each in values):
         return None
     if not all(isinstance(each, int) for each in values):
@@ -120,14 +135,15 @@ def around(kernel: Any, varying: tuple[str, ...], addresses: tuple[str, ...]) ->
     """
     parameters = [name for name in inspect.signature(kernel.fn).parameters if name != "program"]
     constants = [name for name in parameters if name.isupper()]
-    lines = ["def many(", "    owners,", "    firsts,", "    table,"]
+    # What is found here has names that no kernel gives to its parameters.
+    lines = ["def many(", "    _owners,", "    _firsts,", "    _table,"]
     lines += [f"    {name}: tl.constexpr," if name in constants else f"    {name}," for name in parameters]
-    lines += ["):", "    number = tl.program_id(0)", "    piece = tl.load(owners + number).to(tl.int64)"]
-    lines += [f"    row = table + piece * {len(varying)}"]
+    lines += ["):", "    _number = tl.program_id(0)", "    _piece = tl.load(_owners + _number).to(tl.int64)"]
+    lines += [f"    _row = _table + _piece * {len(varying)}"]
     for column, name in enumerate(varying):
-        lines.append(f"    {name} {'+=' if name in addresses else '='} tl.load(row + {column})")
+        lines.append(f"    {name} {'+=' if name in addresses else '='} tl.load(_row + {column})")
     given = [f"{name}={name}" for name in parameters]
-    lines.append(f"    kernel({', '.join(given)}, program=number - tl.load(firsts + piece))")
+    lines.append(f"    kernel({', '.join(given)}, program=_number - tl.load(_firsts + _piece))")
     source = "\n".join(lines) + "\n"
     name = f"<gradwire: {kernel.fn.__module__}.{kernel.fn.__name__} for many pieces, {', '.join(varying)}>"
     # The compiler reads the source again.
