@@ -40,6 +40,10 @@ SAID: dict[str, tuple[Callable[[], object], str]] = {
         "compressor must be a compressor, which gradwire.compressor makes from a name, got 'topk'",
     ),
     "a list of codes": (lambda: helpers.pack([1], 2), "pack.codes must be a tensor, got [1]"),  # type: ignore[arg-type]
+    "no payload": (
+        lambda: TopK().decompress(None, (4,)),  # type: ignore[arg-type]
+        "a payload must be a tensor, got NoneType",
+    ),
     "no steps": (
         lambda: schedules.stages(3),  # type: ignore[arg-type]
         "stages.values must be a mapping from steps >= 0 to values, with one for step 0, got 3",

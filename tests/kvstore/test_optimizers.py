@@ -1,10 +1,13 @@
 """Optimizers in the store are torch's, bit for bit, and their states go through a file."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from gradwire import ConfigError, kvstore
+from gradwire.kvstore.protocol.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
 from gradwire.kvstore.protocol.optimizer_states import by_server
 from gradwire.kvstore.protocol.optimizers import OptimizerConfig, optimizer_names
 
@@ -128,3 +131,44 @@ def test_a_number_has_one_value_whichever_name_it_came_by():
 def test_states_of_another_store_are_not_those_of_servers(label):
     with pytest.raises(ConfigError, match=r"of a distributed store|with 2 servers"):
         by_server({label: {}}, 2, "the file")
+
+
+def needed(name):
+    """What an optimizer does not do without."""
+    return {"momentum": 0.9} if name == "nag" else {}
+
+
+@pytest.mark.parametrize("name", optimizer_names())
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e39, "0.1", True])
+def test_a_number_of_an_optimizer_is_finite(name, value):
+    for number in ("learning_rate", "rescale_grad", "clip_gradient"):
+        with pytest.raises(ConfigError, match=f"^{number} of optimizer '{name}' must be a finite number"):
+            OptimizerConfig(name, {**needed(name), number: value})
+
+
+@pytest.mark.parametrize("name", optimizer_names())
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_a_limit_of_gradients_is_positive(name, value):
+    with pytest.raises(ConfigError, match=f"^clip_gradient of optimizer '{name}' must be a finite number > 0, or None"):
+        OptimizerConfig(name, {**needed(name), "clip_gradient": value})
+
+
+@pytest.mark.parametrize("name", [each for each in optimizer_names() if each != "test"])
+def test_a_learning_rate_is_not_negative(name):
+    with pytest.raises(ConfigError, match=r"-1\.0"):
+        OptimizerConfig(name, {**needed(name), "learning_rate": -1.0})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, None, "0.1"])
+def test_a_rate_of_a_scheduler_is_finite_and_not_negative(value):
+    makers = {
+        "base_lr": partial(FactorScheduler, 2),
+        "warmup_begin_lr": partial(FactorScheduler, 2, warmup_steps=1),
+        "stop_factor_lr": partial(FactorScheduler, 2),
+        "final_lr": partial(CosineScheduler, 8),
+    }
+    for name, make in makers.items():
+        with pytest.raises(ConfigError, match=f"^{name} must be a finite number >= 0, got"):
+            make(**{name: value})
+    with pytest.raises(ConfigError, match=r"^final_lr must be a finite number >= 0, got"):
+        PolyScheduler(8, final_lr=value)

@@ -4,10 +4,12 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors import safe_open
+from safetensors.torch import load_file, save, save_file
 
 from gradwire import ConfigError
 from gradwire.kvstore.server.core import ServerCore
+from gradwire.kvstore.server.members import MAX_UNSAVED
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.snapshot import FORMAT, Snapshots, load_core, save_core
 from tests.kvstore.talk import ask, hello, init, messages, pair, pull, push, values
@@ -151,18 +153,76 @@ def test_the_first_step_is_written(tmp_path):
     assert core.values.parts["w"].durable == 1
 
 
-def test_barriers_go_on_after_a_restart(tmp_path):
+@pytest.mark.parametrize("saved", [1, 2, 3])
+def test_barriers_go_on_after_a_restart(tmp_path, saved):
     """One worker had passed the third before the server ended, the answer to the other was lost."""
     core, a, b = pair(snapshots=True)
     for number in (1, 2, 3):
         for peer in (a, b):
             ask(core, peer, "barrier", 10 + number, number=number)
-    save_core(core, tmp_path / "snapshot")
+        if number == saved:
+            save_core(core, tmp_path / "snapshot")
     core = load_core(tmp_path / "snapshot", core.rules)
     a, b = (hello(core, rank) for rank in range(2))
-    assert ask(core, b, "barrier", 13, number=3) == []
-    told = messages(ask(core, a, "barrier", 14, number=4))
+    told = messages(ask(core, b, "barrier", 13, number=3))
+    assert bool(told) == (saved == 3)
+    told += messages(ask(core, a, "barrier", 14, number=4))
     assert [(peer, op, fields["seq"]) for peer, op, fields, _ in told] == [(b, "done", 13)]
     told = messages(ask(core, b, "barrier", 14, number=4))
     assert sorted((peer, op) for peer, op, *_ in told) == [(a, "done"), (b, "done")]
     assert ask(core, a, "barrier", 15, number=5) == []
+
+
+def test_a_worker_is_at_its_barrier_whoever_comes_first_after_a_restart(tmp_path):
+    core, a, b = pair(snapshots=True)
+    for number in (1, 2):
+        for peer in (a, b):
+            ask(core, peer, "barrier", 10 + number, number=number)
+    save_core(core, tmp_path / "snapshot")
+    core = load_core(tmp_path / "snapshot", core.rules)
+    a = hello(core, 0)
+    assert ask(core, a, "barrier", 13, number=3) == []
+    # It introduces itself only when the other is at a barrier already, and is no new process for that.
+    b = hello(core, 1)
+    told = messages(ask(core, b, "barrier", 13, number=3))
+    assert sorted((peer, op) for peer, op, *_ in told) == [(a, "done"), (b, "done")]
+    assert core.barriers.passed == 3
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_barrier_far_from_the_snapshot_is_refused(tmp_path, before):
+    core, a, b = pair(snapshots=True)
+    for number in range(1, before + 1):
+        for peer in (a, b):
+            ask(core, peer, "barrier", 10 + number, number=number)
+    save_core(core, tmp_path / "snapshot")
+    core = load_core(tmp_path / "snapshot", core.rules)
+    a, b = (hello(core, rank) for rank in range(2))
+    far = before + MAX_UNSAVED + 1
+    ((peer, op, fields, _),) = messages(ask(core, a, "barrier", 14, number=far))
+    assert (peer, op, core.barriers.passed) == (a, "error", before)
+    assert f"worker 0 is at barrier {far}, the server's snapshot at barrier {before}" in fields["text"]
+    assert ask(core, b, "barrier", 14, number=far - 1) == []
+    ((peer, op, fields, _),) = messages(ask(core, b, "barrier", 15, number=far + 1))
+    assert (peer, op) == (b, "error")
+    assert f"barrier {far + 1} is not the next one, {far - 1}" in fields["text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("barriers", "-1"),
+        ("barriers", "true"),
+        ("sessions", '[["zz", 0]]'),
+        ("sessions", '[["00", -1]]'),
+        ("sessions", "3"),
+    ],
+)
+def test_barriers_that_no_server_has_written_are_refused(tmp_path, name, value):
+    core, *_ = pair(snapshots=True)
+    save_core(core, tmp_path / "snapshot")
+    with safe_open(tmp_path / "snapshot", "pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(tmp_path / "snapshot"), tmp_path / "other", {**metadata, name: value})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_core(tmp_path / "other", core.rules)

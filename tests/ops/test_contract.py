@@ -140,3 +140,12 @@ def test_examples_of_the_docs(module):
     for test in found:
         runner.run(test, out=told.append)
     assert runner.failures == 0, "".join(told)
+
+
+NEEDED = [(name, key) for name, key in TENSORS if key not in getattr(OPS[name].declaration, "optional", ())]
+
+
+@pytest.mark.parametrize(("name", "key"), NEEDED)
+def test_none_in_place_of_a_tensor_is_refused_by_name(name, key):
+    with pytest.raises(ConfigError, match=rf"^{name}\.{key} must be a tensor, got None$"):
+        OPS[name](**(EXAMPLES[name]() | {key: None}))

@@ -395,8 +395,11 @@ class Compressor(Configuration, ABC):
         """Decode what ``compress`` gave into a fresh float32 tensor.
 
         Raises:
+            ConfigError: the buffer is no tensor.
             WireError: the buffer is not as long as the layout, or its contents cannot be decoded safely.
         """
+        if not isinstance(buffer, Tensor):
+            raise ConfigError(f"a payload must be a tensor, got {type(buffer).__name__}")
         layout = self.layout(shape)
         if buffer.dtype != torch.uint8 or buffer.numel() != layout.nbytes:
             raise WireError(

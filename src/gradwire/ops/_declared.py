@@ -23,7 +23,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from gradwire.ops.arguments import Flat, Flats, Names, Rows, Where, refuse, refuse_flat, refuse_rows
+from gradwire.ops.arguments import Flat, Flats, Names, Rows, Where, refuse, refuse_flat, refuse_none, refuse_rows
 
 __all__ = ["Declaration"]
 
@@ -61,6 +61,7 @@ class Declaration:
             **reference.__globals__,
             "refuse": refuse,
             "refuse_flat": refuse_flat,
+            "refuse_none": refuse_none,
             "refuse_rows": refuse_rows,
             "get_num_threads": torch.get_num_threads,
             "extra_check": check,
@@ -141,7 +142,7 @@ class Declaration:
 
     def checked(self, call: Callable[..., None]) -> Callable[..., None]:
         """A function that checks the arguments and calls ``call`` with them."""
-        return self._function([*self._checks(), f"call({', '.join(self._parameters)})"], call=call)
+        return self._function(self._guarded([*self._checks(), f"call({', '.join(self._parameters)})"]), call=call)
 
     def kernel(self, kernels: Any, threads: bool) -> Callable[..., None]:
         """A function that checks the arguments and calls the kernel of this name.
@@ -154,7 +155,8 @@ class Declaration:
         given += [f"{self._expression(table)}.data_ptr()" for table in self._tables]
         symbols = sorted(self._symbols, key=lambda symbol: symbol == "n")
         given += [*symbols, *(["n"] if "n" in self._parameters else []), *(["get_num_threads()"] if threads else [])]
-        return self._function([*self._checks(), f"kernels.{self.name}({', '.join(given)})"], kernels=kernels)
+        lines = [*self._checks(), f"kernels.{self.name}({', '.join(given)})"]
+        return self._function(self._guarded(lines), kernels=kernels)
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
@@ -199,7 +201,7 @@ class Declaration:
         given += [f"{self._expression(table)}.data_ptr()" for table in self._tables]
         symbols = sorted(self._symbols, key=lambda symbol: symbol == "n")
         given += [*symbols, *(["n"] if "n" in self._parameters else [])]
-        return self._function([*self._checks(), f"return ({', '.join(given)},)"])
+        return self._function(self._guarded([*self._checks(), f"return ({', '.join(given)},)"]))
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -265,6 +267,12 @@ class Declaration:
             if isinstance(mark, Flats):
                 one = self._tensor_check("each", Flat(mark.dtype), like, self._told(name))
                 yield f"for each in {name}:\n        {one}"
+
+    def _guarded(self, lines: list[str]) -> list[str]:
+        """Lines that name the tensor that was not given where they meet with None; it costs the others nothing."""
+        needed = [f"{self._told(name)}: {name}" for name, _ in self._tensors() if name not in self.optional]
+        body = [f"    {line}".replace("\n", "\n    ") for line in lines]
+        return ["try:", *body, "except AttributeError:", f"    refuse_none({{{', '.join(needed)}}})", "    raise"]
 
     def _tensor_check(self, name: str, mark: Flat | Rows, like: str, told: str = "") -> str:
         told = told or self._told(name)

@@ -10,7 +10,7 @@ A field of payloads does so only where no flat tensor has that size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn
 
@@ -30,6 +30,7 @@ __all__ = [
     "Written",
     "refuse",
     "refuse_flat",
+    "refuse_none",
     "refuse_rows",
 ]
 
@@ -125,6 +126,12 @@ def refuse_flat(what: str, tensor: Tensor, dtypes: Sequence[torch.dtype], size: 
     raise ConfigError(
         f"{what} must be a flat contiguous {_listed(dtypes)} tensor{elements} on {like.device}, got {_form(tensor)}"
     )
+
+
+def refuse_none(tensors: Mapping[str, Tensor | None]) -> None:
+    """Raise the error for a tensor that is None, if there is one."""
+    for what, tensor in tensors.items():
+        require(tensor is not None, what, "a tensor", tensor)
 
 
 def refuse_rows(

@@ -23,6 +23,11 @@ __all__ = [
 ]
 
 
+def require_rate(name: str, rate: float) -> None:
+    """Refuse what is no learning rate."""
+    require(is_float32(rate) and rate >= 0, name, "a finite number >= 0", rate)
+
+
 @dataclass
 class LRScheduler(ABC):
     """What all have: ``base_lr`` and a warm-up to it."""
@@ -34,7 +39,7 @@ class LRScheduler(ABC):
 
     def __post_init__(self) -> None:
         for name in ("base_lr", "warmup_begin_lr"):
-            require(is_float32(getattr(self, name)), name, "a finite number", getattr(self, name))
+            require_rate(name, getattr(self, name))
         require(is_int(self.warmup_steps, 0), "warmup_steps", "an integer >= 0", self.warmup_steps)
         require(self.warmup_mode in ("linear", "constant"), "warmup_mode", "'linear' or 'constant'", self.warmup_mode)
 
@@ -81,8 +86,7 @@ class FactorScheduler(LRScheduler):
         super().__post_init__()
         require(is_int(self.step, 1), "step", "an integer >= 1", self.step)
         require(is_float32(self.factor) and 0 < self.factor <= 1, "factor", "in (0, 1]", self.factor)
-        least = is_float32(self.stop_factor_lr) and self.stop_factor_lr >= 0
-        require(least, "stop_factor_lr", "a finite number >= 0", self.stop_factor_lr)
+        require_rate("stop_factor_lr", self.stop_factor_lr)
 
     def _rate(self, num_update: int) -> float:
         times = max(0, (num_update - 1) // self.step)
@@ -152,7 +156,7 @@ class PolyScheduler(LRScheduler):
         super().__post_init__()
         require_end(self.max_update, self.warmup_steps)
         require(is_float32(self.pwr) and self.pwr > 0, "pwr", "a finite number > 0", self.pwr)
-        require(is_float32(self.final_lr), "final_lr", "a finite number", self.final_lr)
+        require_rate("final_lr", self.final_lr)
 
     def _rate(self, num_update: int) -> float:
         left = 1 - way(self, self.max_update, num_update)
@@ -183,7 +187,7 @@ class CosineScheduler(LRScheduler):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_end(self.max_update, self.warmup_steps)
-        require(is_float32(self.final_lr), "final_lr", "a finite number", self.final_lr)
+        require_rate("final_lr", self.final_lr)
 
     def _rate(self, num_update: int) -> float:
         share = (1 + math.cos(math.pi * way(self, self.max_update, num_update))) / 2

@@ -135,7 +135,7 @@ class OptimizerConfig:
     Args:
         name: one of ``optimizer_names()``.
         numbers: its parameters by MXNet's names or torch's; besides those, ``rescale_grad`` multiplies every gradient
-            (default 1) and ``clip_gradient`` then limits each element to [-c, c] (default: no limit);
+            (default 1) and ``clip_gradient`` > 0 then limits each element to [-c, c] (default: no limit);
             ``multi_precision=True`` keeps weights of 16 bits and their states in float32 beside them;
             ``lazy_update=True`` of "sgd" and "adam" leaves the rows alone that a row-sparse gradient does not name;
             ``lr_scheduler`` is one of ``gradwire.kvstore.mxnet.lr_scheduler``, whose rate takes the place of the
@@ -286,6 +286,9 @@ class OptimizerConfig:
             right, allowed = isinstance(value, bool), "True or False"
         else:
             right, allowed = is_float32(value) or (value is None and default is None), "a finite number"
+        if name == "clip_gradient":
+            # Limits of 0 or less would make one number of all gradients.
+            right, allowed = right and (value is None or value > 0), "a finite number > 0, or None"
         require(right, f"{name} of optimizer {self.name!r}", allowed, value)
 
 

@@ -26,7 +26,7 @@ from gradwire.kvstore.server.key_list import KeyList
 from gradwire.kvstore.server.rules import Rules
 from gradwire.kvstore.server.waiting import Waits
 
-__all__ = ["MAX_CONFIGS", "Barriers", "Members", "StrangerError", "WorkerSession", "workers"]
+__all__ = ["MAX_CONFIGS", "MAX_UNSAVED", "Barriers", "Members", "StrangerError", "WorkerSession", "workers"]
 
 MAX_CONFIGS = 512
 """Compressions that pushes may name: a threshold may change in every step."""
@@ -165,6 +165,8 @@ class Members:
         self.left: set[int] = set()
         self.changed = False
         """Who lives is not what it was: any step or wait may be complete; the core looks, and says that it did."""
+        self.offsets: dict[bytes, int] = {}
+        """Barriers passed before each process came that the server knew when its snapshot was made, by token."""
         self._sessions: dict[bytes, WorkerSession] = {}
         self._lost: dict[int, WorkerSession] = {}
         self._seen: set[int] = set()
@@ -294,6 +296,10 @@ class Members:
         self.changed = True
 
 
+MAX_UNSAVED = 2**16
+"""Barriers that workers may have passed between a snapshot and the end of the server that made it."""
+
+
 class Barriers:
     """Barriers by their numbers: who has come to which, and which are behind all workers.
 
@@ -305,13 +311,34 @@ class Barriers:
         self.passed = 0
         self._waits = waits
         self._arrived: dict[int, set[int]] = {}
+        self._saved, self._unheard = 0, frozenset[int]()
+
+    def restore(self, passed: int, ranks: Iterable[int]) -> None:
+        """Go on from a snapshot: workers may have passed more barriers after it, of which each tells when it comes.
+
+        Args:
+            passed: barriers that were behind all workers when the snapshot was made.
+            ranks: of all workers.
+        """
+        self.passed = self._saved = passed
+        self._unheard = frozenset(ranks)
 
     def arrive(self, rank: int, number: int) -> set[int]:
         """Note that a worker is at a barrier; all who are.
 
         Raises:
-            WireError: it is not the next one.
+            WireError: it is not the next one; or it is the first that a worker names after a restart, and more than
+                ``MAX_UNSAVED`` away from those in the snapshot.
         """
+        if rank in self._unheard:
+            if number > self._saved + MAX_UNSAVED:
+                raise WireError(
+                    f"worker {rank} is at barrier {number}, the server's snapshot at barrier {self._saved}: they can "
+                    f"be at most {MAX_UNSAVED} apart; start the server from the newest snapshot of this run"
+                )
+            self._unheard -= {rank}
+            # Who comes to one has passed those before it.
+            self.pass_to(number - 1)
         if number > self.passed + 1:
             raise WireError(f"barrier {number} is not the next one, {self.passed + 1}")
         arrived = self._arrived.setdefault(number, set())

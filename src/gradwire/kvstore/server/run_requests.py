@@ -53,7 +53,7 @@ def hello(
     progress.sync = sync
     fresh, another = members.take_in(peer, rank, session, core.now)
     if another:
-        fresh.barriers = core.barriers.passed
+        fresh.barriers = members.offsets.get(session, core.barriers.passed)
         core.barriers.forget(rank)
         for unit in () if sync else core.values.units():
             unit.forget_early(rank)
@@ -107,9 +107,6 @@ def staleness(core: ServerCore, session: WorkerSession, seq: int, steps: int) ->
 def barrier(core: ServerCore, session: WorkerSession, seq: int, number: int) -> list[Outgoing]:
     """Let a worker go on when all have come."""
     number += session.barriers
-    if core.restored:
-        # Nobody told this server which were passed: who comes to one has passed those before it.
-        core.barriers.pass_to(number - 1)
     arrived = core.barriers.arrive(session.rank, number)
 
     def ready() -> bool:

@@ -61,7 +61,13 @@ def save_core(core: ServerCore, path: Path) -> None:
             }
         )
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    metadata = {"format": FORMAT, "entries": json.dumps(told), "sync": json.dumps(core.progress.sync)}
+    metadata = {
+        "format": FORMAT,
+        "entries": json.dumps(told),
+        "sync": json.dumps(core.progress.sync),
+        "barriers": json.dumps(core.barriers.passed),
+        "sessions": json.dumps([[each.token.hex(), each.barriers] for each in core.members.sessions()]),
+    }
     data = save(contiguous, metadata=metadata)
     replace_file(path, lambda temporary: Path(temporary).write_bytes(data))
     core.values.mark_durable()
@@ -84,10 +90,17 @@ def load_core(path: Path, rules: Rules) -> ServerCore:
         keys = key_list([entry.key for entry in entries])
         require(len(set(keys)) == len(keys), "keys", "different", keys)
         require(sync in (None, True, False), "sync", "true, false or null", sync)
+        # Snapshots of older versions have neither.
+        passed, sessions = json.loads(metadata.get("barriers", "0")), json.loads(metadata.get("sessions", "[]"))
+        require(is_int(passed, 0), "barriers", "an integer >= 0", passed)
+        offsets = {bytes.fromhex(token): offset for token, offset in sessions}
+        require(all(is_int(each, 0) for each in offsets.values()), "sessions", "with integers >= 0", sessions)
     except (OSError, SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"snapshot {path} cannot be read: {error}") from error
     core = ServerCore(rules, entries)
     core.progress.sync = sync
+    core.barriers.restore(passed, range(rules.workers))
+    core.members.offsets = offsets
     for i, entry in enumerate(entries):
         saved = below(tensors, f"{i}/optimizer/")
         if saved:
