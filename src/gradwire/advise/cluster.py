@@ -1,9 +1,9 @@
 """Who meets over which link: workers alone, or nodes of several workers.
 
-In nodes the exchange has two levels, as ``compress_fsdp(replicate=...)`` does it: a node's workers reduce-scatter a
-bucket uncompressed over the link inside, each of g workers exchanges its g-th of it with its like in the other nodes,
-and they gather what came back. The link of a node carries what its workers send together, and each encodes a g-th.
-DistributedDataParallel has no such strategy here: for it these figures are hypothetical.
+In nodes the exchange has two levels, as the strategy ``hierarchical`` and ``compress_fsdp(replicate=...)`` do it: a
+node's workers reduce-scatter a bucket uncompressed over the link inside, each of g workers exchanges its g-th with its
+like in the other nodes, and they gather what came back. The link of a node carries what its workers send together,
+and each encodes a g-th.
 """
 
 from __future__ import annotations

@@ -305,8 +305,8 @@ def _notes(asked: Question, candidates: Sequence[Candidate]) -> Sequence[str]:
     notes = []
     if asked.nodes is not None:
         notes.append(
-            "Two levels are what compress_fsdp(replicate=...) does: dense inside a node, compressed between nodes. "
-            "Under DistributedDataParallel they are hypothetical."
+            "Two levels are what strategy='hierarchical' does, and compress_fsdp(replicate=...): dense inside a node, "
+            "compressed between nodes."
         )
     counts = [worlds(each.strategy_for(asked.meeting), asked.meeting) for each in candidates]
     if asked.codec is None and any(len(each) > 1 for each in counts):

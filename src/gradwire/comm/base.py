@@ -28,7 +28,11 @@ from gradwire.memory.base import Memory
 from gradwire.ops.stored import shaped
 from gradwire.types import Configuration, Key, State
 
-__all__ = ["Kept", "Session", "Site", "Strategy"]
+__all__ = ["Kept", "Session", "Site", "Strategy", "of_messages"]
+
+ALLGATHER_UP_TO = 4
+"""Workers up to which ``allgather`` is chosen: it moves W-1 payloads a rank, ``two_phase`` 2 (W-1)/W, but the second
+compression costs quality and time; from 5 workers on the traffic decides."""
 
 
 class Kept(Protocol):
@@ -162,3 +166,9 @@ class Strategy(Configuration, ABC):
                 f"strategy {self.name!r} sends messages, but {compressor.name!r} is averaged in "
                 f"{compressor.rounds_needed} rounds: use strategy='allreduce'"
             )
+
+
+def of_messages(compressor: Compressor, workers: int) -> str:
+    """The strategy for payloads that nobody can sum on their way: ``allgather``, or on many workers ``two_phase``."""
+    can_be_cut = compressor.fixed_size and compressor.alignment > 0
+    return "two_phase" if workers > ALLGATHER_UP_TO and can_be_cut else "allgather"

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gradwire import ops, registry
-from gradwire.comm.base import Session, Site, Strategy
+from gradwire.comm.base import Session, Site, Strategy, of_messages
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, is_int, require
@@ -36,9 +36,6 @@ from gradwire.ops.stored import read, write
 from gradwire.types import Key
 
 __all__ = ["Hierarchical", "grouped_by_way"]
-
-GATHERED_UP_TO = 4
-"""Hosts up to which payloads are gathered; from 5 on they are cut into shards, where that is possible."""
 
 
 @dataclass(frozen=True)
@@ -242,19 +239,9 @@ def grouped_by_way(units: Sequence[Unit], hosts: int, between: str | None) -> di
     """Units by the strategy that carries them between hosts, and by whether their memory keeps nothing."""
     groups: dict[tuple[str, bool], list[Unit]] = {}
     for unit in units:
-        way = between or way_of(unit.compressor, hosts)
+        way = between or of_messages(unit.compressor, hosts)
         groups.setdefault((way, unit.memory.keeps_nothing), []).append(unit)
     return groups
-
-
-def way_of(compressor: Compressor, hosts: int) -> str:
-    """The strategy between hosts.
-
-    >>> way_of(Identity(), 4), way_of(Identity(), 5)
-    ('allgather', 'two_phase')
-    """
-    can_be_cut = compressor.fixed_size and compressor.alignment > 0
-    return "two_phase" if hosts > GATHERED_UP_TO and can_be_cut else "allgather"
 
 
 def plainly(unit: Unit) -> Unit:

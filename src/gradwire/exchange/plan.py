@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradwire.comm.base import Session, Strategy
+from gradwire.comm.base import Session, Strategy, of_messages
 from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import ConfigError
 from gradwire.exchange.policy import Policy
@@ -30,11 +30,6 @@ __all__ = [
 
 Named = tuple[str, tuple[int, ...]]
 """A parameter's name and shape."""
-
-
-ALLGATHER_UP_TO = 4
-"""Workers up to which ``allgather`` is chosen: it moves W-1 payloads a rank, ``two_phase`` 2 (W-1)/W, but the second
-compression costs quality and time; from 5 workers on the traffic decides."""
 
 
 @dataclass
@@ -84,8 +79,7 @@ def default_strategy(compressor: Compressor, world: int) -> str:
     """``allreduce`` where payloads can be summed, else ``allgather``, or on many workers ``two_phase``."""
     if compressor.summable or isinstance(compressor, MultiRound):
         return "allreduce"
-    can_be_cut = compressor.fixed_size and compressor.alignment > 0
-    return "two_phase" if world > ALLGATHER_UP_TO and can_be_cut else "allgather"
+    return of_messages(compressor, world)
 
 
 def grouped(

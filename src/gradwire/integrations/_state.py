@@ -324,6 +324,7 @@ def change(
         return after.describe([])
 
     agree(exchange.channel, "change", describe, exchange.device)
+    made[0].meet()
     exchange.forget_plans()
     exchange.force = made[0].force
     exchange.choose(made[0].compressor, made[0].memory, made[0].strategy)
