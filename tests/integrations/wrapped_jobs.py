@@ -60,6 +60,11 @@ def collectives(rank: int) -> dict[Any, Any]:
                 found, wanted = given.new_empty(world * N), exact.view(-1)
                 dist.all_gather_into_tensor(found, given, group)
             after = group.metrics()
+            if kind == "all_gather" and hasattr(dist, "all_gather_single"):
+                # Newer torch has the same under another name.
+                dist.all_gather_single(torch.empty_like(found), given, group)
+                again = group.metrics()["collectives"] - after["collectives"]
+                assert again == after["collectives"] - before["collectives"] == 1
             told[kind, code, op, dtype] = {
                 "error": float((found.double() - wanted).norm() / wanted.norm()),
                 "found": found.clone() if kind != "reduce_scatter" else None,
