@@ -8,6 +8,15 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
+from gradwire.compressors.lowrank._products import (
+    add_products,
+    batch_of,
+    evenly_spaced,
+    orthonormal,
+    orthonormal_each,
+    solve_left,
+    solve_right,
+)
 from gradwire.compressors.lowrank.powersgd import PowerSGD
 from gradwire.errors import ConfigError
 from gradwire.memory.residual import Residual
@@ -301,3 +310,48 @@ def test_where_the_iteration_starts_has_no_scale(iterations, scale):
     for step in range(3):
         buffer = code.compress(x * scale, state, Key(step=step))
     torch.testing.assert_close(code.decompress(buffer, x.shape) / scale, x, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("stretch", [1, 4, 100])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_factors_are_made_orthonormal_together_as_alone(rank, stretch):
+    factors = [gaussian(rank * m, m).view(rank, m) for m in (20, 5, 64, 5, 18, 300)]
+    factors.append(torch.zeros(rank, 5))
+    alone = [orthonormal(each.unsqueeze(0))[0] for each in factors]
+    orthonormal_each(factors, stretch)
+    for found, expected in zip(factors[:-1], alone[:-1], strict=True):
+        assert torch.allclose(found @ found.mT, torch.eye(rank), atol=1e-6)
+        assert torch.allclose(found, expected, atol=1e-6)
+    assert not factors[-1].any()
+
+
+@pytest.mark.parametrize("rank", [2, 17])
+def test_products_of_a_bucket_are_those_of_its_matrices(rank):
+    """Above the rank of the kernels matrices are batched that lie evenly, with others between them."""
+    xs = bucket([(20, 30), (20, 30), (9, 40), (20, 30), (25, 18), (20, 30), (20, 30)], gap=3)
+    ps = bucket([(rank, x.shape[0]) for x in xs], gap=0)
+    qs = bucket([(rank, x.shape[1]) for x in xs], gap=5)
+    p_found, q_found = ([torch.full_like(each, math.nan) for each in factors] for factors in (ps, qs))
+    solve_left(xs, qs, p_found)
+    solve_right(xs, ps, q_found)
+    outs = bucket([tuple(x.shape) for x in xs], gap=3)
+    expected = [x.double() - 0.5 * p.double().mT @ q.double() for x, p, q in zip(outs, ps, qs, strict=True)]
+    add_products(outs, ps, qs, -0.5)
+    for x, p, q, left, right in zip(xs, ps, qs, p_found, q_found, strict=True):
+        assert torch.allclose(left.double(), q.double() @ x.double().mT, atol=1e-4)
+        assert torch.allclose(right.double(), p.double() @ x.double(), atol=1e-4)
+    for out, wanted in zip(outs, expected, strict=True):
+        assert torch.allclose(out.double(), wanted, atol=1e-4)
+
+
+def test_matrices_that_lie_evenly_are_found_and_nothing_else_is_taken():
+    xs = bucket([(4, 6), (4, 6), (2, 3), (4, 6), (4, 6), (4, 6), (4, 6)], gap=0)
+    assert list(evenly_spaced(xs)) == [[0, 1], [3, 4, 5, 6], [2]]
+    apart = [each.clone() for each in xs]
+    assert list(evenly_spaced(xs, apart)) == [[0], [1], [3], [4], [5], [6], [2]]
+    assert list(evenly_spaced(xs[:2][::-1])) == [[0], [1]]
+    assert list(evenly_spaced([xs[0], xs[0]])) == [[0], [1]]
+    for run in evenly_spaced(xs):
+        for number, each in zip(run, batch_of(xs, run), strict=True):
+            assert torch.equal(each, xs[number])
+            assert each.data_ptr() == xs[number].data_ptr()

@@ -582,8 +582,9 @@ def _loco(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
     values = load(x, group, n)
     norm = norm_of(largest(values))
@@ -591,6 +592,7 @@ def _loco(
     _store_nibbles(codes, _nearest(values, norm), group, size)
 
 
+@mergeable
 def loco_encode(x: Tensor, norms: Tensor, codes: Tensor, block: int) -> None:
     """The operation on a GPU; a program has whole blocks."""
     count, part = norms.numel(), tile(block)
@@ -621,8 +623,9 @@ def _loco_averaged(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
     i = elements(group)
     column = tl.arange(0, SPAN)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
@@ -652,6 +655,7 @@ def _loco_averaged(
     tl.store(grad + i, m, mask=i < n)
 
 
+@mergeable
 def loco_encode_averaged(
     grad: Tensor,
     error: Tensor,

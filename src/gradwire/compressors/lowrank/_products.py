@@ -7,8 +7,7 @@ is faster, they are matrix products, batched where that copies nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar, cast
 
 import torch
@@ -21,6 +20,8 @@ from gradwire.ops.units import exponent_of, power_of_two
 __all__ = [
     "add_product",
     "add_products",
+    "batch_of",
+    "evenly_spaced",
     "grouped",
     "keep_usable",
     "keep_usable_each",
@@ -29,6 +30,7 @@ __all__ = [
     "near_one_each",
     "normal",
     "orthonormal",
+    "orthonormal_each",
     "solve_left",
     "solve_right",
     "thin",
@@ -56,15 +58,21 @@ def add_product(out: Tensor, p: Tensor, q: Tensor, scale: float) -> None:
 
 def add_products(outs: Sequence[Tensor], ps: Sequence[Tensor], qs: Sequence[Tensor], scale: float) -> None:
     """``outs[i] += scale * ps[i]^T qs[i]`` for matrices of any shapes, those of one rank in one call."""
-    for group in grouped(range(len(outs)), lambda i: torch.Size((ps[i].shape[0],))):
+    for group in grouped(range(len(outs)), lambda i: ps[i].shape[0]):
         rank = ps[group[0]].shape[0]
         together = as_pieces([ps[i] for i in group], [qs[i] for i in group], [outs[i] for i in group], rank)
         if together is not None:
             left, right, out = together
             ops.lowrank_add_decoded(left, right, out, rank, scale)
             continue
-        for i in group:
-            add_product(outs[i], ps[i], qs[i], scale)
+        if thin(outs[group[0]], rank):
+            for i in group:
+                add_product(outs[i], ps[i], qs[i], scale)
+            continue
+        lefts, rights, targets = ([each[i] for i in group] for each in (ps, qs, outs))
+        for run in evenly_spaced(lefts, rights, targets):
+            p, q, batch = (batch_of(each, run) for each in (lefts, rights, targets))
+            batch.baddbmm_(p.mT, q, alpha=scale)
 
 
 def as_pieces(
@@ -108,13 +116,45 @@ def solve_right(xs: Sequence[Tensor], lefts: Sequence[Tensor], rights: Sequence[
 
 
 def _multiply(lefts: Sequence[Tensor], rights: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
-    """``outs[i] = lefts[i] @ rights[i]``, in one launch where the rights, the large ones, lie evenly in memory."""
-    batch = _evenly_spaced(rights)
-    if batch is None:
-        for left, right, out in zip(lefts, rights, outs, strict=True):
-            torch.mm(left, right, out=out)
-    else:
-        torch._foreach_copy_(list(outs), torch.bmm(torch.stack(list(lefts)), batch).unbind())
+    """``outs[i] = lefts[i] @ rights[i]``, matrices of one shape that lie evenly in memory in one launch."""
+    for run in evenly_spaced(lefts, rights, outs):
+        left, right, out = (batch_of(each, run) for each in (lefts, rights, outs))
+        if len(run) == 1:
+            torch.mm(left[0], right[0], out=out[0])
+        else:
+            torch.bmm(left, right, out=out)
+
+
+def orthonormal_each(factors: Sequence[Tensor], stretch: int = 1) -> None:
+    """Make the rows of each factor orthonormal, in place; those of similar length in one call.
+
+    Args:
+        factors: float32, (r, m) of any shapes.
+        stretch: how many times as long as the shortest the longest may be that is stacked with it, >= 1. Behind shorter
+            rows are zeros, which change no product. More: fewer operations on more elements.
+    """
+    for group in _of_similar_length(factors, stretch):
+        lengths = [each.shape[1] for each in group]
+        if lengths[0] == lengths[-1]:
+            rows = torch.stack(group)
+        else:
+            rows = group[0].new_zeros(len(group), group[0].shape[0], lengths[-1])
+            torch._foreach_copy_([row[:, :size] for row, size in zip(rows.unbind(), lengths, strict=True)], group)
+        found = zip(orthonormal(rows).unbind(), lengths, strict=True)
+        torch._foreach_copy_(group, [row[:, :size] for row, size in found])
+
+
+def _of_similar_length(factors: Sequence[Tensor], stretch: int) -> list[list[Tensor]]:
+    """Factors of one rank, the shortest of each group first."""
+    groups: list[list[Tensor]] = []
+    for each in sorted(factors, key=lambda factor: tuple(factor.shape)):
+        rank, length = each.shape
+        first = groups[-1][0].shape if groups else (0, 0)
+        if first[0] == rank and length <= stretch * first[1]:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
 
 
 def orthonormal(rows: Tensor) -> Tensor:
@@ -126,7 +166,9 @@ def orthonormal(rows: Tensor) -> Tensor:
     rows = rows / rows.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(rows.dtype).tiny)
     for j in range(rows.shape[1]):
         row, before = rows[:, j : j + 1], rows[:, :j]
-        once, twice = _cleaned(row, before), _cleaned(row, before)
+        once = _cleaned(row, before)
+        # Of the first row there is nothing to take.
+        twice = _cleaned(row, before) if j else once
         row.div_(twice).masked_fill_(twice <= 0.5 * once, 0.0)
     return rows
 
@@ -186,9 +228,9 @@ def matrix_of(shape: Sequence[int], rank: int) -> tuple[int, int, int]:
     return m, length, min(rank, m, length)
 
 
-def grouped(items: Iterable[T], by: Callable[[T], torch.Size]) -> list[list[T]]:
+def grouped(items: Iterable[T], by: Callable[[T], Hashable]) -> list[list[T]]:
     """Items that can be batched because ``by`` gives the same shape, in order of appearance."""
-    groups: dict[torch.Size, list[T]] = {}
+    groups: dict[Hashable, list[T]] = {}
     for item in items:
         groups.setdefault(by(item), []).append(item)
     return list(groups.values())
@@ -206,11 +248,44 @@ def normal(count: int, stream: int, device: torch.device | None = None) -> Tenso
     return centred.float().mul_(1 / math.sqrt(8 * (2**32 - 1) / 12))
 
 
-def _evenly_spaced(tensors: Sequence[Tensor]) -> Tensor | None:
-    """One (B, ...) view of tensors of one shape at equal distances in one storage, as in a bucket; else None."""
-    first = tensors[0]
-    steps = {b.storage_offset() - a.storage_offset() for a, b in pairwise(tensors)}
-    storages = {t.untyped_storage().data_ptr() for t in tensors}
-    if len(steps) != 1 or len(storages) != 1 or min(steps) <= 0:
-        return None
-    return first.as_strided((len(tensors), *first.shape), (steps.pop(), *first.stride()), first.storage_offset())
+def evenly_spaced(*lists: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Find what can be batched without a copy, as the pieces of a bucket often can.
+
+    Args:
+        lists: tensors, as many in each.
+
+    Yields:
+        Numbers of tensors which in every list have one shape and lie at equal distances in one storage.
+
+    >>> x = torch.zeros(70)
+    >>> list(evenly_spaced([x[0:10], x[15:25], x[40:44], x[30:40], x[50:60]]))
+    [[0, 1, 3], [4], [2]]
+    """
+
+    def step(i: int, j: int) -> list[int] | None:
+        """How far apart two are in every list; None: not in one storage, or the wrong way round."""
+        pairs = [(each[i], each[j]) for each in lists]
+        if any(a.untyped_storage()._cdata != b.untyped_storage()._cdata for a, b in pairs):
+            return None
+        steps = [int(b.storage_offset() - a.storage_offset()) for a, b in pairs]
+        return steps if min(steps) > 0 else None
+
+    def form(i: int) -> Hashable:
+        return tuple((each[i].shape, each[i].stride()) for each in lists)
+
+    for group in grouped(range(len(lists[0])), form):
+        run: list[int] = []
+        for i in group:
+            apart = step(run[-1], i) if run else None
+            if run and (apart is None or (len(run) > 1 and apart != step(run[-2], run[-1]))):
+                yield run
+                run = []
+            run.append(i)
+        yield run
+
+
+def batch_of(tensors: Sequence[Tensor], run: Sequence[int]) -> Tensor:
+    """One (B, ...) view of those that ``evenly_spaced`` found together."""
+    first, start = tensors[run[0]], tensors[run[0]].storage_offset()
+    step = tensors[run[1]].storage_offset() - start if len(run) > 1 else 0
+    return first.as_strided((len(run), *first.shape), (step, *first.stride()), start)

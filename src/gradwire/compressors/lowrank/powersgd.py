@@ -18,7 +18,7 @@ from gradwire.compressors.lowrank._products import (
     matrix_of,
     near_one_each,
     normal,
-    orthonormal,
+    orthonormal_each,
     solve_left,
     solve_right,
 )
@@ -26,6 +26,9 @@ from gradwire.errors import is_float32, is_int, require
 from gradwire.types import Field, Key, Layout, Payload, State
 
 __all__ = ["PowerSGD"]
+
+_STRETCH = 4
+"""How many times as long as another a row may be that is made orthonormal in the same call."""
 
 
 @dataclass(frozen=True)
@@ -123,19 +126,17 @@ class PowerSGD(MultiRound):
         self, xs: Sequence[Tensor], payloads: Sequence[Payload], states: Sequence[State], keys: Sequence[Key]
     ) -> Iterator[int]:
         items = [self._item(*each) for each in zip(xs, payloads, states, strict=True) if each[0].numel()]
-        # On a CPU those of one rank are multiplied in one call, on an accelerator those of one shape.
-        on_cpu = bool(items) and items[0].x.is_cpu
-        alike: list[list[_Factored]] = []
         for iteration in range(self.iterations):
             if items:
                 starts = near_one_each([item.q if iteration else item.warm for item in items])
                 items = [item._replace(start=start) for item, start in zip(items, starts, strict=True)]
-                alike = grouped(items, lambda item: item.q.shape[:1] if on_cpu else item.x.shape)
+            alike = grouped(items, lambda item: item.q.shape[0])
             for group in alike:
                 solve_left([item.x for item in group], [item.start for item in group], [item.p for item in group])
             yield 0
-            for thin in grouped(items, lambda item: item.p.shape):
-                torch._foreach_copy_([i.p for i in thin], list(orthonormal(torch.stack([i.p for i in thin])).unbind()))
+            # An operation costs an accelerator more than the zeros behind a short row.
+            stretch = 1 if items and items[0].p.is_cpu else _STRETCH
+            orthonormal_each([item.p for item in items], stretch)
             for group in alike:
                 solve_right([i.x for i in group], [i.p for i in group], [i.q for i in group])
             own = [(item.own, item.q) for item in items if item.own is not None]

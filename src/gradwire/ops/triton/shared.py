@@ -14,7 +14,7 @@ from gradwire.ops.triton.philox import philox_table
 from gradwire.ops.triton.status import flag_nonfinite
 from gradwire.ops.triton.tile import elements, number
 
-__all__ = ["accumulate", "copy_where", "fill_where", "momentum_update", "nonfinite", "philox", "swap"]
+__all__ = ["accumulate", "copy_where", "fill_where", "momentum_update", "nonfinite", "philox", "precondition", "swap"]
 
 
 @mergeable
@@ -113,6 +113,30 @@ def fill_where(out: Tensor, value: float, when: Tensor | None = None) -> None:
     """The operation on a GPU."""
     n, flag = out.numel(), None if when is None else when.view(torch.uint8)
     launch(_fill_where, (triton.cdiv(n, BLOCK),), out, float32(value), flag, n, BLOCK=BLOCK)
+
+
+@triton.jit
+def _precondition(
+    grad: tl.tensor,
+    scale: tl.tensor,
+    status: tl.tensor,
+    n: tl.tensor,
+    BLOCK: tl.constexpr,
+    program: tl.tensor = None,
+) -> None:
+    i = elements(BLOCK, program)
+    divisor = tl.load(scale + i, mask=i < n, other=1.0)
+    found = tl.div_rn(tl.load(grad + i, mask=i < n, other=0.0), tl.where(divisor == 0.0, 1.0, divisor))
+    tl.store(grad + i, found, mask=i < n)
+    if status is not None:
+        flag_nonfinite(found, status)
+
+
+@mergeable
+def precondition(grad: Tensor, scale: Tensor, status: Tensor | None = None) -> None:
+    """The operation on a GPU."""
+    n = grad.numel()
+    launch(_precondition, (triton.cdiv(n, BLOCK),), grad, scale, status, n, BLOCK=BLOCK)
 
 
 @triton.jit
