@@ -8,7 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gradwire.compressors.levels.qsgd import QSGD
 from gradwire.errors import ConfigError, GroupError
+from gradwire.exchange.exchange import Exchange
+from gradwire.exchange.policy import Policy
 from gradwire.group.agree import agree
 from gradwire.group.channel import Channel
 from gradwire.metrics import Metrics
@@ -72,3 +75,25 @@ def test_a_rank_that_fails_to_describe_itself_is_named_to_the_others() -> None:
 
 def test_a_failure_on_every_rank_keeps_its_type() -> None:
     assert run_ranks(2, _fail, [0, 1]) == ["ConfigError: x must be 1, got 2"] * 2
+
+
+def _of_other_sizes(rank: int, strategy: str, numel: int) -> str:
+    """Three equal steps, then one in which a rank's payloads are half as long."""
+    schedule = {"bits": lambda step: 2 if (rank, step) == (1, 3) else 4}
+    exchange = Exchange(QSGD(bits=4), strategy=strategy, group=dist.group.WORLD, policy=Policy(schedule=schedule))
+    try:
+        for _ in range(4):
+            exchange.begin_step()
+            exchange.run(torch.ones(numel), [("weight", (numel // 64, 64))])
+    except GroupError as error:
+        return str(error)
+    return f"nothing was raised in {exchange.step} steps"
+
+
+@pytest.mark.parametrize("numel", [2**12, 2**22])
+@pytest.mark.parametrize("strategy", ["allgather", "two_phase"])
+def test_messages_of_different_sizes_never_meet(strategy: str, numel: int) -> None:
+    """They are posted beside the digests, and every process hears of it and ends by itself."""
+    told = run_ranks(3, _of_other_sizes, strategy, numel, end=True)
+    expected = "ranks came apart: compressor.bits is 4 on ranks 0, 2; 2 on rank 1"
+    assert all(each.startswith(expected) for each in told), told

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire import registry
-from gradwire.comm.allreduce import AllReduce
 from gradwire.comm.base import Site, Strategy
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
@@ -180,7 +179,7 @@ class Exchange:
         overrides = {pattern: self._as_kept(each) for pattern, each in self.policy.overrides.items()}
         self.policy = dataclasses.replace(self.policy, overrides=overrides)
         memory, strategy = self.memory_for(self.compressor), self.strategy_for(self.compressor)
-        same = isinstance(strategy, AllReduce) and not overrides and not self.policy.schedule
+        same = strategy.sums and not overrides and not self.policy.schedule
         self._summed = same and memory.keeps_nothing and memory.dense is None
 
     def meet(self) -> None:

@@ -3,9 +3,10 @@
 Law: every conversation of a channel begins with the same exchange, whatever it is about: a digest of 32 bytes from each
 rank to each. It covers the call that the rank is in and all on which sizes depend; so ranks that are in different
 calls, or would send different sizes, find out from messages of one size, and all of them from the same rows. Only then
-the descriptions themselves move. On Gloo nothing else is posted before the rows have been compared. On NCCL a step must
-not wait for its host, so the rows are compared on the device and looked at in a later step: there, ranks that differ in
-size may hang until NCCL's watchdog ends them, or receive wrong values in that one step.
+the descriptions themselves move. On Gloo nothing that could meet a message of another size is posted before the rows
+have been compared. On NCCL a step must not wait for its host, so the rows are compared on the device and looked at in a
+later step: there, ranks that differ in size may hang until NCCL's watchdog ends them, or receive wrong values in that
+one step.
 """
 
 from __future__ import annotations

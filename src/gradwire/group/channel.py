@@ -7,8 +7,9 @@ Laws, each found by measuring Gloo:
     one thread issues all calls of one channel, on a process group that nobody else uses;
     Gloo sums and broadcasts what lies on a GPU, but cannot send it: such messages go by the host's memory;
     a message of another size than its receiver expects ends the process (SIGABRT), and no handler sees it. So every
-    conversation, a step or an agreement, begins with rows of one size (``group/agree.py``), and nothing else is
-    posted before these have been compared, but sums of whole buckets of DDP's, whose sizes DDP has agreed on;
+    conversation, a step or an agreement, begins with rows of one size (``group/agree.py``), and before these have
+    been compared nothing else is posted but messages that only one of their own size can meet, by their tag, and sums
+    of whole buckets of DDP's, whose sizes DDP has agreed on;
     what is called when a sum has arrived neither starts a collective nor waits for one.
 On NCCL ``wait`` orders streams and does not block the CPU; on Gloo it blocks the thread, until the group's timeout.
 After a failure the ranks no longer agree on what comes next, so every later call fails at once with the first error.
@@ -39,6 +40,10 @@ __all__ = ["Channel", "Traffic", "traffic_of"]
 
 _LAST_WORDS = 5.0
 """Seconds in which a rank that has lost a peer still sends to the others: one that reads nothing keeps it no longer."""
+
+
+_TAGS = 2**30
+"""Tags by which messages of different sizes are told from each other."""
 
 
 @dataclass
@@ -189,8 +194,11 @@ class Channel:
         if not peers:
             return
         self._begin()
+        self._refuse_after_failure()
+        finish = self._move(sends, receives, peers, tagged=True)
+        # The rows of this step came before these messages, so that nobody waits for each of them in turn.
         self.settle()
-        self._move(sends, receives, peers)()
+        finish()
         self._count(sum(sends[j].nbytes for j in peers), sum(receives[j].nbytes for j in peers))
 
     def broadcast(self, rows: Tensor) -> None:
@@ -252,14 +260,20 @@ class Channel:
         if self.failed is not None:
             raise GroupError(f"an earlier exchange failed: {self.failed}")
 
-    def _move(self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int]) -> Callable[[], None]:
-        """Start to receive from all peers and to send to them; all is there when the returned function was called."""
+    def _move(
+        self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int], tagged: bool = False
+    ) -> Callable[[], None]:
+        """Start to receive from all peers and to send to them; all is there when the returned function was called.
+
+        Args:
+            tagged: Gloo lets only messages of one size meet; else a message of another size ends the process.
+        """
         if not self._by_host(receives):
-            return partial(self._finish, self._post(sends, receives, peers))
+            return partial(self._finish, self._post(sends, receives, peers, tagged))
         with self.metrics.timed("communicate"):
             copies = {id(each): each.cpu() for each in sends}
             hosts = [torch.empty_like(each, device="cpu") for each in receives]
-        works = self._post([copies[id(each)] for each in sends], hosts, peers)
+        works = self._post([copies[id(each)] for each in sends], hosts, peers, tagged)
 
         def finish() -> None:
             self._finish(works)
@@ -273,7 +287,7 @@ class Channel:
         return not self.is_nccl and any(tensor.is_cuda for tensor in tensors)
 
     def _post(
-        self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int]
+        self, sends: Sequence[Tensor], receives: Sequence[Tensor], peers: Sequence[int], tagged: bool
     ) -> list[tuple[int | None, dist.Work | None]]:
         """Start to receive from all peers, then to send to them: each of the works with its peer."""
         incoming = [(j, receives[j]) for j in peers if receives[j].numel()]
@@ -291,7 +305,8 @@ class Channel:
             for j, tensor in tensors:
                 try:
                     with self.metrics.timed("communicate"):
-                        works.append((j, start(tensor, self.members[j], group=self.group)))
+                        tag = 1 + tensor.nbytes % _TAGS if tagged else 0
+                        works.append((j, start(tensor, self.members[j], group=self.group, tag=tag)))
                 except RuntimeError as error:
                     lost.append((j, error))
         if lost:
