@@ -36,7 +36,7 @@ loss_scale = 2
 """
 
 SUITES = sorted((ROOT / "benchmarks").glob("*.toml"))
-IN_PROGRESS = {"gpt"}
+IN_PROGRESS = {"auto", "gpt"}
 """Suites of which a part has been run."""
 
 

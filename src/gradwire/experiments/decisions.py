@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gradwire.auto.choices import DENSE
 from gradwire.auto.pilot import AutoPilot
 from gradwire.exchange.exchange import Exchange
 
@@ -13,6 +14,9 @@ __all__ = ["DecisionLog", "Entry"]
 Entry = dict[str, Any]
 """``step``, ``phase`` and ``buckets``: rows of ``bucket``, ``choice``, ``exposed`` and ``dense_exposed`` (seconds),
 ``error`` and ``budget``."""
+
+UNCOMPRESSED = ("watching", "probing")
+"""Phases in which all steps are uncompressed."""
 
 _KEPT = ("bucket", "elements", "choice", "exposed", "dense_exposed", "error", "budget")
 
@@ -45,6 +49,10 @@ class DecisionLog:
             told: what the pilot tells.
         """
         buckets = [{name: row.get(name) for name in _KEPT} for row in told["buckets"]]
+        if told["phase"] in UNCOMPRESSED:
+            # The pilot goes on telling what its last decision was.
+            plain = {"choice": DENSE.label, "error": None}
+            buckets = [row | plain | {"exposed": row["dense_exposed"]} for row in buckets]
         entry = {"step": step, "phase": told["phase"], "buckets": buckets}
         if not self.entries or _chosen(entry) != _chosen(self.entries[-1]):
             self.entries.append(entry)
