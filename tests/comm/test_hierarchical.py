@@ -10,6 +10,7 @@ import torch
 
 import gradwire
 from gradwire import registry
+from gradwire.bench.pretended import pretended_exchange
 from gradwire.comm.hierarchical import Hierarchical
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError
@@ -192,6 +193,22 @@ def test_an_overflow_under_ddp_leaves_every_residual() -> None:
         assert result["untouched"]
         assert result["skipped"] == [step == BAD for step in range(7)]
         assert result["digest"] == results[0]["topk"]["digest"]
+
+
+def bare() -> list[str]:
+    """Methods of a fixed size without a memory."""
+    made = [registry.build("compressors", name) for way, name in carried() if way == "two_phase"]
+    return [each.name for each in made if default_memory(each) == "none"]
+
+
+@pytest.mark.parametrize("name", bare())
+def test_a_step_asks_no_device(name: str) -> None:
+    """On the device without elements whoever asks for a value gets an error. A memory is asked once, for a new plan."""
+    exchange = pretended_exchange(registry.build("compressors", name), 4)
+    exchange.choose(exchange.compressor, strategy=TWO)
+    exchange.begin_step()
+    exchange.run(torch.empty(N, device="meta"), SHAPES)
+    assert 0 < exchange.counters.local_bytes < exchange.counters.bytes_sent
 
 
 def test_ranks_of_a_host_need_not_be_neighbours() -> None:
