@@ -64,7 +64,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Wire:
-    """What a link costs.
+    """The costs of a link.
 
     Args:
         workers: that meet, >= 1.

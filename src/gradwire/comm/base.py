@@ -32,7 +32,7 @@ __all__ = ["Kept", "Session", "Site", "Strategy"]
 
 
 class Kept(Protocol):
-    """What outlives a session, under the names of parameters; ``gradwire.exchange.residuals`` has it."""
+    """The store of what outlives a session, under the names of parameters; ``gradwire.exchange.residuals`` has it."""
 
     def keep(self, unit: Unit) -> Mapping[str, Tensor]:
         """Give the tensors of a unit's memory, by buffer: flat numbers, or codes."""
@@ -57,7 +57,7 @@ class Kept(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """Where a session runs, and who keeps what outlives it.
+    """The place where a session runs, and who keeps what outlives it.
 
     Args:
         channel: the collectives and the byte counters.

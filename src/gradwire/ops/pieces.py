@@ -35,7 +35,7 @@ class Each(tuple[Any, ...]):
 
 
 class Places:
-    """Where pieces lie in any flat tensor of ``length`` elements.
+    """The places at which pieces lie in any flat tensor of ``length`` elements.
 
     Args:
         length: of the flat tensor, or of each row of one with two dimensions.
@@ -149,12 +149,12 @@ class Pieces:
 
     @property
     def device(self) -> torch.device:
-        """That of the tensor."""
+        """The device of the tensor."""
         return self.base.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the tensor."""
+        """The type of the tensor."""
         return self.base.dtype
 
     def float(self) -> Pieces:

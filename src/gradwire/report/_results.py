@@ -27,7 +27,7 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {"train": checked_run, "replay": che
 
 @dataclass(frozen=True)
 class Results:
-    """What was measured.
+    """The results that were measured.
 
     Args:
         runs: trainings; of several with equal settings the one that counts, which is the last that did not fail.
