@@ -58,7 +58,7 @@ class Round:
 
     @property
     def nbytes(self) -> float:
-        """What the link needs time for: it is full duplex."""
+        """The bytes that the link needs time for: it is full duplex."""
         return max(self.sent, self.received)
 
 

@@ -191,7 +191,7 @@ class Residuals:
         return found | shards
 
     def tensors_of(self, name: str) -> list[Tensor]:
-        """What is kept for each element of a parameter, its part of the shards that are owned here included."""
+        """Collect what is kept for each element of a parameter, its part of the shards that are owned here included."""
         own = [
             tensors[name]
             for buffer, tensors in self.worker.items()

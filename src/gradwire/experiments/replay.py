@@ -68,7 +68,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What is replayed.
+    """The plan of a replay.
 
     Args:
         model: as ``gradwire models`` has it.
@@ -108,7 +108,7 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class Result:
-    """What one worker saw of the steps that counted. ``interface_bytes`` is None on the loopback."""
+    """The figures that one worker saw of the steps that counted. ``interface_bytes`` is None on the loopback."""
 
     seconds: list[float]
     bytes_sent: float | None

@@ -31,7 +31,7 @@ __all__ = ["Batch", "Message", "Part", "Piece", "Unit", "fill_nonfinite", "nonfi
 
 @dataclass
 class Unit:
-    """What is compressed at once: one parameter, or neighbours joined where the method is element-wise.
+    """The parameters that are compressed at once: one, or neighbours joined where the method is element-wise.
 
     ``compressor`` may be replaced between steps by one with the same layout (a scheduled threshold).
 
@@ -141,7 +141,7 @@ class Keys:
 
     @property
     def step(self) -> int:
-        """That of the key."""
+        """The step of the key."""
         return self._key.step
 
     def stream(self, *, common: bool = False) -> Each:
