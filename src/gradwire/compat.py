@@ -50,7 +50,7 @@ _NAMES = {"adaq": "adaptive_threshold", "onebit": "onebit_sgd", "sketch": "sketc
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """What ``compress_ddp`` and ``compress_optimizer`` take in place of a compressor.
+    """The arguments that ``compress_ddp`` and ``compress_optimizer`` take in place of a compressor.
 
     Args:
         compressor: the method.

@@ -1,4 +1,4 @@
-"""What can go wrong, by whose fault.
+"""Errors, by whose fault they are.
 
     GradwireError
     ├── ConfigError (ValueError)   the caller: a parameter, a tensor or a call that cannot work
@@ -58,7 +58,7 @@ def require(ok: bool, name: str, allowed: str, given: object) -> None:
 
 
 class Told(str):
-    """What ``require`` was given, in words: printed as it stands, where a string would be quoted.
+    """A value that ``require`` was given, in words: printed as it stands, where a string would be quoted.
 
     >>> require(False, "states", "at least one", Told("none"))
     Traceback (most recent call last):
@@ -72,7 +72,7 @@ class Told(str):
 
 
 def _instead(given: object) -> str:
-    """What to write in place of a class of gradwire's, or of one made from it."""
+    """Say what to write in place of a class of gradwire's, or of one made from it."""
     ours = isinstance(given, type) and any(base.__module__.split(".")[0] == "gradwire" for base in given.__mro__)
     return f", a class: write {given.__name__}(...), an object" if isinstance(given, type) and ours else ""
 

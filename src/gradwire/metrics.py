@@ -1,4 +1,4 @@
-"""What an exchange did, in plain numbers.
+"""Metrics: what an exchange did, in plain numbers.
 
 Law: bytes are counted where they are handed to a collective, times the number of links they cross, so that the
 figure is the traffic of this rank and not an estimate from the method's name.

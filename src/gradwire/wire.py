@@ -72,7 +72,7 @@ class Packing:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each payload starts, in bytes."""
+        """The places at which payloads start, in bytes."""
         return self._edges[:-1]
 
     @property
@@ -103,7 +103,7 @@ class Packing:
 
 
 class Frame(NamedTuple):
-    """What a frame holds: ``compressor.decompress(payload, shape)`` gives the tensor."""
+    """The contents of a frame: ``compressor.decompress(payload, shape)`` gives the tensor."""
 
     compressor: Compressor
     shape: tuple[int, ...]

@@ -67,7 +67,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class AdviceRow:
-    """What is predicted of a candidate.
+    """The prediction for a candidate.
 
     Args:
         label: of the candidate.

@@ -35,7 +35,7 @@ DENSE = "ddp"
 
 @dataclass(frozen=True)
 class Setting:
-    """What is compared.
+    """The setting of a comparison.
 
     Args:
         models: as ``gradwire models`` has them.

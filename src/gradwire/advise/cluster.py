@@ -26,7 +26,7 @@ __all__ = ["Cluster", "worlds"]
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a step runs.
+    """The machines on which a step runs.
 
     Args:
         workers: in all, >= 2.

@@ -156,7 +156,7 @@ def from_config_of(method: str, strategy: str) -> Choice:
 
 
 def from_config(config: Mapping[str, Any]) -> Choice:
-    """What ``Choice.to_config`` gave.
+    """Read what ``Choice.to_config`` gave.
 
     Raises:
         ConfigError: it is not of that form, or names what there is not.
@@ -210,7 +210,7 @@ def _serves(choice: Choice, workers: int) -> bool:
 
 
 def _bytes(choice: Choice, workers: int) -> float:
-    """What a rank sends of a tensor, about."""
+    """Estimate the bytes that a rank sends of a tensor."""
     size = choice.compressor.traffic(_SHAPE)
     return (workers - 1) * size if choice.strategy.gathers else 2 * (workers - 1) / workers * size
 

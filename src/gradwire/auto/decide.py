@@ -26,7 +26,7 @@ ALIKE = 0.01
 
 @dataclass(frozen=True)
 class Option:
-    """What a choice does to a bucket.
+    """The effects of a choice on a bucket.
 
     Args:
         seconds: that the thread is busy with it.

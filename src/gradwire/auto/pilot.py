@@ -246,11 +246,11 @@ class AutoPilot:
             run.mean = torch.dot(flat, flat) / multiplied**2
 
     def to_config(self) -> dict[str, Any]:
-        """What all ranks must have been given alike."""
+        """Everything that all ranks must have been given alike."""
         return {"budget": self.budget.name, "decisions": self._replayed}
 
     def metrics(self) -> dict[str, Any]:
-        """What was chosen, and why; plain numbers and words."""
+        """The choices and their reasons; plain numbers and words."""
         seen, wire = self._seen, self._wire
         return {
             "budget": self.budget.name,
@@ -461,7 +461,9 @@ class AutoPilot:
         if self.exchange.channel.rank == 0:
             log.info("auto: uncompressed steps again, to see how they do: %s", why)
         self._switch({})
-        self.phase, self._watched = "watching", 0
+        self._watched = 0
+        if self._seen is not None:
+            self._why = self._reasons(self._seen, [DENSE] * len(self._seen.buckets))
 
     # Predictions.
 
@@ -499,7 +501,7 @@ class AutoPilot:
         return self._own.get(key, probed.seconds if probed is not None else 0.0)
 
     def _seconds(self, params: Sequence[Named], choice: Choice) -> float:
-        """What the thread would be busy with a bucket."""
+        """Predict the seconds that the thread would be busy with a bucket."""
         assert self._wire is not None
         sent = self._traffic(params, choice)
         # One that was not in use yet is taken to miss the model as much as those that were.

@@ -27,7 +27,7 @@ __all__ = ["PipelineJob", "PipelineStep", "compressed_step", "dense_step", "slow
 
 @dataclass(frozen=True)
 class PipelineJob:
-    """What the communication thread does for one bucket.
+    """The work of the communication thread for one bucket.
 
     Args:
         encode: seconds of the processor before the first message.

@@ -36,7 +36,7 @@ RUNS = 3
 
 @dataclass(frozen=True)
 class Probed:
-    """What was measured of a choice on a bucket.
+    """The measurements of a choice on a bucket.
 
     Args:
         seconds: of encoding and decoding, of the whole bucket.

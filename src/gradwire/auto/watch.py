@@ -69,7 +69,7 @@ class BucketRun:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its parameters."""
+        """The names of its parameters."""
         return tuple(name for name, _ in self.params)
 
     @property
@@ -94,7 +94,7 @@ class StepRecord:
 
     @property
     def buckets(self) -> list[tuple[Named, ...]]:
-        """What was exchanged together."""
+        """The buckets, each of which was exchanged together."""
         return [run.params for run in self.runs]
 
 

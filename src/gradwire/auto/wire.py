@@ -58,13 +58,13 @@ class Round:
 
     @property
     def nbytes(self) -> float:
-        """What the link needs time for: it is full duplex."""
+        """The bytes that the link needs time for: it is full duplex."""
         return max(self.sent, self.received)
 
 
 @dataclass(frozen=True)
 class Wire:
-    """What a link costs.
+    """The costs of a link.
 
     Args:
         workers: that meet, >= 1.

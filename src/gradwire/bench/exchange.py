@@ -91,7 +91,7 @@ class Rival:
 
 @dataclass(frozen=True)
 class ExchangePlan:
-    """What is exchanged.
+    """The plan of what is exchanged.
 
     Args:
         model: its name, for the rows.
@@ -188,7 +188,7 @@ class _Buckets:
 
 
 def _step(rival: Rival, buckets: _Buckets, exchange: Exchange | None, group: Any, world: int) -> Callable[[], None]:
-    """What averages all buckets once."""
+    """Make a function that averages all buckets once."""
     pairs = list(zip(buckets.flats, buckets.params, strict=True))
     if rival.hook is not None:
         runner = HookRunner(rival.hook, group)

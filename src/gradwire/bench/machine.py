@@ -1,4 +1,4 @@
-"""Where a figure was measured: without it, no figure means anything."""
+"""The machine on which a figure was measured: without it, no figure means anything."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def machine() -> str:
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -43,7 +43,7 @@ class Neighbours:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        script = str(Path(__file__).with_name("_neighbour.py"))
+        script = str(Path(__file__).with_name("_busy_process.py"))
         with ExitStack() as stack:
             for _ in range(self.count):
                 process = subprocess.Popen([sys.executable, "-I", "-S", script], stdin=subprocess.PIPE)

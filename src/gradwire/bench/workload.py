@@ -67,7 +67,7 @@ class Workload:
 
     @property
     def payload(self) -> Payload:
-        """That of the first rank."""
+        """The payload of the first rank."""
         return self.of_rank(0)
 
     def of_rank(self, rank: int) -> Payload:

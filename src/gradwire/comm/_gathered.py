@@ -1,4 +1,4 @@
-"""What ``allgather`` and ``broadcast`` share: every rank gets every payload."""
+"""The common part of ``allgather`` and ``broadcast``: every rank gets every payload."""
 
 from __future__ import annotations
 

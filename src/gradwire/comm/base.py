@@ -36,7 +36,7 @@ compression costs quality and time; from 5 workers on the traffic decides."""
 
 
 class Kept(Protocol):
-    """What outlives a session, under the names of parameters; ``gradwire.exchange.residuals`` has it."""
+    """The store of what outlives a session, under the names of parameters; ``gradwire.exchange.residuals`` has it."""
 
     def keep(self, unit: Unit) -> Mapping[str, Tensor]:
         """Give the tensors of a unit's memory, by buffer: flat numbers, or codes."""
@@ -61,7 +61,7 @@ class Kept(Protocol):
 
 @dataclass(frozen=True)
 class Site:
-    """Where a session runs, and who keeps what outlives it.
+    """The place where a session runs, and who keeps what outlives it.
 
     Args:
         channel: the collectives and the byte counters.

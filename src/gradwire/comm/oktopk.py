@@ -191,6 +191,6 @@ def _added(lists: Sequence[PlacedValues], lo: int, hi: int) -> PlacedValues:
 
 
 def _largest(sums: PlacedValues, least: float) -> PlacedValues:
-    """What is not below ``least``; NaN is not."""
+    """Select what is not below ``least``; NaN is not."""
     chosen = ~(sums.values.abs() < least)
     return PlacedValues(sums.places[chosen], sums.values[chosen])

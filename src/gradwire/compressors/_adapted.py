@@ -34,7 +34,7 @@ SUMMABLE = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Probe:
-    """What ``compress`` gave for zeros of one shape."""
+    """The form of what ``compress`` gave for zeros of one shape."""
 
     forms: tuple[Form, ...]
     ctx: Any
@@ -265,7 +265,7 @@ class Adapted(Compressor):
 
 
 def pair(name: str, result: Any) -> tuple[Sequence[Tensor], Any]:
-    """What ``compress`` returned, if it is a pair of tensors and ctx."""
+    """Give back what ``compress`` returned, if it is a pair of tensors and ctx."""
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], list | tuple):
         raise ConfigError(f"{name}.compress must return ([tensor, ...], ctx), got {type(result).__name__}")
     if not result[0]:

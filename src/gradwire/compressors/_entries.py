@@ -71,7 +71,7 @@ def fill(used: Tensor, stream: Tensor, *parts: Tensor) -> None:
 
 
 def in_use(used: Tensor, stream: Tensor) -> int:
-    """What ``used`` says, but never more than there is: a decoder must survive what a peer sent."""
+    """Read what ``used`` says, but never more than there is: a decoder must survive what a peer sent."""
     return min(max(int(used), 0), stream.numel())
 
 

@@ -1,4 +1,4 @@
-"""What sparsifiers share: a payload that comes apart into values and places.
+"""The common part of sparsifiers: a payload that comes apart into values and places.
 
     select(x, values, places)          values[j] = x[place j]
     scatter(values, places, out, s)    out[place j] += s * values[j]

@@ -250,7 +250,7 @@ class Compressor(Configuration, ABC):
         return
 
     def init_state(self, shape: Sequence[int], key: Key, device: torch.device | None = None) -> State:
-        """What the method remembers between steps besides the residual; most remember nothing."""
+        """Make what the method remembers between steps besides the residual; most remember nothing."""
         return {}
 
     @abstractmethod

@@ -114,11 +114,11 @@ class SimpleCompressor(ABC):
         return torch.stack(list(tensors)).sum(0)
 
     def init_state(self, shape: Sequence[int], device: torch.device) -> State:
-        """What ``state[name]`` holds before the first call: every key that will ever be used, with its final shape."""
+        """Make the first ``state[name]``: every key that will ever be used, with its final shape."""
         return {}
 
     def memory_compensate(self, tensor: Tensor, name: str) -> Tensor:
-        """What is compressed instead of ``tensor``; the other half of ``memory_update``."""
+        """Give what is compressed instead of ``tensor``; the other half of ``memory_update``."""
         return tensor
 
     def memory_update(

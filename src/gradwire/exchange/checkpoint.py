@@ -1,4 +1,4 @@
-"""What an exchange saves, and how it is carried to another number of workers.
+"""Checkpoints: what an exchange saves, and how it is carried to another number of workers.
 
     {"version": 1, "world": W, "step": s, "ranks": {"0": {"worker", "states", "sessions", "owned", "tensors"}, ...},
      "method": JSON of the compressor and its memory}
@@ -148,7 +148,7 @@ def checked_rank(state: Mapping[str, Any], rank: int | str) -> Mapping[str, Any]
 def of_rank(
     state: Mapping[str, Any], rank: int, world: int, on_resize: str, squared: Collection[str]
 ) -> Mapping[str, Any]:
-    """What a rank of a group keeps of a state that was checked.
+    """Cut out what a rank of a group keeps of a state that was checked.
 
     Args:
         squared: buffers in squared units.
@@ -188,7 +188,7 @@ def check_names(
 
 
 def resized(state: Mapping[str, Any], rank: int, squared: Collection[str]) -> dict[str, Any]:
-    """What rank ``rank`` keeps of a state of another number of ranks.
+    """Compute what rank ``rank`` keeps of a state of another number of ranks.
 
     Args:
         squared: buffers in squared units.
@@ -226,7 +226,7 @@ def folded(entry: Mapping[str, Any], world: int) -> dict[str, Any]:
 
 
 def add_shards(total: Tensor, ranks: Iterable[Mapping[str, Any]], name: str, world: int) -> None:
-    """What an owner keeps counts in the mean, so ``world`` times in the sum."""
+    """Add what owners keep, which counts in the mean, so ``world`` times in the sum."""
     for lo, view in shards_of(ranks, name):
         total[lo : lo + view.numel()].add_(view, alpha=world)
 

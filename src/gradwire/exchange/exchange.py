@@ -55,7 +55,7 @@ Assigned = Mapping[str, tuple[Compressor, Strategy]]
 
 
 class Pilot(Protocol):
-    """Who watches an exchange and gives its parameters methods, as ``gradwire.auto`` does."""
+    """An observer that watches an exchange and gives its parameters methods, as ``gradwire.auto`` does."""
 
     def scatter(self) -> None:
         """Gradients are reduced to their owners, not averaged: said once, before the first step."""
@@ -78,11 +78,11 @@ class Pilot(Protocol):
         ...
 
     def metrics(self) -> dict[str, Any]:
-        """What was chosen, and why."""
+        """The choices, and the reasons for them."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on, ready for JSON."""
+        """The state that is needed to go on, ready for JSON."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -456,7 +456,7 @@ class Exchange:
         return bad
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank must save to continue bit for bit: memories, states of the methods, and the step.
+        """Everything that this rank must save to continue bit for bit: memories, states of the methods, and the step.
 
         Plain dicts, numbers and tensors, below the rank's number; the tensors are those in use.
         """
@@ -467,7 +467,7 @@ class Exchange:
         return {**state, "method": self.method(), **moment, **pilot}
 
     def method(self) -> str:
-        """What residuals arise from, as JSON: the main compressor and its memory."""
+        """The methods from which residuals arise, as JSON: the main compressor and its memory."""
         memory = self.memory_for(self.compressor)
         config = {"compressor": self.compressor.to_config(), "memory": memory.to_config()}
         return json.dumps(config, sort_keys=True, default=plain)
@@ -593,7 +593,7 @@ class Exchange:
         require(fits, "flat", form, Told(f"{flat.dtype} of shape {tuple(flat.shape)}"))
 
     def plan(self, params: Sequence[Named]) -> Plan:
-        """What is made once for a bucket of these parameters, for the compressor of this step; all ranks call alike."""
+        """Find or make the plan of a bucket for the compressor of this step; all ranks call alike."""
         names = tuple(name for name, _ in params)
         main = self.policy.at(self.step - 1, self.compressor)
         plan = self._plans.get(names)

@@ -1,4 +1,4 @@
-"""What is made once for a bucket, and how its parameters are grouped."""
+"""Plans, which are made once for a bucket, and how its parameters are grouped."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def grouped(
     policy: Policy,
     memory_for: Callable[[Compressor], Memory],
 ) -> tuple[list[Unit], list[tuple[int, int]], int]:
-    """What is compressed at once, the ranges that travel dense, and the number of elements.
+    """Find what is compressed at once, the ranges that travel dense, and the number of elements.
 
     Args:
         main: the compressor of a parameter that has no override, by its name.

@@ -1,4 +1,4 @@
-"""Which parameter gets which compressor, and when."""
+"""Policies: which parameter gets which compressor, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who keeps what between steps: every residual and state under its parameter's name.
+"""The store of what is kept between steps: every residual and state under its parameter's name.
 
 Law: a name finds its tensor whatever the buckets look like. A plan asks for contiguous tensors of the units it has;
 what was kept under the members' names moves there, and the old storage is forgotten. What a shard's owner kept for a
@@ -75,7 +75,7 @@ class Residuals:
         return self.states[unit.name]
 
     def recall(self, unit: Unit, fresh: State) -> State:
-        """What a session keeps for a unit from one step to the next, ``fresh`` at first."""
+        """Give what a session keeps for a unit from one step to the next, ``fresh`` at first."""
         return self.sessions.setdefault(unit.name, fresh)
 
     def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
@@ -135,7 +135,7 @@ class Residuals:
         return float(torch.stack(norms).norm()) if norms else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept, but for what only takes a step back, by parameter name; the tensors are those in use."""
+        """The tensors in use, by parameter name, without those that only take a step back."""
         worker = {buffer: dict(tensors) for buffer, tensors in self.worker.items() if buffer not in self._transient}
         owned: dict[str, dict[str, dict[str, Tensor]]] = {}
         for (name, buffer, lo, _), view in self._shards().items():
@@ -191,7 +191,7 @@ class Residuals:
         return found | shards
 
     def tensors_of(self, name: str) -> list[Tensor]:
-        """What is kept for each element of a parameter, its part of the shards that are owned here included."""
+        """Collect what is kept for each element of a parameter, its part of the shards that are owned here included."""
         own = [
             tensors[name]
             for buffer, tensors in self.worker.items()

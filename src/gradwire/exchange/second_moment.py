@@ -153,7 +153,7 @@ def _squares(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _place(lo: int, hi: int, step: int, least: int) -> tuple[int, int]:
-    """Where the sample of a tensor lies; it moves from step to step."""
+    """Find where the sample of a tensor lies; it moves from step to step."""
     size = min(hi - lo, max(least, (hi - lo) // SHARE))
     lo += int(step * _TURN % 1 * (hi - lo - size + 1))
     return lo, lo + size

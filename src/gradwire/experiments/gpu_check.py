@@ -83,7 +83,7 @@ Row = dict[str, Any]
 
 @dataclass
 class PartReport:
-    """What a part found.
+    """The findings of a part.
 
     Args:
         name: as in the module's list.
@@ -107,7 +107,7 @@ class PartReport:
 
 @dataclass
 class GpuReport:
-    """What the check found.
+    """The findings of the check.
 
     Args:
         where: the machine and its GPU.

@@ -61,7 +61,7 @@ PLAIN = "texts, finite numbers, true or false, and lists or tables of these"
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is told to run.
+    """The work that a worker is told to do.
 
     Args:
         settings: of the run.

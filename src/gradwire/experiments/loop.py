@@ -119,7 +119,7 @@ class Loop:
         return inside
 
     def params(self) -> list[Named]:
-        """What is averaged."""
+        """The parameters that are averaged."""
         return [(name, tuple(param.shape)) for name, param in self.module.named_parameters() if param.requires_grad]
 
     @property

@@ -99,7 +99,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What is replayed.
+    """The plan of a replay.
 
     Args:
         model: as ``gradwire models`` has it.
@@ -142,8 +142,8 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class Result:
-    """What one worker saw of the steps that counted. ``interface_bytes`` is None on the loopback, ``decisions`` where
-    nothing decides.
+    """The figures that one worker saw of the steps that counted. ``interface_bytes`` is None on the loopback,
+    ``decisions`` where nothing decides.
     """
 
     seconds: list[float]

@@ -69,7 +69,7 @@ where float16 itself is summed (``fp16`` over ``allreduce``), nor where an unbia
 
 @dataclass(frozen=True)
 class SoakPlan:
-    """What to do.
+    """The plan of what is done.
 
     Args:
         seconds: that the training takes, at least; 0: as long as ``steps``.
@@ -88,7 +88,7 @@ class SoakPlan:
 
 @dataclass(frozen=True)
 class SoakReport:
-    """What came of it.
+    """The outcome of a soak.
 
     Args:
         steps: that count, and those that were made again after a restart.
@@ -158,7 +158,7 @@ def soak(plan: SoakPlan, timeout: float = 120.0) -> SoakReport:
 
 
 def work(plan: SoakPlan) -> dict[str, Any]:
-    """What each worker does."""
+    """Do the work of one worker."""
     return Soaked(plan).run()
 
 

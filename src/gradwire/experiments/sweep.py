@@ -85,7 +85,7 @@ class Standing:
 
     @property
     def seconds(self) -> float | None:
-        """That what is left will take; None: not known."""
+        """Seconds that what is left will take; None: not known."""
         return self.estimates.total(job.settings for job in self.left)
 
 
@@ -101,7 +101,7 @@ def standing(order: Order) -> Standing:
 
 
 def known(order: Order) -> list[Record]:
-    """What is in the file."""
+    """The records that are in the file."""
     return list(read(order.results)) if order.results.exists() else []
 
 

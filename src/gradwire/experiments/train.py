@@ -22,7 +22,7 @@ __all__ = ["Run", "train"]
 
 @dataclass(frozen=True)
 class Run:
-    """What a worker saw. Times are means of a step in seconds.
+    """The figures that a worker saw. Times are means of a step in seconds.
 
     ``compute`` is the training thread's CPU time; ``compress``, ``communicate`` and ``decompress`` are the wall time of
     the thread that talks to the network. They overlap, and ``communicate`` includes waiting for the slowest worker.

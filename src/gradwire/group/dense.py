@@ -1,4 +1,4 @@
-"""What travels uncompressed: small tensors together, excluded ones, and everything during a dense warm-up."""
+"""Uncompressed means: small tensors together, excluded ones, and everything during a dense warm-up."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DenseSession:
 
 
 class DenseMean:
-    """What travels uncompressed, on its way: a call waits for it, and tells whether it has a value that is not finite.
+    """An uncompressed mean on its way: a call waits for it, and tells whether it has a value that is not finite.
 
     Args:
         packed: where the mean will be.

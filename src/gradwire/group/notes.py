@@ -1,4 +1,4 @@
-"""What ranks leave for each other in the store of the default group: who has come, and who waited for whom.
+"""Notes that ranks leave for each other in the store of the default group: who has come, and who waited for whom.
 
 Law: a connection that fails tells a rank that a peer is lost, not why; only the peer knows that. So a rank whose
 exchange fails writes down for whom it waited, and reads what the lost ones have written. While all is well nothing is
@@ -72,7 +72,7 @@ def timeout_of(group: dist.ProcessGroup | None, device: torch.device | None = No
 
 
 def explain(group: dist.ProcessGroup | None, loss: Loss, error: Exception) -> str:
-    """What to tell the user of an exchange that failed: the peers, the seconds and the option, as far as is known."""
+    """Explain why an exchange failed: the peers, the seconds and the option, as far as is known."""
     seconds = timeout_of(group)
     notes = within(DEADLINE, lambda store: _swap(store, f"gradwire/lost/{group.group_name}", loss)) if group else None
     where = f"rank {loss.rank} of {loss.world} in {loss.doing}"
@@ -153,7 +153,7 @@ def count(key: str) -> int:
 
 
 def within(seconds: float, ask: Callable[[Any], T], apart: bool = False) -> T | None:
-    """What ``ask`` gets from the store, or None if that fails or takes longer.
+    """Give what ``ask`` gets from the store, or None if that fails or takes longer.
 
     Args:
         apart: over a connection of its own, because another thread waits on that of the store.

@@ -22,6 +22,7 @@ from gradwire.compressors.base import Compressor, MultiRound
 from gradwire.errors import WireError
 from gradwire.memory.base import Memory
 from gradwire.ops import Each, Pieces, Places
+from gradwire.ops.stored import form_of
 from gradwire.types import ALIGNMENT, Key, Payload, State, align, tensor_id
 from gradwire.wire import Packing, sent_nbytes
 
@@ -30,7 +31,7 @@ __all__ = ["Batch", "Message", "Part", "Piece", "Unit", "fill_nonfinite", "nonfi
 
 @dataclass
 class Unit:
-    """What is compressed at once: one parameter, or neighbours joined where the method is element-wise.
+    """The parameters that are compressed at once: one, or neighbours joined where the method is element-wise.
 
     ``compressor`` may be replaced between steps by one with the same layout (a scheduled threshold).
 
@@ -140,7 +141,7 @@ class Keys:
 
     @property
     def step(self) -> int:
-        """That of the key."""
+        """The step of the key."""
         return self._key.step
 
     def stream(self, *, common: bool = False) -> Each:
@@ -165,7 +166,8 @@ class Batch:
         self._places: Places | None = None
         if self.several:
             names = pieces[0].kept
-            found = {name: Pieces.of([piece.kept[name].view(-1) for piece in pieces]) for name in names}
+            blocks = {name: form_of(tensor).block for name, tensor in names.items()}
+            found = {name: Pieces.of([piece.kept[name].view(-1) for piece in pieces], blocks[name]) for name in names}
             states = {name: Pieces.of([piece.state[name].view(-1) for piece in pieces]) for name in pieces[0].state}
             self.whole = None not in [*found.values(), *states.values()]
             self.kept, self.state = cast("dict[str, Tensor]", found), cast(State, states)

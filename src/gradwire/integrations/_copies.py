@@ -21,7 +21,7 @@ log = logging.getLogger("gradwire")
 
 
 class CopiedState:
-    """What a copy has in place of the state of the model that was copied: a name, and nothing that exchanges."""
+    """A stand-in of a copy for the state of the model that was copied: a name, and nothing that exchanges."""
 
     def __init__(self, method: str) -> None:
         self.method = method

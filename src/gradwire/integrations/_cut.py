@@ -67,7 +67,7 @@ class Sharded:
         return rooms[:, : self.chunk].reshape(-1)
 
     def stored(self, flat: Tensor, form: StoredForm) -> Tensor:
-        """What ``taken`` takes these elements from."""
+        """The tensor from which ``taken`` takes these elements from."""
         if not form.block:
             return flat
         rooms = flat.new_zeros(self.world, self.room(form))

@@ -32,7 +32,7 @@ __all__ = ["InnerReduceScatter", "RankGrid", "agreed_along", "cut_of", "grid_of"
 
 @dataclass(frozen=True)
 class RankGrid:
-    """Where this rank is.
+    """The place of this rank in a grid.
 
     Args:
         shard: the mesh of one dimension over whose ranks the rows are cut.
@@ -54,7 +54,7 @@ class RankGrid:
 def grid_of(
     infos: Sequence[Any], sharded: Mapping[str, Any], replicate: DeviceMesh | Literal[False] | None
 ) -> RankGrid:
-    """Where this rank is on the mesh of a module.
+    """Find the place of this rank on the mesh of a module.
 
     Args:
         infos: what FSDP knows of the mesh of each module, of which the largest counts; none: the parameters say where

@@ -92,7 +92,7 @@ def check_replicas(replicate: Any, mesh: DeviceMesh) -> None:
 
 
 def replicas_left_out(mesh: DeviceMesh, replicate: DeviceMesh | None) -> str | None:
-    """What to say where ranks of the job take no part and may hold replicas.
+    """Say what to do where ranks of the job take no part and may hold replicas.
 
     Returns:
         A sentence; None: all ranks take part, or those that do not hold other parameters.

@@ -61,7 +61,7 @@ class Regroup:
         self._views = {}
 
     def settle(self, exchanged: Future[None]) -> None:
-        """What became of the exchange is what becomes of every bucket that was held."""
+        """End every bucket that was held as the exchange ended."""
         try:
             self._all.set_result(exchanged.wait())
         except Exception as error:

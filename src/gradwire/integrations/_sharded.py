@@ -102,7 +102,7 @@ class ShardedState(ExchangeState):
         release(self.exchange)
 
     def state_dict(self) -> dict[str, Any]:
-        """What DDP's state saves; between replicas each rank's is that of its own shard."""
+        """The state that DDP's saves; between replicas each rank's is that of its own shard."""
         state = super().state_dict()
         if not self.shards and self.tensor_parts == 1:
             return state
@@ -110,7 +110,7 @@ class ShardedState(ExchangeState):
 
     @property
     def place(self) -> int:
-        """Where in a checkpoint the state of this rank's line of ranks is."""
+        """The place in a checkpoint at which the state of this rank's line of ranks is."""
         return self.tensor_part * max(self.shards, 1) + self.shard
 
     @property
@@ -140,7 +140,7 @@ class ShardedState(ExchangeState):
 
 
 class ReduceScatter:
-    """What FSDP calls in place of ``reduce_scatter_tensor``, for one module.
+    """The function that FSDP calls in place of ``reduce_scatter_tensor``, for one module.
 
     Args:
         trained: gives the parameters of the module that are trained now, in the order of FSDP's buffer.

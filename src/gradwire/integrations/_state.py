@@ -61,7 +61,7 @@ class Units:
 
     @staticmethod
     def told(scaler: Any, lr_correction: object) -> dict[str, Any]:
-        """What all ranks must agree on: a rank that follows alone would keep its residual in a unit of its own."""
+        """The facts that ranks must agree on: one that follows alone would keep its residual in a unit of its own."""
         enabled = getattr(scaler, "is_enabled", lambda: scaler is not None)
         return {"scaler": bool(enabled()), "lr_correction": lr_correction not in (None, False)}
 
@@ -94,7 +94,7 @@ class Units:
         self._ahead[:] = [self.now()]
 
     def read(self) -> Reading:
-        """What was read ahead, or else the scale and the rates of now."""
+        """Give what was read ahead, or else the scale and the rates of now."""
         return self._ahead.pop() if self._ahead else self.now()
 
     def now(self) -> Reading:
@@ -217,7 +217,7 @@ class ExchangeState:
         return self.exchange.metrics()
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank must save to continue bit for bit: plain dicts, numbers, and the tensors in use.
+        """Everything that this rank must save to continue bit for bit: plain dicts, numbers, and the tensors in use.
 
         With ``torch.distributed.checkpoint`` pass the state itself; read it with ``gradwire.read_checkpoint``.
         """

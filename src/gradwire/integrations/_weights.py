@@ -55,7 +55,7 @@ def weight_code(weights: Any) -> Compressor | None:
 
 
 class WeightWire:
-    """What the modules of a model share: the method, the group and the counters.
+    """The common part of the modules of a model: the method, the group and the counters.
 
     Args:
         group: over whose ranks the weights are sharded.
@@ -88,7 +88,7 @@ class WeightWire:
 
 
 class WeightGather:
-    """What FSDP calls in place of its all-gather, for one module.
+    """The function that FSDP calls in place of its all-gather, for one module.
 
     Args:
         cuts: the module's parameters, in the order of FSDP's buffer.

@@ -50,7 +50,7 @@ CALLER = Caller(
 
 
 class GradwireState(ExchangeState):
-    """What the hook knows: the names of the parameters, the exchange, and the thread that talks to the network.
+    """The state of the hook: the names of the parameters, the exchange, and the thread that talks to the network.
 
     Args:
         model: the DDP model, compiled or not, or the module inside it.
@@ -151,7 +151,7 @@ class GradwireState(ExchangeState):
         self.exchange.channel.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What every state saves, and the parameters of each bucket, in which the next step's gradients travel."""
+        """The state that every integration saves, and the parameters of each bucket of the next step."""
         return {**super().state_dict(), "buckets": json.dumps(self._buckets)}
 
     def load_state_dict(self, state: Mapping[str, Any], on_resize: OnResize = "error") -> None:
@@ -332,7 +332,7 @@ def check_ddp(model: DistributedDataParallel, group: dist.ProcessGroup | None) -
 
 
 def not_wrapped(model: object) -> ConfigError:
-    """What to do with what is no DDP model."""
+    """Say what to do with what is no DDP model."""
     params = list(model.parameters()) if isinstance(model, nn.Module) else []
     remedy = "for a plain training loop use gradwire.compress_optimizer"
     if any(map(is_sharded, params)):

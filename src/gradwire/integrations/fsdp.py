@@ -155,7 +155,7 @@ class FSDPState(ShardedState):
             channel.close()
 
     def metrics(self) -> dict[str, Any]:
-        """What ``compress_ddp`` tells, and with ``weights`` the bytes of the all-gathers under that name."""
+        """The figures of ``compress_ddp``, and with ``weights`` the bytes of the all-gathers under that name."""
         told = super().metrics()
         return told if self._weights is None else {**told, "weights": self._gathers.as_dict()}
 
@@ -207,7 +207,7 @@ class FSDPState(ShardedState):
         module.set_all_reduce_hook(self._hooks[-1])
 
     def _wire(self, group: dist.ProcessGroup) -> WeightWire:
-        """What carries the weights of modules that are sharded over this group."""
+        """Make or find what carries the weights of modules that are sharded over this group."""
         ranks = tuple(dist.get_process_group_ranks(group))
         if ranks not in self._wires:
             code, policy, device = cast(Compressor, self._weights), self.exchange.policy, self.exchange.device
@@ -289,7 +289,7 @@ def give_back_gather(group: Any) -> None:
 
 
 def info_of(group: Any) -> Any:
-    """Where a module lies, as ``fully_shard`` was told, also while a state has it reduce along the shards alone."""
+    """Find where a module lies, as ``fully_shard`` was told, also while it reduces along the shards alone."""
     hook = group._all_reduce_hook
     return hook.native if isinstance(hook, Between) and hook.native is not None else group.mesh_info
 
@@ -335,7 +335,7 @@ def divided_later(group: Any, dtype: torch.dtype) -> float:
 
 
 def not_sharded(model: object, compressor: object) -> ConfigError:
-    """What to do with what is no module after ``fully_shard``."""
+    """Say what to do with what is no module after ``fully_shard``."""
     params = list(model.parameters()) if isinstance(model, nn.Module) else []
     remedy = "call fully_shard on it first, or use gradwire.compress_ddp or compress_optimizer"
     if isinstance(compressor, nn.Module):

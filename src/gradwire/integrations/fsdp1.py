@@ -107,7 +107,7 @@ class FSDP1State(ShardedState):
 
 
 def fsdp1_hook(part: ReduceScatter, grad: Tensor, output: Tensor) -> None:
-    """What FSDP1 calls with a module's flat gradient, padded, and room for this rank's part of the mean."""
+    """Average a module's flat gradient, padded, into this rank's part of the mean, as FSDP1 asks for it."""
     part(output, grad, cast(dist.ProcessGroup, None), dist.ReduceOp.AVG)
 
 
@@ -123,7 +123,7 @@ def flat_parameters(model: object) -> dict[str, nn.Parameter]:
 
 
 def not_wrapped(model: object, compressor: object) -> ConfigError:
-    """What to do with what is no module under FSDP1."""
+    """Say what to do with what is no module under FSDP1."""
     params = list(model.parameters()) if isinstance(model, nn.Module) else []
     remedy = "wrap it first, or use gradwire.compress_ddp or compress_optimizer"
     if isinstance(compressor, nn.Module):

@@ -34,7 +34,7 @@ log = logging.getLogger("gradwire")
 
 
 class Counted(NamedTuple):
-    """What optax keeps: the number of updates, an int32 scalar."""
+    """The state that optax keeps: the number of updates, an int32 scalar."""
 
     updates: Any
 

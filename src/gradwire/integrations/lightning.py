@@ -63,7 +63,7 @@ class GradwireCallback(Callback):
         self._logged = 0
 
     def metrics(self) -> dict[str, Any]:
-        """What went over the wire since this ``fit`` began, as the dashboards' writers ask for it.
+        """The bytes that went over the wire since this ``fit`` began, as the dashboards' writers ask for it.
 
         Raises:
             ConfigError: ``fit`` has not begun.

@@ -93,7 +93,7 @@ def refuse_owned(caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, car
 
 
 def conflict(caller: Caller, params: Mapping[str, Tensor], ranks: Ranks, carrier: object | None) -> str | None:
-    """What is wrong, in a sentence; it must hold no reference to whoever is in the way."""
+    """Say what is wrong, in a sentence; it must hold no reference to whoever is in the way."""
     start = f"{caller.name} must be given parameters whose gradients nobody else averages, got "
     for name, param in params.items():
         if caller.under != "fsdp" and is_sharded(param):

@@ -64,7 +64,7 @@ class Stateless:
         return {}
 
     def recall(self, unit: Unit, fresh: State) -> State:
-        """What is fresh."""
+        """Give back what is fresh."""
         return fresh
 
     def servers(self, pieces: Sequence[tuple[Piece, Sequence[str]]]) -> list[Mapping[str, Tensor]]:
@@ -102,7 +102,7 @@ class Started(dist.Work):
         return cast(list[Tensor], self._worker.result(self._done))
 
     def get_future(self) -> Any:
-        """What is told when it is done."""
+        """A future that is told when it is done."""
         return self._done
 
 
@@ -228,7 +228,7 @@ class CompressingGroup(dist.ProcessGroup):
 
     @property
     def group_desc(self) -> str:
-        """What kind of group it is."""
+        """The kind of group."""
         return "gradwire"
 
     def getGroupName(self) -> str:  # noqa: N802
@@ -236,7 +236,7 @@ class CompressingGroup(dist.ProcessGroup):
         return self.own_name
 
     def metrics(self) -> dict[str, Any]:
-        """What was compressed: bytes sent and received, what they would have been, and seconds by phase."""
+        """Figures of what was compressed: bytes sent and received, what they would have been, and seconds by phase."""
         return {"collectives": self._carrier.step, **self._carrier.channel.metrics.as_dict()}
 
     def close(self) -> None:
@@ -438,7 +438,7 @@ def wrap_group(
 
 
 def described(code: Compressor, gathered: Compressor | None, min_numel: int, default: bool) -> str:
-    """What must be the same on all ranks, as JSON."""
+    """Describe what must be the same on all ranks, as JSON."""
     import json
 
     return json.dumps(

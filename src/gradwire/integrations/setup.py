@@ -138,12 +138,12 @@ def refuse(error: ConfigError, caller: Caller, group: dist.ProcessGroup | None, 
 
 
 def kind_of(value: object) -> str:
-    """What somebody gave, as an error message says it."""
+    """Say what somebody gave, as an error message says it."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 def uncompiled(model: Any) -> Any:
-    """What ``torch.compile`` was put around, or the object itself."""
+    """Find what ``torch.compile`` was put around, or the object itself."""
     return getattr(model, "_orig_mod", model)
 
 

@@ -37,7 +37,7 @@ __all__ = ["DistributedOptimizer"]
 
 
 class LossScale:
-    """What this step's loss was multiplied by, as torch's scalers tell it."""
+    """The factor by which this step's loss was multiplied, as torch's scalers tell it."""
 
     def __init__(self) -> None:
         self.now = 1.0
@@ -265,7 +265,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
-        """What ``from_config`` takes; a process group is not saved."""
+        """The configuration that ``from_config`` takes; a process group is not saved."""
         compressor = self.compressor.to_config() if isinstance(self.compressor, Compressor) else self.compressor
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
         own = {"variance_correction": True} if self.variance_correction else {}

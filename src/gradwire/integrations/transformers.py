@@ -47,7 +47,7 @@ class GradwireCallback(TrainerCallback):
         self._model: nn.Module | None = None
 
     def metrics(self) -> dict[str, Any]:
-        """What went over the wire, as the dashboards' writers ask for it.
+        """The bytes that went over the wire, as the dashboards' writers ask for it.
 
         Raises:
             ConfigError: training has not begun.

@@ -1,4 +1,4 @@
-"""Where workers meet that come and go: rounds over a ``torch.distributed`` store, without a process group."""
+"""A meeting of workers that come and go: rounds over a ``torch.distributed`` store, without a process group."""
 
 from gradwire.meeting.place import Meeting
 

@@ -189,7 +189,7 @@ class Attendance:
         return self.closed(t)
 
     def payloads(self, t: int, closed: Closed) -> list[bytes] | None:
-        """What was sent in a round, in order; None if it does not hang there any more."""
+        """Collect what was sent in a round, in order; None if it does not hang there any more."""
         found = []
         for nbytes, token in map(closed.came.__getitem__, closed.sent):
             data = self.board.take(f"payload/{t}/{token}", nbytes)
@@ -255,7 +255,7 @@ class Attendance:
         return nbytes > 0 and token != self.token
 
     def _arrived(self, t: int) -> dict[str, list[Any]]:
-        """What workers handed in, by their names: the first time's, where one died, came back and did so again."""
+        """Collect what workers handed in, by name: the first of several, where one died and came back."""
         notes = self.board.entries(f"arrivals/{t}")
         return {note["name"]: note["handed"] for note in reversed(notes) if note}
 
@@ -280,7 +280,7 @@ class Attendance:
         return True
 
     def _expected(self, t: int) -> set[str]:
-        """Who takes part in round ``t``, as far as was said."""
+        """Say who takes part in round ``t``, as far as was said."""
         before = self.closed(t - 1)
         expected = set(before.roster)
         for note in filter(None, self._announced(before.seen)):

@@ -101,7 +101,7 @@ class Board:
         return b"".join(found)
 
     def _now(self, key: str, never: str) -> bytes | None:
-        """What hangs there now, or None; for what nobody waits for, because a ``TCPStore`` wakes those who do.
+        """Read what hangs there now, or None; for what nobody waits for, because a ``TCPStore`` wakes those who do.
 
         In one question to the store: where somebody takes it down between a look and the reading, a reader would wait
         until the store's deadline.

@@ -42,12 +42,12 @@ class Closed:
 
     @property
     def sent(self) -> list[str]:
-        """Whose payloads count, in the order in which they are summed."""
+        """The workers whose payloads count, in the order in which they are summed."""
         return in_order(name for name, (nbytes, _) in self.came.items() if nbytes)
 
     @property
     def speaker(self) -> str:
-        """Who puts up the state."""
+        """The worker that puts up the state."""
         return in_order(self.came)[0]
 
 

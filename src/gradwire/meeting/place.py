@@ -1,4 +1,4 @@
-"""What a worker is told about the meeting that it takes part in."""
+"""Everything that a worker is told about the meeting that it takes part in."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradwire.compressors.base import Compressor
 from gradwire.errors import ConfigError, is_float32, is_int, require
 from gradwire.memory.base import Memory
-from gradwire.ops.stored import StoredForm, write
+from gradwire.ops.stored import StoredForm, keep_unless, write
 from gradwire.types import Key, Payload, State
 
 __all__ = ["AveragedError"]
@@ -81,8 +81,14 @@ class AveragedError(Memory):
         weights = (0.0, 0.0) if forgets else (self.beta, 1.0 - self.beta)
         compressor.encode_averaged(grad, kept["residual"], *weights, payload, state, key, status, scale)
 
-    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        write(kept["residual"], grad)
+    def takes_pieces(self, scale: float) -> bool:
+        return scale == 1.0
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
+        if when is None:
+            write(kept["residual"], grad)
+        else:
+            keep_unless(~when, grad, kept["residual"])
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
         """Refuse: when errors are forgotten is known from the step's key.

@@ -1,4 +1,4 @@
-"""What a worker does with the part of its gradient that it did not send.
+"""The contract of a memory: what a worker does with the part of its gradient that it did not send.
 
 Law, in the survey's words: phi compensates the gradient, psi keeps what its payload does not say. ``encode`` is both
 in one call, so that a fused kernel can do them in one pass over memory; ``compensate`` and ``update`` are the halves.
@@ -127,7 +127,7 @@ class Memory(Configuration, ABC):
 
     @property
     def dense(self) -> Memory | None:
-        """What does this memory's work on parameters that travel uncompressed; None: there is nothing to do for them.
+        """The memory that serves parameters which travel uncompressed; None: there is nothing to do for them.
 
         Its ``buffers`` are among this memory's, so that a parameter may begin dense and go on compressed.
         """

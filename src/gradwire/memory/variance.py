@@ -106,7 +106,10 @@ class VarianceMemory(Memory):
         v.mul_(self.zeta).masked_fill_(went, 0.0)
 
     def _clear(self, r: Tensor, v: Tensor, out: Tensor) -> Tensor:
-        """What stands out, 0 elsewhere. Squares of small gradients vanish: without a variance all stand out."""
+        """Take out the elements that stand out, and leave 0 elsewhere.
+
+        Squares of small gradients vanish: without a variance all stand out.
+        """
         torch.mul(r, r, out=out).sub_(v, alpha=self.alpha)
         ambiguous = (out <= 0) & (v != 0)
         return out.copy_(r).masked_fill_(ambiguous, 0.0)

@@ -98,7 +98,7 @@ def check(workers: int, rates: Sequence[str], seconds: float, delay: str = "0ms"
 
 
 def flows(pattern: str, workers: int) -> list[tuple[int, int]]:
-    """Who sends to whom.
+    """List who sends to whom.
 
     >>> flows("both ways", 4), flows("all to one", 4)
     ([(0, 1), (1, 0)], [(1, 0), (2, 0), (3, 0)])

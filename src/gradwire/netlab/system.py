@@ -1,4 +1,4 @@
-"""What the lab asks of the system: the commands of iproute2, and entering a network namespace."""
+"""Requests of the lab to the system: the commands of iproute2, and entering a network namespace."""
 
 from __future__ import annotations
 

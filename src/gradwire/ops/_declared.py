@@ -32,7 +32,7 @@ _SEVERAL = Sequence[Tensor]
 
 
 class Declaration:
-    """What the annotations of one operation say.
+    """The content of the annotations of one operation.
 
     Args:
         reference: its plain-torch version; every tensor of it is annotated with ``Flat``, ``Flats`` or ``Rows``.
@@ -165,7 +165,7 @@ class Declaration:
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """What parameters are that are not given."""
+        """The values of parameters that are not given."""
         return {name: p.default for name, p in self._parameters.items() if p.default is not p.empty}
 
     @cached_property

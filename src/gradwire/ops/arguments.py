@@ -1,4 +1,4 @@
-"""What an argument of an operation must be, said in its annotation. From it follow schema, checks and the call.
+"""Marks in annotations that say what an argument must be: from them follow schema, checks and the call.
 
 
     def sign_encode(x: Floats, codes: Annotated[Tensor, Flat(torch.uint8, "sign_bytes(n)", written=True)]) -> None

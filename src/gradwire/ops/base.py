@@ -1,4 +1,4 @@
-"""What an operation is: its annotated signature, its plain-torch reference and its kernels.
+"""Operations: each has its annotated signature, its plain-torch reference and its kernels.
 
 1. It works on flat tensors, writes into the ones its schema marks ``(a!)``, and returns None.
 2. The reference runs on any device and defines the bits: a kernel agrees with it on every one of them.
@@ -173,7 +173,7 @@ class Many:
         self._dispatch(table, *(self.shared(name, value) for name, value in given.items()))
 
     def shared(self, name: str, value: Any) -> Any:
-        """What all pieces share of an argument: the tensor in which they lie, 0 where each has a number of its own."""
+        """Select what all pieces share: the tensor in which they lie, 0 where each has a number of its own."""
         if type(value) is Pieces:
             return value.base
         return self.said.neutral[name] if type(value) is Each else value
@@ -215,7 +215,7 @@ class Many:
         return torch.tensor(table, dtype=torch.int64).view(rows, len(self.said.columns))
 
     def _added(self, name: str, number: Any, given: dict[str, Any], own: dict[str, Any], bases: dict[str, Any]) -> int:
-        """What a row adds to the kernel's argument: nothing to what all pieces share."""
+        """Compute what a row adds to the kernel's argument: nothing to what all pieces share."""
         value = given.get(name)
         if not name:
             return int(number)
@@ -243,7 +243,7 @@ class Many:
             run(*self._call(table, shared, i))
 
     def _call(self, table: torch.Tensor, shared: tuple[Any, ...], i: int) -> tuple[Any, ...]:
-        """What piece ``i`` is given, of what all of them share."""
+        """Select what piece ``i`` is given, of what all of them share."""
         form, named = self._forms[table], zip(self.said.parameters, shared, strict=True)
         return tuple(_of_piece(value, i, form.get(name)) for name, value in named)
 
@@ -261,7 +261,7 @@ MOST_TABLES = 64
 
 
 def _of_piece(value: Any, i: int, form: Places | Each | None = None) -> Any:
-    """What a piece is given of an argument, or of what all pieces share and where they lie in it."""
+    """Select what a piece is given of an argument, or of what all pieces share and where they lie in it."""
     if type(value) is Pieces:
         value, form = value.base, value.places
     if isinstance(form, Places):

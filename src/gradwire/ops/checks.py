@@ -1,4 +1,4 @@
-"""What must hold before a kernel is given an address."""
+"""Checks of what must hold before a kernel is given an address."""
 
 import ctypes
 

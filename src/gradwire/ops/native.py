@@ -102,7 +102,7 @@ OTHERWISE = "Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; c
 
 
 def remedy() -> str:
-    """What to do where the kernels are missing: the commands, for the place that this package was installed from.
+    """Say what to do where the kernels are missing: the commands, for the place that this package was installed from.
 
     >>> remedy().startswith("install a C++ compiler (")
     True
@@ -131,7 +131,7 @@ def warn_without_kernels() -> None:
 
 
 def kernel_info() -> dict[str, object]:
-    """Which kernels run here, and why: what ``gradwire doctor`` prints.
+    """Say which kernels run here, and why: what ``gradwire doctor`` prints.
 
     Returns:
         ``loaded``: whether the C++ kernels run on the CPU; ``reason``: why not, or None; ``targets``: the SIMD targets

@@ -35,7 +35,7 @@ class Each(tuple[Any, ...]):
 
 
 class Places:
-    """Where pieces lie in any flat tensor of ``length`` elements.
+    """The places at which pieces lie in any flat tensor of ``length`` elements.
 
     Args:
         length: of the flat tensor, or of each row of one with two dimensions.
@@ -66,6 +66,7 @@ class Pieces:
     Args:
         base: contiguous, of one dimension; or of two, whose rows have the same pieces.
         places: where they lie.
+        block: of stored codes, the elements that share a scale (``gradwire.ops.stored``); 0: they are numbers.
 
     Raises:
         ConfigError: the base is not as long as the places say.
@@ -78,21 +79,22 @@ class Pieces:
         [0.5, 0.5, 2.0, 3.0, 4.0, 0.5, 6.0, 7.0]
     """
 
-    __slots__ = ("base", "places")
+    __slots__ = ("base", "block", "places")
 
-    def __init__(self, base: Tensor, places: Places) -> None:
+    def __init__(self, base: Tensor, places: Places, block: int = 0) -> None:
         fits = base.dim() in (1, 2) and base.size(-1) == places.length and base.is_contiguous()
         got = Told(f"{base.dtype} of shape {tuple(base.shape)} with strides {base.stride()}")
         require(fits, "Pieces.base", f"contiguous, {places.length} elements or rows of as many", got)
-        self.base, self.places = base, places
+        self.base, self.places, self.block = base, places, block
 
     @classmethod
-    def of(cls, views: Sequence[Tensor]) -> Pieces | None:
+    def of(cls, views: Sequence[Tensor], block: int = 0) -> Pieces | None:
         """These views as pieces of the tensor that they are views of; None where they are not of one, or have gaps.
 
         Args:
             views: contiguous tensors of one dimension; or all of shape (ranks, elements), with contiguous rows that
                 are equally far apart.
+            block: as above.
         """
         first = views[0]
         storage = first.untyped_storage()
@@ -108,7 +110,7 @@ class Pieces:
         whole = first.as_strided((length,), (1,), 0)
         offsets = [int(view.storage_offset()) for view in views]
         if all(view.dim() == 1 and view.is_contiguous() for view in views):
-            return cls(whole, places_of(length, tuple(offsets), tuple(int(view.numel()) for view in views)))
+            return cls(whole, places_of(length, tuple(offsets), tuple(int(view.numel()) for view in views)), block)
         if any(view.dim() != 2 or (view.size(1) > 1 and view.stride(1) != 1) for view in views):
             return None
         ranks, sizes = first.size(0), [int(view.size(1)) for view in views]
@@ -147,12 +149,12 @@ class Pieces:
 
     @property
     def device(self) -> torch.device:
-        """That of the tensor."""
+        """The device of the tensor."""
         return self.base.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the tensor."""
+        """The type of the tensor."""
         return self.base.dtype
 
     def float(self) -> Pieces:

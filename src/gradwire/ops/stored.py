@@ -16,9 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import cast
 
 import torch
 from torch import Tensor
+
+from gradwire.ops.pieces import Pieces
 
 __all__ = [
     "FLOAT32",
@@ -101,7 +105,10 @@ FLOAT32 = StoredForm()
 
 
 def form_of(tensor: Tensor) -> StoredForm:
-    """The form in which a tensor is stored."""
+    """The form in which a tensor, or each of several pieces, is stored."""
+    many: object = tensor
+    if isinstance(many, Pieces):
+        return StoredForm(many.dtype, many.block)
     in_rows = tensor.dtype is torch.uint8 and tensor.dim() == 2
     return StoredForm(tensor.dtype, tensor.shape[1] - _SCALE if in_rows else 0)
 
@@ -275,8 +282,13 @@ def _seventeen_bits(scale: Tensor) -> Tensor:
 
 
 def _chunks(tensor: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parts of a stored tensor, each with its values, flat."""
+    """Parts of a stored tensor, or of pieces, each with its values, flat."""
     block = form_of(tensor).block
+    many: object = tensor
+    if isinstance(many, Pieces):
+        pieces = (each.view(-1, row_bytes(block)) if block else each for each in many.each())
+        yield from chain.from_iterable(map(_chunks, pieces, cast(Pieces, values).each()))
+        return
     stored = torch.split(tensor, max(1, _CHUNK // block)) if block else torch.split(tensor.view(-1), _CHUNK)
     size = max(1, _CHUNK // block) * block if block else _CHUNK
-    return zip(stored, torch.split(values.view(-1), size), strict=True)
+    yield from zip(stored, torch.split(values.view(-1), size), strict=True)

@@ -1,4 +1,4 @@
-"""What the two compressed forms of Adam share: moments in flat tensors, seen through the optimizer's state."""
+"""The common part of the compressed forms of Adam: moments in flat tensors, seen through the optimizer's state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AdamLike(Exchanged):
         self._show()
 
     def state_dict(self) -> dict[str, Any]:
-        """What any optimizer saves, and what the exchange keeps on this rank: each rank saves its own."""
+        """The state that any optimizer saves, and what the exchange keeps on this rank: each rank saves its own."""
         return {**super().state_dict(), "exchange": self.exchange.state_dict(), "progress": dict(self.progress)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:

@@ -69,7 +69,7 @@ class Flight:
         return self.mean.data if self._finite else None
 
     def state_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """What this rank must save when the exchange is over and not applied; empty if nothing is under way."""
+        """The state to save when the exchange is over and not applied; empty if nothing is under way."""
         self.wait()
         if not self.open:
             return {}

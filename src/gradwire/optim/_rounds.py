@@ -135,7 +135,7 @@ class Rounds:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What was not in time, and of which meeting the round is."""
+        """The payloads that were not in time, and of which meeting the round is."""
         return {"late": self.late, "meeting": self.mark}
 
     def load(self, late: Tensor | None, mark: str = "") -> None:

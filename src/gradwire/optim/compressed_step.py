@@ -279,13 +279,13 @@ class CompressedStep(LocalSteps):
             super()._refresh()
 
     def _unsent(self, number: int) -> Tensor:
-        """What waits of a parameter on this rank; 0 where it travels uncompressed."""
+        """Give what waits of a parameter on this rank; 0 where it travels uncompressed."""
         kept = self.exchange.residuals.worker.get("residual", {}).get(self.named[number][0])
         view = self.agreed.views[number]
         return torch.zeros_like(view) if kept is None else kept.view_as(view)
 
     def _waiting(self, lo: int, hi: int) -> Iterator[Tensor]:
-        """What waits of these elements of ``agreed``, parameter by parameter; views of what is kept."""
+        """Yield what waits of these elements of ``agreed``, parameter by parameter; views of what is kept."""
         start = 0
         for number, view in enumerate(self.agreed.views):
             end = start + view.numel()

@@ -1,4 +1,4 @@
-"""What the optimizers share: names for their parameters, an exchange of their own, a checkpoint of both.
+"""The common part of the optimizers: names for their parameters, an exchange of their own, a checkpoint of both.
 
 Law: all ranks call ``step`` equally often, each with its own gradients, and hold the same parameters whenever the
 optimizer says that they are in step. A ``GradScaler`` does not skip the call: it hands its scale over, and a rank
@@ -114,7 +114,7 @@ class Exchanged(Optimizer):
         super().add_param_group(param_group)
 
     def loss_scale(self) -> Tensor | None:
-        """What the gradients were multiplied by, if a ``GradScaler`` is at work that has not yet unscaled them."""
+        """The factor of the gradients, if a ``GradScaler`` is at work that has not yet unscaled them."""
         return cast("Tensor | None", getattr(self, "grad_scale", None))
 
 

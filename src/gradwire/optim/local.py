@@ -80,7 +80,7 @@ class LocalSteps(Exchanged):
         return self.exchange.step
 
     def kept(self) -> dict[str, FlatParameters]:
-        """What is the same on all ranks, and in a checkpoint beside the inner optimizer and the exchange."""
+        """The tensors that are the same on all ranks; a checkpoint has them beside the inner optimizer's."""
         return {"agreed": self.agreed}
 
     @torch.no_grad()
@@ -143,7 +143,7 @@ class LocalSteps(Exchanged):
             self._way_of(number)
 
     def _way_of(self, number: int) -> Tensor:
-        """What a parameter has gone in this round, written into its slot of ``way``."""
+        """Write how far a parameter has gone in this round into its slot of ``way``."""
         return self.way.views[number].copy_(self._start(number)).sub_(self.params[number])
 
     def _start(self, number: int) -> Tensor:

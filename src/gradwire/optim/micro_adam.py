@@ -119,7 +119,7 @@ class MicroAdam(AdamLike):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """What any optimizer saves, the window, and what the exchange keeps on this rank: each rank saves its own."""
+        """The state that any optimizer saves, the window, and what the exchange keeps; each rank saves its own."""
         return {**super().state_dict(), "window": [{"places": row.places, "values": row.values} for row in self.rows]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], on_resize: OnResize = "error") -> None:

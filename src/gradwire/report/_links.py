@@ -30,7 +30,7 @@ _WORDS = {"ddp": "plain DDP", "none": "none, our own exchange without compressio
 
 @dataclass(frozen=True)
 class Exchanges:
-    """What may be compared.
+    """Exchanges that may be compared.
 
     Args:
         title: what is the same for all of it.
@@ -95,7 +95,7 @@ class Exchanges:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where a method stops paying.
+    """The rate at which a method stops paying.
 
     Args:
         rate: bits a second at which it costs as much as no compression; None: not between measured links.

@@ -100,7 +100,7 @@ class PanelEntry:
 
 @dataclass(frozen=True)
 class Panel:
-    """What may be compared.
+    """Runs that may be compared.
 
     Args:
         settings: of one of its runs: all have the same task, model, data, workers, link, epochs, backend and device.

@@ -33,7 +33,7 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Results:
-    """What was measured.
+    """The results that were measured.
 
     Args:
         runs: trainings; of several with equal settings the one that counts, which is the last that did not fail.

@@ -14,7 +14,7 @@ Tone = Literal["", "noise", "better", "worse", "failed"]
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands at one place.
+    """The content of one place.
 
     Args:
         text: for people.

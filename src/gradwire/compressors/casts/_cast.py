@@ -1,4 +1,4 @@
-"""What the casts share."""
+"""The common part of the casts."""
 
 from __future__ import annotations
 

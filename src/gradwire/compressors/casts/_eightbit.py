@@ -1,4 +1,4 @@
-"""What the 8-bit codes share: a scale for each block, and the nearest of 256 values for each element."""
+"""The common part of the 8-bit codes: a scale for each block, and the nearest of 256 values for each element."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EightBit(Compressor):
     @property
     @abstractmethod
     def codebook(self) -> str:
-        """Which 256 values, as ``eightbit_encode`` names them."""
+        """The name of the 256 values, as ``eightbit_encode`` names them."""
 
     @property
     @abstractmethod

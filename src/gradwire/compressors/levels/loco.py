@@ -62,6 +62,7 @@ class LoCo(Compressor):
     memory = "averaged_error"
     fine = True
     contraction = True
+    takes_pieces = True
 
     def __post_init__(self) -> None:
         whole = is_int(self.block, 16, 1024) and self.block % 16 == 0

@@ -86,7 +86,7 @@ class Piped(Leader):
 
 
 class Machine(ABC):
-    """Where processes run."""
+    """A machine on which processes run."""
 
     python: str = sys.executable
 

@@ -98,7 +98,7 @@ class Group:
         self.servers[index], _ = self._serve(index, self.endpoints[index])
 
     def environment(self, rank: int) -> Mapping[str, str]:
-        """What a worker is told. One torch thread: several workers share a machine."""
+        """Make the environment of a worker. One torch thread: several workers share a machine."""
         told = {
             SERVERS: ",".join(self.endpoints),
             "GRADWIRE_RANK": str(rank),
@@ -116,7 +116,7 @@ class Group:
             time.sleep(0.05)
 
     def failure(self) -> tuple[str, int]:
-        """Who failed, and the exit code that says so: 128 + n after signal n; 0 while nobody did."""
+        """Find who failed, and the exit code that says so: 128 + n after signal n; 0 while nobody did."""
         for rank, process in self.workers.items():
             if process.poll():
                 return f"worker {rank}", exit_code(process)

@@ -55,7 +55,7 @@ ANSWERS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Rendezvous:
-    """Who is here; no sockets.
+    """A rendezvous that knows who is here; no sockets.
 
     Args:
         workers: that are to come.
@@ -89,7 +89,7 @@ class Rendezvous:
         return self.complete and not self._heard
 
     def missing(self) -> str:
-        """Who is not here, in words."""
+        """Say in words who is not here."""
         here = f"{len(self._wanted)} of {self.workers} workers and {len(self.servers)} of {self.count} servers have"
         return f"{here} joined"
 

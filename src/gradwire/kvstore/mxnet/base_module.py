@@ -27,7 +27,7 @@ RATE = (("learning_rate", 0.01),)
 
 
 class BaseModule(ABC):
-    """What can be done with a model that can be trained batch by batch.
+    """The interface of a model that can be trained batch by batch.
 
     Args:
         symbol: the torch module.

@@ -1,4 +1,4 @@
-"""What ``Module.fit`` calls after batches and epochs: MXNet's callbacks."""
+"""Functions that ``Module.fit`` calls after batches and epochs: MXNet's callbacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EpochEnd: TypeAlias = Callable[[int, nn.Module, Mapping[str, Tensor], Mapping[st
 
 
 class BatchEndParam(NamedTuple):
-    """What a callback after a batch is told.
+    """Arguments of a callback after a batch.
 
     Args:
         epoch: from 0, or from where training went on.

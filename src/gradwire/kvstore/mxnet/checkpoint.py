@@ -15,7 +15,7 @@ __all__ = ["load_symbol", "params_file", "save_symbol", "states_file"]
 
 
 def params_file(prefix: str, epoch: int) -> Path:
-    """Where the parameters after so many epochs are.
+    """Name the file where the parameters after so many epochs are.
 
     >>> params_file("models/digits", 3).name
     'digits-0003.safetensors'
@@ -25,7 +25,7 @@ def params_file(prefix: str, epoch: int) -> Path:
 
 
 def states_file(prefix: str, epoch: int) -> Path:
-    """Where the optimizer's states after so many epochs are."""
+    """Name the file where the optimizer's states after so many epochs are."""
     return params_file(prefix, epoch).with_suffix(".states")
 
 

@@ -24,7 +24,7 @@ Measure: TypeAlias = "str | EvalMetric | Callable[[Tensor, Tensor], float] | Seq
 
 
 class EvalMetric(ABC):
-    """What ``Module`` asks of a metric.
+    """The interface that ``Module`` asks of a metric.
 
     Args:
         name: under which it is reported.

@@ -258,7 +258,7 @@ class Module(BaseModule):
         return None if alone else create(kvstore)
 
     def _sync_workers(self) -> int:
-        """Whose batches one update sums."""
+        """Count the workers whose batches one update sums."""
         store = self._store
         return store.num_workers if store is not None and "async" not in store.type else 1
 

@@ -1,4 +1,4 @@
-"""What ``set_gradient_compression`` was told: MXNet's dictionary, read strictly."""
+"""The settings of ``set_gradient_compression``: MXNet's dictionary, read strictly."""
 
 from __future__ import annotations
 

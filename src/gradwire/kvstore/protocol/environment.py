@@ -1,4 +1,4 @@
-"""Who this process is and where the servers are, as the launcher's environment says it.
+"""The place of this process, and where the servers are, as the launcher's environment says it.
 
 Ours, torchrun's, MXNet's and Slurm's variables are read, in this order.
 """
@@ -60,7 +60,7 @@ class WorkerPlace:
 
 
 def read_place(environment: Mapping[str, str] | None = None) -> WorkerPlace:
-    """What the environment says.
+    """Read what the environment says.
 
     Args:
         environment: None is the process's own.

@@ -30,7 +30,7 @@ def require_rate(name: str, rate: float) -> None:
 
 @dataclass
 class LRScheduler(ABC):
-    """What all have: ``base_lr`` and a warm-up to it."""
+    """The common part of all: ``base_lr`` and a warm-up to it."""
 
     base_lr: float = field(default=0.01, kw_only=True)
     warmup_steps: int = field(default=0, kw_only=True)

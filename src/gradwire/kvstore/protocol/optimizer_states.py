@@ -50,7 +50,7 @@ def load_states(path: str | Path) -> tuple[dict[StoreKey, dict[str, Any]], Optim
 
 
 def to_bytes(states: Mapping[StoreKey, Mapping[str, Any]], config: OptimizerConfig | None = None) -> bytes:
-    """What ``save_states`` writes."""
+    """Make the bytes that ``save_states`` writes."""
     tensors: dict[str, Tensor] = {}
     for i, state in enumerate(states.values()):
         for name, value in state.items():

@@ -181,7 +181,7 @@ class OptimizerConfig:
 
     @property
     def scheduler(self) -> LRScheduler | None:
-        """Whose rates take the place of the learning rate."""
+        """The scheduler whose rates take the place of the learning rate."""
         told = self.numbers.get("lr_scheduler")
         return None if told is None else scheduler_of(told)
 
@@ -260,7 +260,7 @@ class OptimizerConfig:
             raise ConfigError(f"optimizer {self.name!r} refuses {dict(self.numbers)}: {error}") from error
 
     def _kept(self) -> dict[str, Tensor]:
-        """What there is after a step of one element."""
+        """The state that there is after a step of one element."""
         if self.name == TEST:
             return {}
         param = nn.Parameter(torch.zeros(1))

@@ -26,7 +26,7 @@ TRIED = (1024, 1024)
 
 
 def sent_layout(compressor: Compressor, shape: Sequence[int]) -> Layout:
-    """What travels of a payload.
+    """Compute what travels of a payload.
 
     >>> from gradwire.compressors.lowrank.powersgd import PowerSGD
     >>> code = PowerSGD(rank=1, error="local")

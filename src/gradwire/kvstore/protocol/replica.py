@@ -48,7 +48,7 @@ def follows(compressor: Compressor | None, shape: Sequence[int], dtype: torch.dt
 
 
 class Replica:
-    """What those who follow a value hold, on the side of the store.
+    """A copy of what those who follow a value hold, on the side of the store.
 
     Args:
         key: of the value.
@@ -113,13 +113,13 @@ class Replica:
         return self._answers[form]
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a snapshot keeps."""
+        """The tensors that a snapshot keeps."""
         sender = self.sender
         kept = {f"kept/{name}": tensor for name, tensor in sender.kept.items()}
         return {"held": self.held, **kept, **{f"state/{name}": tensor for name, tensor in sender.state.items()}}
 
     def to_config(self) -> dict[str, Any]:
-        """What a snapshot says besides, as plain values."""
+        """The facts that a snapshot says besides, as plain values."""
         compressor = self.compressor and self.compressor.to_config()
         return {
             "number": self.number,
@@ -148,7 +148,7 @@ class Replica:
 
 
 class Held:
-    """What one worker holds of a value.
+    """The value as one worker holds it.
 
     Args:
         shape: of the value.

@@ -137,7 +137,7 @@ def bundled(key: StoreKey, nbytes: int) -> bool:
 
 
 def side_by_side(numels: Sequence[int]) -> tuple[list[int], int]:
-    """Where each of several tensors starts, and how many elements they take together.
+    """Find where each of several tensors starts, and how many elements they take together.
 
     >>> side_by_side([3, 40, 1])
     ([0, 32, 96], 128)

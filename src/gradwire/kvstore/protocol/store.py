@@ -1,4 +1,4 @@
-"""What every store offers: MXNet 1.9's ``mx.kv``, over torch tensors.
+"""The interface of every store: MXNet 1.9's ``mx.kv``, over torch tensors.
 
 The calls of the public API check and regroup their arguments here, once; a store implements the verbs on single keys.
 Where MXNet hangs, corrupts or loses something, a store does what was meant or raises at once.
@@ -56,7 +56,7 @@ class KVStore(ABC):
 
     @property
     def num_workers(self) -> int:
-        """That share the store."""
+        """The number of workers that share the store."""
         return 1
 
     def is_capable(self, capability: str) -> bool:

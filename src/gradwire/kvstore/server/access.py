@@ -1,4 +1,4 @@
-"""Who may reach a server: where it listens, with which keys, and which connections it ends.
+"""Access to a server: where it listens, with which keys, and which connections it ends.
 
 Some connections only take room: too many of them, without an introduction, or with a message that never ends.
 

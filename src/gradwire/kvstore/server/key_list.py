@@ -64,7 +64,7 @@ class KeyList(StoredPart):
         return len(self.members)
 
     def units(self) -> Sequence[StoredPart]:
-        """What has steps: the list while its keys are together, else each of them."""
+        """List what has steps of its own: the list while its keys are together, else each of them."""
         return [self] if self.together else self.members
 
     def expected(self, compression: Compression) -> range:
@@ -83,7 +83,7 @@ class KeyList(StoredPart):
         return super().lend() if self.together else raw(self._gathered())
 
     def takers(self, push: Contribution) -> list[tuple[StoredPart, Contribution]]:
-        """What takes a push of all keys: the list as one, or each key its own stretch of it."""
+        """List what takes a push of all keys: the list as one, or each key its own stretch of it."""
         return [(self, push)] if self.together else list(zip(self.members, self._cut(push), strict=True))
 
     def alike(self) -> bool:

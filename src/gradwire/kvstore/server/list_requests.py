@@ -121,7 +121,7 @@ def found(core: ServerCore, session: WorkerSession, named: Sequence[Unit]) -> li
 
 
 def parts_of(core: ServerCore, steps: Steps) -> Steps:
-    """What has the steps of units now: while a request waited, keys may have come together or been put apart."""
+    """Find what has the steps of units now: while a request waited, keys may have come together or been put apart."""
     those: Steps = []
     for unit, step in steps:
         core.values.find_again(unit)

@@ -1,4 +1,4 @@
-"""Who is there: sessions and the messages of them that are not complete yet, who may have which rank, and barriers.
+"""Members of a run: sessions and the messages of them that are not complete yet, who may have which rank, and barriers.
 
     hello, another token   taken in where the rank is free, or its session has been silent or cannot be reached
     hello, the same token  the same process after a cut cable: it goes on with what it had told the server
@@ -190,7 +190,7 @@ class Members:
         return peer in self._sessions
 
     def unreachable(self, peer: bytes) -> None:
-        """What was to be sent to a worker could not be: its connection is gone, and its rank may be taken."""
+        """Note that something could not be sent to a worker: its connection is gone, and its rank may be taken."""
         if peer in self._sessions:
             self._sessions[peer].reachable = False
 
@@ -228,7 +228,7 @@ class Members:
             )
 
     def holder(self, peer: bytes, rank: int, token: bytes, now: float) -> WorkerSession | None:
-        """Who has a rank, is another process than the one that asks for it, and was heard of lately."""
+        """Find the session of another process that has a rank and was heard of lately."""
         if self._known(rank, token) is not None:
             return None
         those = (each for each in self._of(rank) if each.peer != peer)
@@ -276,7 +276,7 @@ class Members:
         self.changed = True
 
     def silence(self) -> str:
-        """Who is dead, in words."""
+        """Say in words who is dead."""
         have = "has" if len(self.dead) == 1 else "have"
         return f"{workers(self.dead)} {have} not been heard of for {self.rules.dead_after:g} s"
 

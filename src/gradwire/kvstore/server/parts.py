@@ -114,11 +114,11 @@ class StoredPart:
         return self.value.nbytes
 
     def units(self) -> Sequence[StoredPart]:
-        """What has steps: itself."""
+        """List what has steps of its own: the part itself."""
         return [self]
 
     def takers(self, push: Contribution) -> list[tuple[StoredPart, Contribution]]:
-        """What takes a push of this unit: itself."""
+        """List what takes a push of this unit: the part itself."""
         return [(self, push)]
 
     def expected(self, compression: Compression) -> range:
@@ -141,7 +141,7 @@ class StoredPart:
             )
 
     def contribution(self, compression: Compression, data: Tensor, rows: int, optimizer: int) -> Contribution:
-        """What a push means, checked before anything is decoded.
+        """Make a contribution of a push, checked before anything is decoded.
 
         Args:
             compression: of the worker.
@@ -224,7 +224,7 @@ class StoredPart:
         self.replicas[SHARED].follow(self.value, pull, replaced=self.replaced)
 
     def answer(self, rank: int, have: int, compressor: Compressor | None, *, shared: bool) -> tuple[Tensor, int]:
-        """What a worker gets that pulls compressed, and the number of the replica that it then holds.
+        """Make the answer for a worker that pulls compressed, and the number of the replica that it then holds.
 
         Args:
             rank: of the worker.

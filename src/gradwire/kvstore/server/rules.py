@@ -38,7 +38,7 @@ class Rules:
 
 @dataclass
 class Counters:
-    """What a server did; for the metrics."""
+    """Counts of what a server did, for the metrics."""
 
     pushes: dict[str, int] = field(default_factory=dict)
     pulls: int = 0

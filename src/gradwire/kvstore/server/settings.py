@@ -76,7 +76,7 @@ class OptimizerSettings:
         return number
 
     def states(self) -> dict[StoreKey, dict[str, Any]]:
-        """What the optimizer keeps, by key."""
+        """The states of the optimizer, by key."""
         newest = self._newest()
         return self.saved if newest is None else newest.state_dict()
 

@@ -25,7 +25,7 @@ __all__ = ["Progress", "ValueFrames", "Values"]
 
 
 class Progress:
-    """What counts as made, as there, and as too far ahead.
+    """The rules of what counts as made, as there, and as too far ahead.
 
     Args:
         rules: how the server behaves.
@@ -64,7 +64,7 @@ class Progress:
         return step - min((part.last.get(rank, 0) for rank in self._members.live), default=step) <= self.staleness
 
     def missing(self, part: StoredPart, rank: int, step: int) -> Callable[[], str]:
-        """What a request waits for, in the words of the moment at which that is asked."""
+        """Make a function that says what a request waits for, in the words of the moment at which that is asked."""
 
         def text() -> str:
             made, live = self.version(part, rank), self._members.live
@@ -140,12 +140,12 @@ class Values:
     # Keys and lists --------------------------------------------------------------------------------------------------
 
     def units(self) -> list[StoredPart]:
-        """What has steps of its own: keys that are alone, and lists that are together."""
+        """List what has steps of its own: keys that are alone, and lists that are together."""
         single = [part for key, part in self.parts.items() if key not in self._within]
         return [*single, *self._together.values()]
 
     def unit(self, topic: Topic) -> StoredPart | None:
-        """What has steps, by what requests for it wait for."""
+        """Find what has steps of its own, by the topic for which requests wait."""
         return self._together.get(topic) if isinstance(topic, tuple) else self.parts.get(topic)
 
     def apart(self) -> None:

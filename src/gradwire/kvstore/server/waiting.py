@@ -77,7 +77,7 @@ class Waits:
         return [each for topic in self.topics() for each in self._take(topic, lambda each: not each.ready())]
 
     def reason(self, peer: bytes, seq: int) -> str:
-        """What a request waits for, in words; empty: it does not wait."""
+        """Say in words what a request waits for; empty: it does not wait."""
         those = (each.get((peer, seq)) for each in self._by_topic.values())
         return next((waiting.what() for waiting in those if waiting is not None), "")
 

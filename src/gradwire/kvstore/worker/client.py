@@ -124,7 +124,7 @@ class Client:
         return [future.result() for future in futures]
 
     def _why(self, waiting: AbstractSet[Future[int]]) -> str:
-        """What requests wait for, as their servers say it now; how the connection is where they say nothing."""
+        """Say what requests wait for, as their servers say it now; how the connection is where they say nothing."""
         asked: dict[int, Request] = {}
         for index, connection in enumerate(self._connections):
             # A copy in one go: the other thread takes out what is answered.

@@ -153,7 +153,7 @@ class ServerConnection:
                 heapq.heappop(self._heap)
 
     def _next(self) -> int:
-        """Where in the heap the next piece is: a server has room for so many messages in pieces, and no more."""
+        """Find the next piece in the heap: a server has room for so many messages in pieces, and no more."""
         _, _, request, piece = self._heap[0]
         if piece or request.pieces() == 1 or self._begun < MAX_OPEN:
             return 0

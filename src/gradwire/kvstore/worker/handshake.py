@@ -57,7 +57,7 @@ class Door:
         self._closed: float | None = None
 
     def events(self) -> list[bool]:
-        """What has happened since the last call: True for each handshake that succeeded, False for each end."""
+        """List what has happened since the last call: True for each handshake that succeeded, False for each end."""
         told = []
         while self.monitor.poll(0):
             message = parse_monitor_message(self.monitor.recv_multipart())

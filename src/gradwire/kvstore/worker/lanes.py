@@ -81,7 +81,7 @@ class Lane:
             return torch.cat(pieces, out=flat)
 
     def sender(self, compression: Compression, seed: int, rank: int) -> Sender:
-        """Who encodes all keys as one, and has their residuals side by side."""
+        """The sender that encodes all keys as one, and has their residuals side by side."""
         if self._sender is None:
             self._sender = Sender(self.keys[0], torch.Size((self.numel,)), seed=seed, rank=rank)
             self._sender.use(compression)
@@ -95,7 +95,7 @@ class Lane:
         return self._sender
 
     def sink(self, outs: Sequence[Tensor]) -> ScatterSink:
-        """What writes an answer to contiguous tensors of the lane's dtype, one for each key."""
+        """Make a sink that writes an answer to contiguous tensors of the lane's dtype, one for each key."""
         size = self.dtype.itemsize
         # By numpy: torch takes four times as long for a hundred tensors.
         arrays = [out.detach().numpy().reshape(-1).view(np.uint8) for out in outs]
@@ -155,7 +155,7 @@ class Roster:
     dtypes: list[torch.dtype]
 
     def singles(self, tensors: Any, *, contiguous: bool) -> list[Any] | None:
-        """What stands for each key, without the list around one sender; None: some key of a lane needs more than that.
+        """Take each key's tensor out of the list around one sender; None: some key of a lane needs more than that.
 
         Args:
             tensors: as callers hand them in.
@@ -200,7 +200,7 @@ class Lanes:
         """The lanes that no server has been told of; the caller empties it."""
 
     def find(self, keys: Any) -> Roster | None:
-        """What is known of a list that was used before; None: its keys go one by one."""
+        """Find what is known of a list that was used before; None: its keys go one by one."""
         if not isinstance(keys, list | tuple) or len(keys) < 2:
             return None
         try:

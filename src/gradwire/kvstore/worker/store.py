@@ -272,7 +272,7 @@ class DistStore(KVStore):
         return self._payload(key, shared, shared.parts[0], shared.total(grads, copied=False))[1]
 
     def _settings(self, server: int) -> dict[str, int]:
-        """What a push names: how its bytes were made, and the optimizer that it is for."""
+        """Fields that a push names: how its bytes were made, and the optimizer that it is for."""
         return {"config": 0 if self.compression == OFF else self._config, "optimizer": self._optimizers[server]}
 
     def _alone(self, key: StoreKey) -> WorkerKey:

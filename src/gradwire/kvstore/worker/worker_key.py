@@ -77,7 +77,7 @@ class WorkerKey:
         return add_dense(grads, self.shape, "cpu")
 
     def sender(self, key: StoreKey, part: KeyPart, seed: int, rank: int) -> Sender:
-        """Who encodes a part, and keeps its residual."""
+        """The sender that encodes a part, and keeps its residual."""
         if part.start not in self.senders:
             name = key if len(self.parts) == 1 else f"{key!r}[{part.start}]"
             self.senders[part.start] = Sender(name, torch.Size(self.part_shape(part)), seed=seed, rank=rank)
@@ -177,7 +177,7 @@ class Pulling:
 def row_requests(
     key: StoreKey, shared: WorkerKey, rows: Tensor, values: Tensor, priority: int
 ) -> tuple[list[Request], list[int]]:
-    """What to ask which server for rows in increasing order, which the answers write to ``values``."""
+    """Make the requests to each server for rows in increasing order, which the answers write to ``values``."""
     requests, servers = [], []
     for part in shared.parts:
         lo, hi = inside(rows, shared.rows(part))
@@ -190,7 +190,7 @@ def row_requests(
 
 
 def inside(places: Tensor, rows: range) -> tuple[int, int]:
-    """Where places in increasing order enter and leave a range of rows."""
+    """Find where places in increasing order enter and leave a range of rows."""
     lo, hi = torch.searchsorted(places, torch.tensor([rows.start, rows.stop])).tolist()
     return lo, hi
 
