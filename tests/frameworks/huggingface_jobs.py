@@ -158,8 +158,12 @@ def trained(folder: str) -> dict[str, Any]:
         return told
 
     unbroken, saved = run("unbroken"), f"{folder}/unbroken/checkpoint-{STEPS // 2}"
+    trainer = trainer_of(f"{folder}/auto")
+    auto = compress_trainer(trainer)
+    trainer.train()
     return {
         "unbroken": unbroken,
+        "auto": {"digest": digest(trainer.model), "metrics": auto.metrics()},
         "resumed": run("resumed", saved),
         "without": run("without", saved, False),
         "files": sorted(file.name for file in Path(saved).glob("gradwire*")),

@@ -24,6 +24,12 @@ def test_gradients_travel_compressed_and_ranks_stay_equal(way: str, told: list[d
     assert told[0][way]["unbroken"]["digest"] == told[1][way]["unbroken"]["digest"]
 
 
+def test_without_a_method_the_trainer_watches_and_ranks_stay_equal(told: list[dict[str, Any]]) -> None:
+    auto = [each["trainer"]["auto"] for each in told]
+    assert [each["metrics"]["steps"] for each in auto] == [STEPS, STEPS]
+    assert auto[0]["digest"] == auto[1]["digest"]
+
+
 @pytest.mark.parametrize("way", ["accelerate", "trainer"])
 def test_each_rank_saves_its_residuals_and_a_resumed_run_is_the_unbroken_one(
     way: str, told: list[dict[str, Any]]
