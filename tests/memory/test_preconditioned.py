@@ -6,14 +6,17 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import gradwire
 from gradwire.compressors.sparse.topk import TopK
 from gradwire.compressors.transforms.eden import EDEN
 from gradwire.errors import ConfigError
+from gradwire.exchange.exchange import Exchange
 from gradwire.memory.base import check_memory
 from gradwire.memory.preconditioned import Preconditioned
+from gradwire.testing.processes import run_ranks
 from gradwire.types import Key
 from tests.cases import together
 
@@ -126,3 +129,28 @@ def test_methods_that_need_what_they_did_not_send_are_refused() -> None:
 def test_a_value_out_of_range_is_named(options: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Preconditioned(**options)
+
+
+SHAPES = (("a", (4096,)), ("b", (64, 128)), ("c", (8192,)))
+
+
+def _exchanged(rank: int, buckets: list[list[tuple[str, tuple[int, ...]]]]) -> dict[str, list[bytes]]:
+    """The bits of every mean in three steps."""
+    exchange = Exchange(gradwire.compressor("qsgd"), memory=Preconditioned(), group=dist.new_group())
+    generator, found = torch.Generator().manual_seed(rank), {}
+    for _ in range(3):
+        grads = {name: torch.randn(math.prod(shape), generator=generator) for name, shape in SHAPES}
+        exchange.begin_step()
+        for bucket in buckets:
+            flat = torch.cat([grads[name] for name, _ in bucket])
+            exchange.run(flat, bucket)
+            means = flat.split([math.prod(shape) for _, shape in bucket])
+            for (name, _), mean in zip(bucket, means, strict=True):
+                found.setdefault(name, []).append(mean.numpy().tobytes())
+    return found
+
+
+def test_tensors_that_share_a_bucket_get_what_each_gets_alone() -> None:
+    shared, alone = (run_ranks(2, _exchanged, buckets) for buckets in ([list(SHAPES)], [[each] for each in SHAPES]))
+    assert shared == alone
+    assert shared[0] == shared[1]

@@ -79,7 +79,10 @@ class Preconditioned(Memory):
         ops.precondition(grad.view(-1), kept["scale"].view(-1), status)
         self.encoded(compressor, grad, payload, state, key, scale)
 
-    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
+    def takes_pieces(self, scale: float) -> bool:
+        return True
+
+    def rollback(self, grad: Tensor, kept: Mapping[str, Tensor], when: Tensor | None = None) -> None:
         return
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:

@@ -71,7 +71,6 @@ LEFT_TO_TORCH = {
         "three_lc_encode_feedback",
     },
     "rotations": {"eden_add_decoded", "eden_encode", "thc_add_decoded", "thc_encode"},
-    "a few operations of torch": {"precondition_update"},
 }
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from gradwire import ops
 from gradwire.ops import Each, Pieces, Places
 from gradwire.ops.segments import SEGMENT, segments
+from gradwire.ops.sums import SUM_BLOCK
 from tests.ops.test_pieces import EXAMPLES, OPERATIONS, examples, joined, shared
 from tests.ops.triton import worker
 from tests.ops.triton.test_compiled import INEXACT, on_one
@@ -46,18 +47,24 @@ def _room(n: int, k: int) -> dict[str, Any]:
     return {"values": torch.zeros(k), "indices": torch.zeros(k, dtype=torch.int16), "counts": counts}
 
 
+def _long_scales() -> dict[str, Any]:
+    x = torch.linspace(-2, 2, 2 * SUM_BLOCK + 5)
+    return {"out": x, "scale": x.abs().flip(0) + 1, "bad": torch.tensor([False]), "beta": 0.9, "floor": 0.01}
+
+
 LONG = {
     "accumulate": _long_accumulate,
     "fill_where": _long_fill,
+    "precondition_update": _long_scales,
     "topk_encode": _long_topk,
     "topk_encode_feedback": _long_topk_feedback,
 }
 
 # One for the scratch memory, three of two for the digits, two to find the places and one to write there; with a
-# residual one to add it. The ends of the segments and then each rank.
-LAUNCHES = {"topk_encode": 10, "topk_encode_feedback": 11, "sparse_add_decoded": 1 + 2}
+# residual one to add it. The ends of the segments and then each rank. Sums of blocks, their sum, and the scales.
+LAUNCHES = {"topk_encode": 10, "topk_encode_feedback": 11, "sparse_add_decoded": 1 + 2, "precondition_update": 3}
 # The second digit is as wide as the third; the row of the second rank lies at another alignment.
-KERNELS = {"topk_encode": 9, "topk_encode_feedback": 10, "sparse_add_decoded": 3}
+KERNELS = {"topk_encode": 9, "topk_encode_feedback": 10, "sparse_add_decoded": 3, "precondition_update": 3}
 
 
 @pytest.mark.parametrize("name", MERGED)

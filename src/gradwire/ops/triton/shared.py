@@ -11,10 +11,21 @@ from gradwire.ops.triton.launch import BLOCK, launch
 from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.momentum import advance
 from gradwire.ops.triton.philox import philox_table
+from gradwire.ops.triton.scales import follow
 from gradwire.ops.triton.status import flag_nonfinite
 from gradwire.ops.triton.tile import elements, number
 
-__all__ = ["accumulate", "copy_where", "fill_where", "momentum_update", "nonfinite", "philox", "precondition", "swap"]
+__all__ = [
+    "accumulate",
+    "copy_where",
+    "fill_where",
+    "momentum_update",
+    "nonfinite",
+    "philox",
+    "precondition",
+    "precondition_update",
+    "swap",
+]
 
 
 @mergeable
@@ -137,6 +148,12 @@ def precondition(grad: Tensor, scale: Tensor, status: Tensor | None = None) -> N
     """The operation on a GPU."""
     n = grad.numel()
     launch(_precondition, (triton.cdiv(n, BLOCK),), grad, scale, status, n, BLOCK=BLOCK)
+
+
+@mergeable
+def precondition_update(out: Tensor, scale: Tensor, bad: Tensor, beta: float, floor: float) -> None:
+    """The operation on a GPU."""
+    follow(out, scale, bad, beta, floor)
 
 
 @triton.jit
