@@ -137,6 +137,13 @@ def test_broadcast_is_noted_too() -> None:
     assert (found,) == rounds_of(TwoBit(), 3, "broadcast")
 
 
+@pytest.mark.parametrize("strategy", ["allgather", "broadcast"])
+def test_between_two_workers_the_bias_is_in_the_message(strategy: str) -> None:
+    foretold = traffic(shared(PARAMS, TwoBit(), 2, strategy=strategy), 2)
+    assert (foretold.dense, foretold.sent) == ((), 8 + 1536 + 2240 + 40)
+    assert asked(TwoBit(), 2, 1, 1, strategy) == list(foretold.rounds)
+
+
 def test_what_has_no_fixed_size_is_not_broadcast() -> None:
     """Its sizes go first and its bytes after them, as they are gathered; the capacity would be many times as much."""
     asked_for = asked(Strom(), 3, 1, 1, "broadcast")

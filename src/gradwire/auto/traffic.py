@@ -11,7 +11,8 @@ entries of top-k over all workers' ranges. The busiest worker of W sends and rec
     hierarchical  of a host, not of a worker: as ``between`` with one worker for each host; what stays in a host is not
                   counted
     oktopk        8 W (W-1), then 8 k (W-1)/W to the owners; 8 W (W-1), then 8 k (W-1)/W of winners
-    dense         2 (W-1)/W of 4 bytes for each element that is not compressed, and for each agreed number
+    dense         2 (W-1)/W of 4 bytes for each element that is not compressed, and for each agreed number; in the
+                  message P itself where it is all of a bucket's and goes to one other worker
 
 A test runs every method on a channel that carries nothing and compares what the sessions really hand to it.
 """
@@ -30,6 +31,7 @@ from gradwire.errors import ConfigError, nearest
 from gradwire.exchange.exchange import Named, default_strategy
 from gradwire.exchange.plan import grouped
 from gradwire.exchange.policy import Policy
+from gradwire.group.dense import is_carried
 from gradwire.group.part import Part, Piece, Unit
 from gradwire.group.shards import cut
 from gradwire.memory.base import Memory, default_memory
@@ -119,6 +121,11 @@ def traffic(bucket: DividedBucket, workers: int) -> PredictedTraffic:
         if formula is None:
             raise ConfigError(f"no traffic is known of strategy {bucket.strategy!r}: {nearest('', FORMULAS)}")
         rounds = formula(bucket, workers)
+        fixed = all(unit.compressor.fixed_size for unit in bucket.units)
+        if formula in WHOLE and fixed and is_carried(bucket.dense, workers):
+            (alone,) = rounds
+            nbytes = align(int(alone.sent) + 4 * bucket.dense)
+            return PredictedTraffic((), (Round(alone.kind, nbytes, nbytes),))
     return PredictedTraffic(dense_traffic(bucket.dense, workers), rounds)
 
 
@@ -208,3 +215,6 @@ FORMULAS = {
     "hierarchical": _hierarchical,
     "oktopk": _oktopk,
 }
+
+WHOLE = (_allgather, _broadcast)
+"""Those whose messages of a fixed size every worker gets, with what is not compressed in them."""

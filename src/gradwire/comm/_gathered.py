@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from gradwire.comm.base import Session, Site
 from gradwire.group.channel import Channel
 from gradwire.group.dense import DenseMean
 from gradwire.group.part import Message, Part, Unit
-from gradwire.types import Key
+from gradwire.types import Key, align
 
 __all__ = ["GatheredSession"]
 
@@ -26,6 +27,14 @@ class GatheredSession(Session):
         self.part = Part(site.pieces(units), site.scale)
         self.rows = Message(self.part.packing, site.device, rows=self.channel.world)
         self.own = self.rows.row(self.channel.rank)
+
+    def carry(self, numel: int) -> Tensor:
+        packing, world = self.part.packing, self.channel.world
+        end = packing.nbytes + 4 * numel
+        room = torch.zeros((world, align(end)), dtype=torch.uint8, device=self.rows.buffer.device)
+        self.rows = Message.on(packing, room)
+        self.own = self.rows.row(self.channel.rank)
+        return room[:, packing.nbytes : end].view(torch.float32)
 
     def run(self, flat: Tensor, key: Key, dense: DenseMean) -> Tensor:
         metrics = self.channel.metrics

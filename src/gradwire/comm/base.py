@@ -109,6 +109,18 @@ class Session(ABC):
             the sum made of them) on every rank, and all memories are as they were.
         """
 
+    def carry(self, numel: int) -> Tensor | None:
+        """Make room for numbers that travel beside the payloads, where every rank gets every message; not all do.
+
+        Args:
+            numel: how many float32, > 0; asked once, before the first ``run``.
+
+        Returns:
+            float32 of shape (W, numel): this rank's own row is sent by ``run``, which waits for ``dense`` when the
+            other rows are there. None: there is no such message.
+        """
+        return None
+
 
 class Strategy(Configuration, ABC):
     """Base of every strategy: subclass it as a frozen dataclass, one in each file."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.futures import Future
 
 from gradwire import registry
-from gradwire.comm.base import Site, Strategy
+from gradwire.comm.base import Session, Site, Strategy
 from gradwire.compressors.base import Compressor
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import Told, as_python, is_float32, is_int, require
@@ -34,13 +34,13 @@ from gradwire.exchange.second_moment import SecondMoment
 from gradwire.exchange.undo import Undo
 from gradwire.group.agree import Opening, agree
 from gradwire.group.channel import Channel
-from gradwire.group.dense import DenseSession
+from gradwire.group.dense import CarriedDense, DenseSession, is_carried
 from gradwire.group.part import Unit, nonfinite
 from gradwire.memory.base import Memory, check_memory, default_memory
 from gradwire.metrics import Metrics
 from gradwire.ops.native import check_environment, warn_without_kernels
 from gradwire.ops.stored import FLOAT32, read
-from gradwire.types import Key
+from gradwire.types import Key, State
 
 __all__ = ["Assigned", "Exchange", "Named", "Pilot", "default_strategy"]
 
@@ -633,8 +633,19 @@ class Exchange:
             groups.setdefault((strategy.name, alone), []).append(unit)
         sessions = [self._strategy_of(group[0]).plan(group, site) for group in groups.values()]
         advised = [self.residuals.states[unit.name] for unit in units if unit.compressor.advice]
-        session = DenseSession(dense, self.channel, self.device, advised)
+        session = self._dense_session(dense, advised, sessions)
         return Plan(tuple(params), main, units, session, sessions, numel, list(self._moving(params, main, units)))
+
+    def _dense_session(
+        self, ranges: Sequence[tuple[int, int]], advised: Sequence[State], sessions: Sequence[Session]
+    ) -> DenseSession:
+        """What travels uncompressed: with the payloads between two ranks, for which that is as many bytes."""
+        numel = sum(hi - lo for lo, hi in ranges) + sum(state["advice"].numel() for state in advised)
+        carried = len(sessions) == 1 and is_carried(numel, self.channel.world)
+        rows = sessions[0].carry(numel) if carried else None
+        if rows is None:
+            return DenseSession(ranges, self.channel, self.device, advised)
+        return CarriedDense(ranges, self.channel, self.device, advised, rows)
 
     def _strategy_of(self, unit: Unit) -> Strategy:
         compressor, strategy = self.assigned.get(unit.members[0][0], (None, None))

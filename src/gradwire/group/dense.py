@@ -13,7 +13,25 @@ from gradwire.group.channel import Channel
 from gradwire.group.part import nonfinite
 from gradwire.types import State
 
-__all__ = ["DenseMean", "DenseSession", "joined"]
+__all__ = ["CarriedDense", "DenseMean", "DenseSession", "is_carried", "joined"]
+
+CARRIED = 2**16
+"""Elements up to which they travel with payloads: they wait for the encoding, and more better travel meanwhile."""
+
+
+def is_carried(numel: int, world: int) -> bool:
+    """Whether so many uncompressed elements of a bucket travel with its payloads, if every rank gets these.
+
+    Between two ranks that is as many bytes as their sum, and a message less; between more it would be more bytes.
+
+    Args:
+        numel: elements, >= 0.
+        world: ranks, >= 1.
+
+    >>> is_carried(1000, 2), is_carried(1000, 3), is_carried(10**6, 2)
+    (True, False, False)
+    """
+    return world == 2 and 0 < numel <= CARRIED
 
 
 class DenseSession:
@@ -51,6 +69,33 @@ class DenseSession:
         if views or self.wishes:
             targets = [*views, *(state["agreed"] for state in self.advised)]
             torch._foreach_copy_(targets, list(torch.split(packed, [target.numel() for target in targets])))
+
+
+class CarriedDense(DenseSession):
+    """The same ranges in the messages of a session that every rank gets, so that they need none of their own.
+
+    Args:
+        rows: room in those messages for all elements and wishes, float32 of shape (W, elements).
+    """
+
+    def __init__(
+        self,
+        ranges: Sequence[tuple[int, int]],
+        channel: Channel,
+        device: torch.device,
+        advised: Sequence[State],
+        rows: Tensor,
+    ) -> None:
+        super().__init__(ranges, channel, device, advised)
+        self.rows, self.buffer = rows, torch.zeros(rows.size(1), dtype=torch.float32, device=device)
+
+    def _begin(self, packed: Tensor) -> Callable[[], None]:
+        torch.mul(packed, 1.0 / self.channel.world, out=self.rows[self.channel.rank])
+
+        def arrive() -> None:
+            torch.sum(self.rows, 0, out=packed)
+
+        return arrive
 
 
 class DenseMean:
