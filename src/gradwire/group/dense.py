@@ -62,7 +62,7 @@ class DenseSession:
         return DenseMean(self.buffer[: len(self.buffer) - self.wishes], partial(self._finish, self.buffer, views, wait))
 
     def _begin(self, packed: Tensor) -> Callable[[], None]:
-        return self.channel.begin_all_reduce(packed.div_(self.channel.world))
+        return self.channel.begin_all_reduce(packed.mul_(1.0 / self.channel.world))
 
     def _finish(self, packed: Tensor, views: list[Tensor], wait: Callable[[], None]) -> None:
         wait()

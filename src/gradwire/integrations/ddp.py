@@ -261,7 +261,7 @@ class GradwireState(ExchangeState):
             run.done = moment(buffer.device)
             return finished.value()[0]
 
-        return exchange.channel.begin_sum(buffer.div_(exchange.channel.world), group).then(done)
+        return exchange.channel.begin_sum(buffer.mul_(1 / exchange.channel.world), group).then(done)
 
     def _job(self, buffer: Tensor, params: Sequence[Named], ready: Any = None) -> Tensor:
         if self._plain(buffer.device):
