@@ -183,9 +183,10 @@ def test_a_command_runs_or_names_the_extra_that_it_needs(ran, environment):
 
 
 EXAMPLES = """
-import json, runpy, sys
+import json, os, runpy, sys
 said = {}
 for path in sys.argv[1:]:
+    sys.path[0] = os.path.dirname(path)  # As where it is started.
     try:
         runpy.run_path(path)
         said[path] = None
@@ -209,8 +210,9 @@ def test_an_example_says_in_one_line_what_it_lacks():
     assert done.returncode == 0, done.stderr
     said = {Path(path).stem: text for path, text in json.loads(done.stdout).items()}
     lacking_nothing = {name for name, text in said.items() if text is None}
-    assert lacking_nothing == {"fsdp2", "gpt", "metrics"}
+    assert lacking_nothing == {"fsdp2", "gpt", "metrics", "nanogpt"}
     for name in said.keys() - lacking_nothing:
         assert "\n" not in said[name]
         commands = [command for extra in EXTRAS for command in (install(extra), f"pip install '.[{extra}]'")]
+        commands += ["pip install 'torchtitan>=0.2.2,<0.3'"]  # A trainer, of which gradwire needs nothing.
         assert any(command in said[name] for command in commands), said[name]

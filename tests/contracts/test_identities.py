@@ -219,19 +219,25 @@ def check_case(case: Case) -> None:
 
 def check_unit(case: Case, unit: Unit, step: int, at: Sequence[Step]) -> None:
     place, code = PLACES[unit.name], unit.compressor
-    moved = [
-        LAWS[case.memory.name](case.memory, mine.grad[place].double(), kept(mine.before, unit), kept(mine.after, unit))
-        for mine in at
-    ]
+    seen = [(mine.grad[place].double(), kept(mine.before, unit), kept(mine.after, unit)) for mine in at]
+    if case.strategy == "hierarchical":
+        seen = [of_host(seen)]
+    moved = [LAWS[case.memory.name](case.memory, *each) for each in seen]
     if all(each.kept is not None for each in moved):
         mean = torch.stack([each.x - each.kept for each in moved]).mean(0)
     elif case.strategy in CHOOSES_AGAIN:
         return
+    elif case.strategy == "hierarchical":  # There is no other host, so sums stay as they are.
+        mean = moved[0].x
     else:
         mean = mean_of_codes(unit, step, at, [each.x for each in moved])
+    if case.strategy == "hierarchical":
+        mean = mean / len(at)
     mean = mean * moved[0].unit
     sizes = [mean, *(part * each.unit for each in moved for part in (each.x, each.kept) if part is not None)]
-    allowed = rounding(case) * max(float(part.abs().max()) for part in sizes)
+    # A host's sum is rounded once for each of its ranks.
+    times = len(at) if case.strategy == "hierarchical" else 1
+    allowed = times * rounding(case) * max(float(part.abs().max()) for part in sizes)
     owned = sum((mine.owned - mine.owned_before)[place].double() for mine in at)
     arrived = at[0].out[place].double() + owned - moved[0].base
     settled = mean.float().view(unit.shape).clone()
@@ -240,6 +246,13 @@ def check_unit(case: Case, unit: Unit, step: int, at: Sequence[Step]) -> None:
         # The sign of a sum that is all rounding is anybody's guess.
         mean = torch.where(mean.abs() > allowed, settled.view(-1).double(), arrived)
     torch.testing.assert_close(arrived, mean, rtol=0, atol=allowed)
+
+
+def of_host(seen: Sequence[tuple[Tensor, Kept, Kept]]) -> tuple[Tensor, Kept, Kept]:
+    """The ranks, which are threads of one host, as one worker: gradients and what lanes keep are added up."""
+    grads, befores, afters = zip(*seen, strict=True)
+    before, after = ({name: sum(each[name] for each in every) for name in every[0]} for every in (befores, afters))
+    return sum(grads), before, after
 
 
 def rounding(case: Case) -> float:

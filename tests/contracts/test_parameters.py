@@ -61,7 +61,9 @@ SCALARS = {bool: np.bool_, int: np.int64, float: np.float64, str: np.str_}
 def test_a_scalar_of_numpy_becomes_one_of_python(cls: Any, field: dataclasses.Field[Any]) -> None:
     default = _default(field)
     numpy = SCALARS.get(type(default))
-    if numpy is None:
+    if "Literal" in str(field.type):
+        default, numpy = str(field.type).split("'")[1], np.str_
+    elif numpy is None:
         default = 4 if "int" in str(field.type) else 0.5
         numpy = np.int32 if "int" in str(field.type) else np.float64
     if "float" in str(field.type) or "int" in str(field.type) or isinstance(default, bool | str):

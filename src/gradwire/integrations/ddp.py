@@ -129,7 +129,8 @@ class GradwireState(ExchangeState):
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._buckets: list[list[str]] = []
         self._regroup: Regroup | None = None
-        self._direct: Callable[[Tensor, Sequence[Named]], Future[Tensor]] | None = None
+        # A function of the class: a bound one would keep this state, and its group, until the garbage collector comes.
+        self._direct: Callable[[GradwireState, Tensor, Sequence[Named]], Future[Tensor]] | None = None
         self._dtypes = {param.dtype for param in params.values()}
         self.traced = bool(getattr(model, "_use_python_reducer", False))
         if self.traced:
@@ -175,7 +176,7 @@ class GradwireState(ExchangeState):
             self._first(names, buffer.device)
         self._buckets.append(names)
         if self._direct is not None:
-            future = self._direct(buffer, params)
+            future = self._direct(self, buffer, params)
             if bucket.is_last():
                 self.exchange.channel.settle()
             return future
@@ -200,12 +201,12 @@ class GradwireState(ExchangeState):
         if isinstance(pilot, AutoPilot) and self._regroup is None and not self.exchange.policy.overrides:
             self.exchange.begin_step()
             if pilot.idle:
-                self._direct = self._reduce
+                self._direct = GradwireState._reduce
             else:
                 self._submit(device, partial(self._open_step, reading))
             return
         if self._regroup is None and self._plain(device):
-            self._direct = self._mean
+            self._direct = GradwireState._mean
             if not self.exchange.channel.is_nccl:
                 self._begin_step(reading)
                 return
