@@ -252,6 +252,42 @@ def refused(rank: int, options: dict[str, Any]) -> str:
     return "accepted"
 
 
+def taken_over(rank: int, holding: bool) -> dict[str, Any]:
+    """The method is changed by hand while auto watches, or holds; bytes of the steps after that."""
+    training = Training(rank)
+    if holding:
+        training.settle(SLOW, least=3)
+    training.run(5, SLOW)
+    training.state.change("qsgd", bits=4)
+    sent = []
+    for _ in range(8):
+        before = training.state.metrics()["bytes_sent"]
+        training.step()
+        sent.append(training.state.metrics()["bytes_sent"] - before)
+    return {
+        "sent": sent,
+        "auto": "auto" in training.state.metrics(),
+        "assigned": training.state.exchange.assigned,
+        "digest": digest(training.model),
+    }
+
+
+def sub_group(rank: int) -> float:
+    """The hook in its plain form, on the module inside a model of two of four ranks."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    group = groups[rank // 2]
+    model = DistributedDataParallel(nn.Linear(4, 1, bias=False), process_group=group)
+    state = gradwire.GradwireState(model.module, "auto", process_group=group)
+    model.register_comm_hook(state, gradwire.gradwire_hook)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.full((1, 4), float(rank))).sum().backward()
+    grad = model.module.weight.grad
+    assert grad is not None
+    state.close()
+    return float(grad[0, 0])
+
+
 def plain_loop(rank: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     model = network()

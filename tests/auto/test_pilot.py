@@ -71,6 +71,20 @@ def test_a_checkpoint_carries_the_decisions() -> None:
         assert found["later"]
 
 
+@pytest.mark.parametrize("holding", [False, True])
+def test_a_method_that_is_named_later_is_used_at_once(holding: bool) -> None:
+    one, other = run_ranks(2, jobs.taken_over, holding)
+    assert one["digest"] == other["digest"]
+    assert not one["auto"]
+    assert one["assigned"] == {}
+    assert len(set(one["sent"][1:])) == 1
+    assert one["sent"][1] < 4 * 918_160 / 6
+
+
+def test_gradients_of_a_sub_group_are_its_own() -> None:
+    assert run_ranks(4, jobs.sub_group) == [0.5, 0.5, 2.5, 2.5]
+
+
 def test_a_plain_loop_decides_too() -> None:
     one, other = run_ranks(2, jobs.plain_loop)
     assert one["digest"] == other["digest"]
@@ -106,6 +120,14 @@ def test_what_waits_for_a_method_that_is_left_is_sent(bad: bool) -> None:
         ({"compressor": "auto:bits=2"}, "'auto' has no parameter 'bits'"),
         ({"decisions": "yes"}, "decisions must be decisions as metrics()['auto']['decisions'] gives them"),
         ({"decisions": [{"step": 1, "choices": [{"method": "qsgd"}]}]}, "a decision must be a mapping"),
+        (
+            {"decisions": [{"step": 1, "choices": [{"method": "qsgd", "strategy": "allgather"}]}]},
+            "decisions must be decisions as",
+        ),
+        (
+            {"decisions": [{"step": 1, "choices": [{"method": "qsgd", "strategy": "allreduce", "params": []}]}]},
+            "strategy 'allreduce' adds payloads",
+        ),
         (
             {"decisions": [{"step": 1, "choices": [{"method": "qsgd", "strategy": "allgather", "params": ["x"]}]}]},
             "decisions must be of this model's parameters, got 'x'",

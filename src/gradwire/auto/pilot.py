@@ -420,12 +420,16 @@ class AutoPilot:
         flat = []
         for key in keys:
             found = self._probed.get(key)
-            flat += [math.inf, math.inf] if found is None else [found.seconds, found.omega]
+            error = math.inf if found is None or not math.isfinite(found.omega) else found.omega
+            flat += [math.inf if found is None else found.seconds, error]
         # What the slowest rank takes counts, and the largest error. Rebuilt buckets were not tried on any rank.
         told = reduced(flat, self.exchange.channel, self.exchange.device, "max")
         for i, key in enumerate(keys):
             seconds, omega = told[2 * i : 2 * i + 2]
-            self._probed[key] = Probed(seconds, omega) if math.isfinite(seconds) and math.isfinite(omega) else None
+            if math.isfinite(seconds) and not math.isfinite(omega):
+                self._probed.pop(key, None)  # A gradient was not finite in that step: it is tried again.
+            else:
+                self._probed[key] = Probed(seconds, omega) if math.isfinite(seconds) else None
         for params in seen.buckets:
             self._probed[_names(params), DENSE] = None
         self.phase, self._window, self._skip = "watching", [], 0
@@ -695,8 +699,10 @@ def _checked(decisions: object, names: set[str]) -> list[dict[str, Any]]:
         right = isinstance(each, Mapping) and is_int(each.get("step"), 1) and isinstance(each.get("choices"), list)
         require(right, "decisions", form, each)
         for choice in each["choices"]:
-            from_config(choice)
-            unknown = [name for name in choice.get("params", []) if name not in names]
+            made = from_config(choice)
+            made.strategy.check(made.compressor)
+            require(isinstance(choice.get("params"), list), "decisions", form, choice)
+            unknown = [name for name in choice["params"] if name not in names]
             if unknown:
                 raise ConfigError(f"decisions must be of this model's parameters, got {unknown[0]!r}")
     return [dict(each) for each in decisions]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import weakref
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -215,6 +216,11 @@ class Exchange:
             name for name in waits if "residual" not in self.memory_for(self.main_of(name, self.compressor)).buffers
         }
 
+    def take_over(self) -> None:
+        """Let nothing decide for this exchange any more; what waits is the next method's. All ranks must call it."""
+        self.pilot, self.assigned = None, {}
+        self._draining = set()
+
     @property
     def draining(self) -> bool:
         """Whether something waits of a method that was left, to be sent with the next gradients."""
@@ -402,7 +408,13 @@ class Exchange:
         """
         self.open()
         self.counters.dense_bytes += 2 * (self.channel.world - 1) * bucket.nbytes // self.channel.world
-        return self.channel.begin_mean(bucket, lambda mean: self.note(nonfinite(mean)))
+        reference = weakref.ref(self)
+
+        def arrived(mean: Tensor) -> None:
+            if (exchange := reference()) is not None:
+                exchange.note(nonfinite(mean))
+
+        return self.channel.begin_mean(bucket, arrived)
 
     def _drain(self, flat: Tensor, params: Sequence[Named]) -> list[str]:
         """Add to gradients what a method that was left has kept of them; the names of those that are complete now."""

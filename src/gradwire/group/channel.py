@@ -134,6 +134,7 @@ class Channel:
         Any number of them may be under way, beside whatever this channel does: that group is its owner's, who sees to
         the order. Traffic as of ``all_reduce``.
         """
+        self._refuse_if_closed()
         moved = 2 * (self.world - 1) * tensor.nbytes // self.world
         self._count(moved, moved)
         work: Any = dist.all_reduce(tensor, group=group, async_op=True)
@@ -148,7 +149,7 @@ class Channel:
 
         Args:
             tensor: floating point, on the CPU or served by NCCL.
-            arrived: called with the mean, on any thread; it must not wait.
+            arrived: called with the mean, on any thread; it must not wait, nor keep this channel alive.
 
         Returns:
             The tensor when it is the mean, or a ``GroupError``.
@@ -166,22 +167,33 @@ class Channel:
         except RuntimeError as error:
             self._fail(error, None, ())
 
+        # Gloo's thread has this function for a moment longer than anybody waits for it. If it were the last that holds
+        # the group, that thread would end the group, wait for itself, and abort the process.
+        reference = weakref.ref(self)
+
         def done(finished: Future[list[Tensor]]) -> Tensor:
+            channel = reference()
             try:
                 mean = finished.value()[0]
             except RuntimeError as error:
-                self._fail(error, None, ())
+                if channel is None:
+                    raise
+                channel._fail(error, None, ())
             arrived(mean)
-            with self._lock:
-                # Several are under way at one time, which counts once.
-                now = self.metrics.clock()
-                self.metrics.seconds["communicate"] += now - max(began, self._summed_until)
-                self._summed_until = now
-                self.traffic.ended += 1
+            if channel is not None:
+                channel._ended(began)
             return mean
 
         future: Future[list[Tensor]] = work.get_future()
         return future.then(done)
+
+    def _ended(self, began: float) -> None:
+        """Count a sum that is there; several are under way at one time, which counts once."""
+        with self._lock:
+            now = self.metrics.clock()
+            self.metrics.seconds["communicate"] += now - max(began, self._summed_until)
+            self._summed_until = now
+            self.traffic.ended += 1
 
     def all_gather(self, rows: Tensor) -> None:
         """Row ``rank`` of ``rows`` goes to every rank. Traffic: (W-1) rows; it grows with the number of workers."""
@@ -352,9 +364,12 @@ class Channel:
         raise self.failed from error
 
     def _begin(self) -> None:
+        self._refuse_if_closed()
+        self.traffic.begun += 1
+
+    def _refuse_if_closed(self) -> None:
         if self._closed:
             raise ConfigError("state must be open to exchange anything, got one after close(): make a new one")
-        self.traffic.begun += 1
 
     def _count(self, sent: int, received: int) -> None:
         self.metrics.bytes_sent += sent

@@ -269,7 +269,7 @@ class ExchangeState:
     ) -> None:
         """Go on with another compressor or other settings from the next step on. All ranks must call it.
 
-        What waits in residuals is sent by the new method.
+        What waits in residuals is sent by the new method. "auto" decides nothing any more.
 
         Args:
             compressor: a registered name, with its parameters, or a compressor.
@@ -313,6 +313,7 @@ def change(
 
     def describe() -> str:
         after = copy.copy(exchange)
+        after.take_over()
         if force is not None:
             require(isinstance(force, bool), "force", "True, False or None", force)
             after.force = force
@@ -325,6 +326,7 @@ def change(
 
     agree(exchange.channel, "change", describe, exchange.device)
     made[0].meet()
+    exchange.take_over()
     exchange.forget_plans()
     exchange.force = made[0].force
     exchange.choose(made[0].compressor, made[0].memory, made[0].strategy)

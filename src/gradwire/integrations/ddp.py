@@ -85,6 +85,8 @@ class GradwireState(ExchangeState):
         module, group = model, process_group
         if isinstance(model, DistributedDataParallel):
             module, group = model.module, model.process_group
+        # Weakly: torch owns a group, and one that outlives its end would abort the process.
+        self._group = None if group is None else weakref.ref(group)
 
         def check() -> None:
             Units.check(scaler, lr_correction, module.parameters())
@@ -254,9 +256,9 @@ class GradwireState(ExchangeState):
         """Do what DDP does without a hook, and note how long it takes: ``auto`` watches uncompressed steps."""
         exchange, pilot = self.exchange, self.exchange.pilot
         assert isinstance(pilot, AutoPilot)
-        run, model = pilot.note(params, moment(buffer.device)), self._model()
+        run = pilot.note(params, moment(buffer.device))
+        group = None if self._group is None else self._group()
         exchange.counters.dense_bytes += 2 * (exchange.channel.world - 1) * buffer.nbytes // exchange.channel.world
-        group = model.process_group if isinstance(model, DistributedDataParallel) else None
 
         def done(finished: Future[list[Tensor]]) -> Tensor:
             run.done = moment(buffer.device)
