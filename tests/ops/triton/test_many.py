@@ -104,7 +104,8 @@ def test_the_compiler_takes_them(compilers, name: str, capability: int) -> None:
     given, op = examples(name), OPERATIONS[name]
     many = {k: v if shared(op, k, v) else joined([each[k] for each in given]) for k, v in given[0].items()}
     compiled = compilers(capability).submit(worker.compile_many, name, [many]).result()
-    assert len(compiled) == KERNELS.get(name, 1)
+    # What another operation of this process has had compiled is not compiled again.
+    assert 0 < len(compiled) <= KERNELS.get(name, 1)
     for kernel in compiled:
         assert not kernel.fused
         assert INEXACT.findall(kernel.ptx) == []
