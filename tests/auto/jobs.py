@@ -325,6 +325,18 @@ def sharded(rank: int, rate: float) -> dict[str, Any]:
     return {"auto": state.metrics()["auto"], "losses": losses, "sent": sent}
 
 
+def sharded_refused(rank: int) -> str:
+    """Decisions of a run under DDP, with a method that a reduce-scatter does not carry."""
+    model = network()
+    fully_shard(model)
+    choice = {"method": "powersgd:rank=4", "strategy": "allreduce", "params": ["2.weight"]}
+    try:
+        gradwire.compress_fsdp(model, decisions=[{"step": 3, "choices": [choice]}])
+    except gradwire.ConfigError as error:
+        return str(error)
+    return "accepted"
+
+
 def drained(rank: int, bad: bool) -> list[Tensor]:
     """What arrives in all steps, where a method that keeps residuals is left for none."""
     from gradwire.auto.choices import DENSE

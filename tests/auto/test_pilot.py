@@ -99,6 +99,11 @@ def test_sharded_gradients_are_decided_for_too() -> None:
     assert sum(one["losses"][-10:]) < sum(one["losses"][:10])
 
 
+def test_decisions_that_a_reduce_scatter_does_not_carry_are_refused() -> None:
+    for said in run_ranks(2, jobs.sharded_refused):
+        assert "fixed size for a reduce-scatter, got 'powersgd'" in said
+
+
 @pytest.mark.parametrize("bad", [False, True])
 def test_what_waits_for_a_method_that_is_left_is_sent(bad: bool) -> None:
     for own, total, waiting in run_ranks(2, jobs.drained, bad):

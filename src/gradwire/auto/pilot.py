@@ -126,6 +126,7 @@ class AutoPilot:
         self._choices = candidates(self.budget, exchange.channel.world)
         self.scatters = False
         """Whether gradients are reduced to their owners, as FSDP's are."""
+        self._check: Callable[[Compressor], None] = lambda _: None
         self._replayed = None if decisions is None else _checked(decisions, set(self._names))
         self._restart()
         exchange.pilot = self
@@ -190,9 +191,17 @@ class AutoPilot:
         self._record.runs.append(run)
         return run
 
-    def scatter(self) -> None:
-        """Gradients are reduced to their owners: said once, before the first step."""
-        self.scatters = True
+    def scatter(self, check: Callable[[Compressor], None]) -> None:
+        """Gradients are reduced to their owners: said once, before the first step.
+
+        Args:
+            check: refuses a method that a reduce-scatter cannot carry.
+
+        Raises:
+            ConfigError: as ``check``, of a method in the decisions that are to be made again.
+        """
+        self.scatters, self._check = True, check
+        self._refuse(self._replayed or [])
         world = self.exchange.channel.world
         choices = [from_config_of(each, "allgather") for each in self.budget.methods if world > 1]
         self._choices = [DENSE, *(each for each in choices if carries(each.strategy, each.compressor))]
@@ -269,6 +278,7 @@ class AutoPilot:
         """Go on with the methods of the last decision, and watch how they do."""
         self._restart()
         decisions = _checked(state.get("decisions", []), set(self._names))
+        self._refuse(decisions)
         self.decisions = [dict(each) for each in decisions]
         self._current = {}
         known = decisions if self._replayed is None else self._replayed
@@ -278,6 +288,15 @@ class AutoPilot:
             self._apply(past[-1])
         if past and past[-1]["choices"] and self._replayed is None:
             self.phase = "holding"
+
+    def _refuse(self, decisions: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse decisions whose methods cannot be carried here.
+
+        Raises:
+            ConfigError
+        """
+        for choice in (from_config(each) for decision in decisions for each in decision["choices"]):
+            self._check(choice.compressor)
 
     # What happens between windows.
 

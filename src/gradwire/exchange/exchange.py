@@ -58,7 +58,7 @@ Assigned = Mapping[str, tuple[Compressor, Strategy]]
 class Pilot(Protocol):
     """An observer that watches an exchange and gives its parameters methods, as ``gradwire.auto`` does."""
 
-    def scatter(self) -> None:
+    def scatter(self, check: Callable[[Compressor], None]) -> None:
         """Gradients are reduced to their owners, not averaged: said once, before the first step."""
         ...
 

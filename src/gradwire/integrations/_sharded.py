@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -88,7 +89,11 @@ class ShardedState(ExchangeState):
         if exchange.pilot is None:
             return
         if one_mesh:
-            exchange.pilot.scatter()
+            try:
+                exchange.pilot.scatter(partial(check_method, exchange))
+            except ConfigError:
+                release(exchange)
+                raise
             return
         exchange.pilot = None
         exchange.choose(BF16())
