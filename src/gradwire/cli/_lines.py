@@ -66,11 +66,12 @@ def _columns(method: str, size: str, op: str, figures: Sequence[str], width: int
 
 def _figures(row: Row) -> list[str]:
     bandwidth, ratio, bits = row["bytes_moved"] / row["seconds"] / 1e9, row["triad_ratio"], row["wire_bits_per_element"]
-    last = f"{row['state_bytes_per_element']:.3g}"
     if "speedup" in row:
         last = f"{row['speedup']:.1f}x"
     elif "neighbours" in row:
         last = f"{row['slow_down_ratio']:.2f}"
+    else:
+        last = f"{row['state_bytes_per_element']:.3g}"
     each = f"{goals.nanoseconds(row):.3g}"
     return [_time(row["seconds"]), each, f"{bandwidth:.1f}", f"{ratio:.2f}", f"{bits:.3f}", last]
 

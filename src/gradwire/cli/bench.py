@@ -84,7 +84,7 @@ command.add_command(_kvstore.command)
 @click.option(
     "--peer-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The virtual environment of the peer, made if need be. Default: .peers/NAME.",
+    help="The peer's virtual environment, made if need be; of grace a checkout. Default: .peers/NAME.",
 )
 @json_option
 def codec_command(

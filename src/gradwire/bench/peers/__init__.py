@@ -1,7 +1,7 @@
 """Other implementations, measured beside ours on the same arrays in the same run.
 
 The folder is the list: ``gradwire/bench/peers/<name>.py`` defines ``rows(sizes, repeats, directory)``, which checks
-that both give the same bits and yields the rows of a benchmark, and ``row_count(sizes)``.
+that both give the same result and yields the rows of a benchmark, and ``row_count(sizes)``.
 """
 
 from types import ModuleType
