@@ -165,6 +165,16 @@ def test_all_are_all_as_they_are_recommended(tmp_path: Path) -> None:
         ('[method.topk]\nmethod = "topp"', "unknown compressor 'topp'"),
         ('[method.topk]\noptimizer = "compressed_stp"', "no optimizer 'compressed_stp' of gradwire: did you mean"),
         ('[method.topk]\noptimizer = "diloco:evry=4"', "'evry' is no parameter of diloco: did you mean 'every'"),
+        ('[method.topk]\noptimizer = "compressed_step:every=0"', "CompressedStep.every must be an integer >= 1, got 0"),
+        (
+            '[method.topk]\noptimizer = "compressed_step:moments=0"',
+            "CompressedStep.moments must be 'apart' or",
+        ),
+        (
+            '[method.topk]\noptimizer = "compressed_step:keep=true,late=true"',
+            "CompressedStep.keep must be False with",
+        ),
+        ('[method.topk]\noptimizer = "diloco:momentum=1.5"', "DiLoCo.momentum must be in .0, 1., got 1.5"),
         ('[method.topk]\noptimizer = "onebit_adam:freeze_step=4"', "recipe.optimizer must be adam or adamw with one"),
         ('[method.topk]\noptimizer = "diloco"\noptions = { variance_correction = true }', "false with an optimizer"),
         ("[method.topk]\noptions = { variance_correction = 1 }", "variance_correction must be true or false"),

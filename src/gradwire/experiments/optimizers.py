@@ -48,7 +48,7 @@ _OTHERS = (
 
 
 def check_exchanging(told: Mapping[str, Any], recipe: Recipe) -> None:
-    """Refuse an optimizer that there is not, a parameter that it has not, or a recipe that it cannot follow.
+    """Refuse an optimizer that there is not, a parameter that it has not or not so, or a recipe that it cannot follow.
 
     Args:
         told: the name under "name", and parameters.
@@ -72,6 +72,7 @@ def check_exchanging(told: Mapping[str, Any], recipe: Recipe) -> None:
             raise ConfigError(f"{given!r} is no parameter of {name}: {nearest(given, known)}")
     for missing in (each for each, needed in known.items() if needed and each not in told):
         require(False, f"{name}.{missing}", "given", Told("nothing"))
+    OPTIMIZERS[name].check_parameters(told)
     if not issubclass(OPTIMIZERS[name], LocalSteps):
         require(
             recipe.optimizer in ("adam", "adamw"), "recipe.optimizer", f"adam or adamw with {name}", recipe.optimizer

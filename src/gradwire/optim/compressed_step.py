@@ -21,7 +21,7 @@ and p_i with it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,7 @@ from gradwire.memory.demo import DeMoMemory
 from gradwire.memory.dgc import DGCMemory
 from gradwire.optim._flight import Flight
 from gradwire.optim._moments import AveragedMoments, keeps_moments, kinds_of
+from gradwire.optim.exchanged import FLAG
 from gradwire.optim.local import LocalSteps
 
 __all__ = ["CompressedStep"]
@@ -113,6 +114,15 @@ class CompressedStep(LocalSteps):
         Communication-efficient SGD with Error Reset", NeurIPS 2020.
     """
 
+    ranges: ClassVar = {
+        **LocalSteps.ranges,
+        "decay": (lambda value: value in ("outer", "inner", None), "'outer', 'inner' or None"),
+        "moments": (lambda value: value == "apart" or is_int(value, 1), "'apart' or an integer >= 1"),
+        "late": FLAG,
+        "keep": FLAG,
+        "reset": (lambda value: value is None or is_int(value, 1), "an integer >= 1 or None"),
+    }
+
     def __init__(
         self,
         inner: Optimizer,
@@ -132,22 +142,16 @@ class CompressedStep(LocalSteps):
         chosen = decay if decay is not None else "outer" if decoupled(inner) and meeting is None else "inner"
 
         def check() -> None:
-            require(chosen in ("outer", "inner"), "CompressedStep.decay", "'outer', 'inner' or None", decay)
-            known = moments == "apart" or is_int(moments, 1)
-            require(known, "CompressedStep.moments", "'apart' or an integer >= 1", moments)
-            require(isinstance(late, bool), "CompressedStep.late", "True or False", late)
-            require(isinstance(keep, bool), "CompressedStep.keep", "True or False", keep)
-            known = reset is None or is_int(reset, 1)
-            require(known, "CompressedStep.reset", "an integer >= 1 or None", reset)
-            require(not (keep and late), "CompressedStep.keep", "False with late, where a whole round is kept", keep)
+            own = {"decay": decay, "moments": moments, "keep": keep, "late": late, "reset": reset}
+            self.check_parameters(own)
             alone = meeting is None
             require(alone or moments == "apart", "CompressedStep.moments", "'apart' with a meeting", moments)
             require(alone or not late, "CompressedStep.late", "False with a meeting", late)
             require(alone or not keep, "CompressedStep.keep", "False with a meeting", keep)
             require(alone or chosen == "inner", "CompressedStep.decay", "'inner' with a meeting", decay)
-            own = Told(f"{moments!r} with {type(inner).__name__}")
+            got = Told(f"{moments!r} with {type(inner).__name__}")
             required = "'apart' with an optimizer that keeps no exp_avg_sq"
-            require(moments == "apart" or keeps_moments(inner), "CompressedStep.moments", required, own)
+            require(moments == "apart" or keeps_moments(inner), "CompressedStep.moments", required, got)
             if chosen == "outer":
                 check_outer(inner)
 
@@ -214,6 +218,12 @@ class CompressedStep(LocalSteps):
                 self._land()
             for number, param in enumerate(self.params):
                 param.copy_(self._start(number) - self.way.views[number])
+
+    @classmethod
+    def check_parameters(cls, given: Mapping[str, object]) -> None:
+        super().check_parameters(given)
+        apart, words = not (given.get("keep") and given.get("late")), "False with late, where a whole round is kept"
+        require(apart, "CompressedStep.keep", words, given.get("keep"))
 
     def metrics(self) -> dict[str, Any]:
         """The figures of every optimizer of this kind; waits for the round that is under way."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.errors import is_number, require
+from gradwire.errors import is_number
 from gradwire.meeting.place import Meeting
 from gradwire.optim._flat import FlatParameters
 from gradwire.optim.local import LocalSteps
@@ -64,6 +65,12 @@ class DiLoCo(LocalSteps):
         2023.
     """
 
+    ranges: ClassVar = {
+        **LocalSteps.ranges,
+        "lr": (lambda value: is_number(value) and 0 < value < math.inf, "a finite number > 0"),
+        "momentum": (lambda value: is_number(value) and 0 <= value < 1, "in [0, 1)"),
+    }
+
     def __init__(
         self,
         inner: Optimizer,
@@ -76,13 +83,8 @@ class DiLoCo(LocalSteps):
         meeting: Meeting | None = None,
         **options: Any,
     ) -> None:
-
-        def check() -> None:
-            require(is_number(lr) and 0 < lr < float("inf"), "DiLoCo.lr", "a finite number > 0", lr)
-            require(is_number(momentum) and 0 <= momentum < 1, "DiLoCo.momentum", "in [0, 1)", momentum)
-
         told = {"lr": lr, "momentum": momentum}
-        super().__init__(inner, compressor, every, options, process_group, meeting, told, check)
+        super().__init__(inner, compressor, every, options, process_group, meeting, told)
         self.lr, self.momentum = lr, momentum
         self.velocity = FlatParameters(self.params)
 

@@ -8,23 +8,29 @@ whose gradient overflowed still takes part, so that the others do not wait for i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwire.errors import Told, is_number, require
+from gradwire.errors import Told, is_int, is_number, require
 from gradwire.exchange.exchange import Named
 from gradwire.integrations.ownership import Caller
 from gradwire.integrations.setup import check_dtypes, prepare_alone, prepare_named, share_start
 from gradwire.meeting.place import Meeting
 from gradwire.optim._flat import any_nonfinite
 
-__all__ = ["Closure", "Exchanged", "check_adam", "named"]
+__all__ = ["COUNT", "FLAG", "Closure", "Exchanged", "Range", "check_adam", "named"]
 
 Closure = Callable[[], Any]
+
+Range: TypeAlias = tuple[Callable[[Any], bool], str]
+"""Whether a value may be a parameter, and what may, in words."""
+
+COUNT: Range = (lambda value: is_int(value, 1), "an integer >= 1")
+FLAG: Range = (lambda value: isinstance(value, bool), "True or False")
 
 
 class Exchanged(Optimizer):
@@ -45,6 +51,9 @@ class Exchanged(Optimizer):
 
     # Tells a GradScaler to call step() in any case; the exchange finds an overflow itself, on all ranks alike.
     _step_supports_amp_scaling = True
+
+    ranges: ClassVar[Mapping[str, Range]] = {}
+    """The parameters of its own, each with what it may be."""
 
     def __init__(
         self,
@@ -84,6 +93,20 @@ class Exchanged(Optimizer):
         self.exchange.skips_steps = bool(self.exchange.policy.overrides)
         if meeting is None:
             share_start(self.params, group)
+
+    @classmethod
+    def check_parameters(cls, given: Mapping[str, object]) -> None:
+        """Refuse parameters outside their range; it needs no group, so it can be asked before there are ranks.
+
+        Args:
+            given: by name; those that are left out are not looked at, nor those of the compressor.
+
+        Raises:
+            ConfigError: naming the parameter, its value and what is allowed.
+        """
+        for name, (fits, allowed) in cls.ranges.items():
+            if name in given:
+                require(fits(given[name]), f"{cls.__name__}.{name}", allowed, given[name])
 
     def exchanged(self, flat: Tensor) -> bool:
         """Replace ``flat`` by its mean over the ranks; whether that is finite. If not, all that is kept is as before.

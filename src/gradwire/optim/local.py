@@ -8,19 +8,19 @@ never compressed. After each exchange every rank goes on from the new ``agreed``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gradwire.errors import ConfigError, is_int, require
+from gradwire.errors import ConfigError, require
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.meeting.place import Meeting
 from gradwire.optim._flat import FlatParameters, any_nonfinite
 from gradwire.optim._rounds import Rounds
-from gradwire.optim.exchanged import Closure, Exchanged
+from gradwire.optim.exchanged import COUNT, Closure, Exchanged
 
 __all__ = ["LocalSteps"]
 
@@ -39,6 +39,8 @@ class LocalSteps(Exchanged):
         check: what else may be wrong with this rank's arguments.
     """
 
+    ranges: ClassVar = {"every": COUNT}
+
     def __init__(
         self,
         inner: Optimizer,
@@ -55,7 +57,7 @@ class LocalSteps(Exchanged):
         require(meeting is None or group is None, "process_group", "None with a meeting", group)
 
         def check_all() -> None:
-            require(is_int(every, 1), f"{name}.every", "an integer >= 1", every)
+            self.check_parameters(told)
             check()
 
         told = {"every": every, **told}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gradwire.errors import ConfigError, is_int, require
+from gradwire.errors import ConfigError
 from gradwire.exchange.checkpoint import OnResize
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._flat import FlatParameters
-from gradwire.optim.exchanged import Closure, check_adam
+from gradwire.optim.exchanged import COUNT, Closure, check_adam
 
 __all__ = ["MicroAdam"]
 
@@ -81,6 +81,7 @@ class MicroAdam(AdamLike):
     """
 
     kept = ()
+    ranges: ClassVar = {"window": COUNT}
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class MicroAdam(AdamLike):
 
         def check() -> None:
             check_adam("MicroAdam", lr, betas, eps, weight_decay)
-            require(is_int(window, 1), "MicroAdam.window", "an integer >= 1", window)
+            self.check_parameters({"window": window})
 
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         told = {"window": window, "defaults": defaults}

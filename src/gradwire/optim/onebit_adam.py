@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from operator import gt
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 
 from gradwire.errors import is_int, require
 from gradwire.optim._adam import AdamLike
-from gradwire.optim.exchanged import Closure, check_adam
+from gradwire.optim.exchanged import FLAG, Closure, check_adam
 
 __all__ = ["OneBitAdam"]
 
@@ -78,6 +78,11 @@ class OneBitAdam(AdamLike):
         Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021.
     """
 
+    ranges: ClassVar = {
+        "decoupled": FLAG,
+        "freeze_step": (lambda value: value == "auto" or is_int(value, 1), "an integer >= 1 or 'auto'"),
+    }
+
     def __init__(
         self,
         params: Any,
@@ -95,9 +100,7 @@ class OneBitAdam(AdamLike):
 
         def check() -> None:
             check_adam("OneBitAdam", lr, betas, eps, weight_decay)
-            require(isinstance(decoupled, bool), "OneBitAdam.decoupled", "True or False", decoupled)
-            known = freeze_step == "auto" or is_int(freeze_step, 1)
-            require(known, "OneBitAdam.freeze_step", "an integer >= 1 or 'auto'", freeze_step)
+            self.check_parameters({"decoupled": decoupled, "freeze_step": freeze_step})
             require(
                 "start_after" not in options,
                 "start_after",

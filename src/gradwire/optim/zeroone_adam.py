@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradwire.errors import is_int, require
+from gradwire.errors import require
 from gradwire.optim._adam import AdamLike
 from gradwire.optim._flat import any_nonfinite
-from gradwire.optim.exchanged import Closure, check_adam
+from gradwire.optim.exchanged import COUNT, Closure, check_adam
 
 __all__ = ["ZeroOneAdam"]
 
@@ -71,6 +71,7 @@ class ZeroOneAdam(AdamLike):
     """
 
     kept = ("exp_avg", "exp_avg_sq", "moved", "agreed")
+    ranges = dict.fromkeys(("var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper"), COUNT)
 
     def __init__(
         self,
@@ -97,8 +98,7 @@ class ZeroOneAdam(AdamLike):
 
         def check() -> None:
             check_adam("ZeroOneAdam", lr, betas, eps, weight_decay)
-            for name, value in schedule.items():
-                require(is_int(value, 1), f"ZeroOneAdam.{name}", "an integer >= 1", value)
+            self.check_parameters(schedule)
             require(
                 "start_after" not in options,
                 "start_after",
