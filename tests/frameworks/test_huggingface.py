@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any
 
@@ -79,7 +80,7 @@ REFUSED = {
     "told too much": ASKED + ".*checkpoint-3",
     "rank missing": r"rank 1 was configured wrongly: ConfigError: checkpoint must be a folder with gradwire-1.pt",
     "another step": r"ConfigError: step of gradwire-[01].pt must be 3, got 6",
-    "early": r"ConfigError: GradwireCallback has no state before trainer.train has begun",
+    "early": r"ConfigError: the callback of compress_trainer has no state before trainer.train has begun",
 }
 
 
@@ -92,3 +93,11 @@ def test_what_would_lose_residuals_or_compress_nothing_is_an_error(case: str, to
 def test_a_trainer_without_other_processes_is_an_error(told: list[dict[str, Any]]) -> None:
     for each in told:
         assert re.search(r"ConfigError: model must be wrapped into .* got 'GPT2LMHeadModel'", each["alone"])
+
+
+def test_the_callback_is_found_by_its_former_name() -> None:
+    module = importlib.import_module("gradwire.integrations.transformers")
+    with pytest.warns(DeprecationWarning, match=r"GradwireCallback is .*\.GradwireTrainerCallback now"):
+        assert module.GradwireCallback is module.GradwireTrainerCallback
+    with pytest.raises(AttributeError, match="no attribute 'Callback'"):
+        _ = module.Callback

@@ -7,6 +7,7 @@ it resumes from. So the callback holds the trainer, and is told the checkpoint a
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ with needs("huggingface"):
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
-__all__ = ["GradwireCallback", "compress_trainer"]
+__all__ = ["GradwireTrainerCallback", "compress_trainer"]
 
 
-class GradwireCallback(TrainerCallback):
+class GradwireTrainerCallback(TrainerCallback):
     """Attaches the hook when training begins, and keeps the residuals beside each checkpoint.
 
     Made by ``compress_trainer``. Before a further ``train`` that resumes, set ``resume_from_checkpoint``.
@@ -80,7 +81,7 @@ class GradwireCallback(TrainerCallback):
 
     def _attached(self) -> Attached:
         if self.state is None:
-            raise ConfigError("GradwireCallback has no state before trainer.train has begun")
+            raise ConfigError("the callback of compress_trainer has no state before trainer.train has begun")
         return self.state
 
     def _check(self, step: int) -> None:
@@ -115,7 +116,7 @@ def compress_trainer(
     resume_from_checkpoint: str | os.PathLike[str] | bool | None = None,
     on_resize: OnResize = "error",
     **options: Any,
-) -> GradwireCallback:
+) -> GradwireTrainerCallback:
     """Exchange the gradients of ``trainer.train()`` compressed. All processes must call it, before ``train``.
 
     Args:
@@ -135,6 +136,14 @@ def compress_trainer(
             residuals of every process.
         GroupError: when training begins: processes were given different options.
     """
-    callback = GradwireCallback(trainer, compressor, resume_from_checkpoint, on_resize, options)
+    callback = GradwireTrainerCallback(trainer, compressor, resume_from_checkpoint, on_resize, options)
     trainer.add_callback(callback)
     return callback
+
+
+def __getattr__(name: str) -> Any:
+    """Lead the name that the callback had before to the one it has, until version 0.2."""
+    if name != "GradwireCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"{__name__}.{name} is {__name__}.GradwireTrainerCallback now", DeprecationWarning, stacklevel=2)
+    return GradwireTrainerCallback
