@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from tests.frameworks.huggingface_jobs import STEPS, TOPK, trainer_of
+from tests.frameworks.huggingface_jobs import STEPS, TOPK, accelerated_loop, trainer_of
 from tests.frameworks.lightning_jobs import as_torchrun, module_of, ours_of, residual_of
 from tests.frameworks.lightning_jobs import trainer_of as lightning_of
 from tests.house.source import ROOT
-from tests.integrations.jobs import answers, batch, model_of
+from tests.integrations.jobs import answers, batch
 
 SEEDS = range(4)
 EXAMPLES = ("accelerate_fsdp2", "lightning_fsdp2")
@@ -78,26 +78,10 @@ def plugin_of() -> Any:
 
 def by_accelerate(folder: str) -> dict[str, Any]:
     """A loop, unbroken and resumed in the middle; the state made before the checkpoint is loaded, and after."""
-    from gradwire.integrations.accelerate import compress
-
     shard_on_cpu = example("accelerate_fsdp2").shard_on_cpu
 
     def loop(steps: range, load: str = "", late: bool = False) -> dict[str, Any]:
-        accelerator = shard_on_cpu(plugin_of())
-        module = model_of()
-        model, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.1))
-        state = None if late else compress(accelerator, model, "topk", **TOPK)
-        if load:
-            accelerator.load_state(load)
-        state = state or compress(accelerator, model, "topk", **TOPK)
-        for step in steps:
-            if step == STEPS // 2 and not load:
-                accelerator.save_state(f"{folder}/accelerate")
-            x, y = batch(step, accelerator.process_index)
-            optimizer.zero_grad()
-            accelerator.backward(nn.functional.cross_entropy(model(x), y))
-            optimizer.step()
-        return told_of(model, state)
+        return told_of(*accelerated_loop(shard_on_cpu(plugin_of()), steps, folder, load, late))
 
     rest, saved = range(STEPS // 2, STEPS), f"{folder}/accelerate"
     return {

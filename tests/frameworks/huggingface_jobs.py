@@ -33,28 +33,44 @@ def everything(rank: int, folder: str) -> dict[str, Any]:
     return {**told, "refused": refused(folder), "alone": alone(folder)}
 
 
+def accelerated_loop(accelerator: Any, steps: range, folder: str, load: str, late: bool) -> tuple[nn.Module, Any]:
+    """Train under Accelerate, and save in the middle what another loop resumes from.
+
+    Args:
+        accelerator: of this loop.
+        steps: to make.
+        folder: of the checkpoints.
+        load: the checkpoint to resume from; empty: begin anew, and save.
+        late: whether the state of gradwire is made after the checkpoint was loaded.
+
+    Returns:
+        The model as it was prepared, and the state of gradwire.
+    """
+    from gradwire.integrations.accelerate import compress
+
+    module = model_of()
+    model, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    state = None if late else compress(accelerator, model, "topk", **TOPK)
+    if load:
+        accelerator.load_state(load)
+    state = state or compress(accelerator, model, "topk", **TOPK)
+    for step in steps:
+        if step == STEPS // 2 and not load:
+            accelerator.save_state(f"{folder}/accelerate")
+        x, y = batch(step, accelerator.process_index)
+        optimizer.zero_grad()
+        accelerator.backward(nn.functional.cross_entropy(model(x), y))
+        optimizer.step()
+    return model, state
+
+
 def accelerated(folder: str) -> dict[str, Any]:
     """A loop under Accelerate, unbroken and resumed in the middle."""
     from accelerate import Accelerator
 
-    from gradwire.integrations.accelerate import compress
-
     def loop(steps: range, load: str = "", late: bool = False) -> dict[str, Any]:
-        accelerator = Accelerator(cpu=True)
-        module = model_of()
-        model, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.1))
-        state = None if late else compress(accelerator, model, "topk", **TOPK)
-        if load:
-            accelerator.load_state(load)
-        state = state or compress(accelerator, model, "topk", **TOPK)
-        for step in steps:
-            if step == STEPS // 2 and not load:
-                accelerator.save_state(f"{folder}/accelerate")
-            x, y = batch(step, accelerator.process_index)
-            optimizer.zero_grad()
-            accelerator.backward(nn.functional.cross_entropy(model(x), y))
-            optimizer.step()
-        return {"digest": digest(module), "metrics": state.metrics()}
+        model, state = accelerated_loop(Accelerator(cpu=True), steps, folder, load, late)
+        return {"digest": digest(model.module), "metrics": state.metrics()}
 
     rest, saved = range(STEPS // 2, STEPS), f"{folder}/accelerate"
     unbroken, bare = loop(range(STEPS)), f"{folder}/accelerate without residuals"
