@@ -148,7 +148,7 @@ def check_decoder(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_many(compressor: Compressor, x: Tensor) -> None:
-    """``add_decoded_many`` over rows with gaps gives the bits of a loop over ``add_decoded``."""
+    """``add_decoded_many`` over rows with gaps gives the bits of a loop, ``decode_many`` those of adding to zeros."""
     layout = compressor.layout(x.shape)
     stride = -(-layout.nbytes // 8) * 8 + 8
     rows = torch.full((3, stride), POISON, dtype=torch.uint8, device=x.device)
@@ -160,6 +160,10 @@ def check_many(compressor: Compressor, x: Tensor) -> None:
         compressor.add_decoded(tuple(field[rank] for field in payloads), looped, 1 / 3)
     compressor.add_decoded_many(payloads, at_once, 1 / 3)
     expect(same(looped, at_once), compressor, "add_decoded_many differs from the loop")
+    added, anew = torch.zeros_like(at_once), torch.full_like(at_once, math.nan)
+    compressor.add_decoded_many(payloads, added, 1 / 3)
+    compressor.decode_many(payloads, anew, 1 / 3)
+    expect(same(added, anew), compressor, "decode_many differs from add_decoded_many to zeros")
 
 
 def check_used(compressor: Compressor, x: Tensor) -> None:

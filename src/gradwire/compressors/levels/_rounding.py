@@ -102,10 +102,10 @@ class Grid:
             # The length of a finite tensor can overflow, and that leaves NaN in the residual.
             nonfinite(norm, status)
 
-    def add_decoded(self, payloads: Payload, out: Tensor, scale: float) -> None:
+    def add_decoded(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool = False) -> None:
         norms, codes = payloads
         block = max(16, -(-out.numel() // 16) * 16)
-        ops.qsgd_add_decoded(norms, codes, out, self.bits, block, scale * self.shrink, self.levels)
+        ops.qsgd_add_decoded(norms, codes, out, self.bits, block, scale * self.shrink, self.levels, fresh=fresh)
 
     def _measure(self, table: Tensor, n: int, norm: Tensor) -> None:
         found = self.norm(Moments(table.view(-1, 4), n))

@@ -239,6 +239,7 @@ def qsgd_add_decoded(
     scale: float,
     levels: Levels = 0,
     grid: GridName = "uniform",
+    fresh: bool = False,
 ) -> None:
     """Add the payloads of all ranks, rank 0 first: out = out + (scale * (N / s)) * q.
 
@@ -251,6 +252,7 @@ def qsgd_add_decoded(
         scale: 1 to decode, -1 to subtract, 1 / W for the mean; rounded to float32.
         levels: s, as encoded.
         grid: "uniform", or "powers", where a level is 2**(|q| - s) * N.
+        fresh: whether ``out`` counts as 0, whatever it holds: then it is not read.
 
     Raises:
         ConfigError: a tensor or a parameter is not of this form.
@@ -264,6 +266,8 @@ def qsgd_add_decoded(
     Source: D. Alistarh, D. Grubic, J. Li, R. Tomioka, M. Vojnovic, "QSGD: Communication-Efficient SGD via Gradient
     Quantization and Encoding", NeurIPS 2017.
     """
+    if fresh:
+        out.zero_()
     top = top_of(bits, levels)
     for row_norms, row_codes in zip(norms, codes, strict=True):
         scaled = spread(_steps_of(row_norms, top, grid) * float32(scale), out.numel(), block)

@@ -204,6 +204,12 @@ class QSGD(Compressor):
         else:
             super().add_decoded_many(payloads, out, scale)
 
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        if self.packing == "bits":
+            self._add(payloads, out, scale, fresh=True)
+        else:
+            super().decode_many(payloads, out, scale)
+
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
         """Refuse bytes that are not five digits.
 
@@ -217,10 +223,10 @@ class QSGD(Compressor):
         if codes is not packed:
             pack_trits(codes, packed)
 
-    def _add(self, payloads: Payload, out: Tensor, scale: float) -> None:
+    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool = False) -> None:
         if self.block is None:
-            self._grid(out.numel()).add_decoded(payloads, out.view(-1), scale)
+            self._grid(out.numel()).add_decoded(payloads, out.view(-1), scale, fresh=fresh)
             return
         norms, codes = payloads
         shrunk = scale * self._shrink(out.numel())
-        ops.qsgd_add_decoded(norms, codes, out.view(-1), self.bits, self.block, shrunk, self.top)
+        ops.qsgd_add_decoded(norms, codes, out.view(-1), self.bits, self.block, shrunk, self.top, fresh=fresh)

@@ -265,6 +265,7 @@ def _add(
     count: tl.tensor,
     size: tl.tensor,
     scale: tl.float32,
+    FRESH: tl.constexpr,
     BITS: tl.constexpr,
     TOP: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -275,7 +276,9 @@ def _add(
     block = blocks(ROWS, program)
     group = groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN)
     i = elements(group)
-    total = tl.load(out + i, mask=i < n)
+    total = tl.zeros_like(i).to(tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
         step = _step_of(tl.load(norms + block, mask=block < count, other=0.0), TOP) * scale
         total += step[:, None, None] * _read_levels(codes, group, size, BITS)
@@ -294,14 +297,15 @@ def qsgd_add_decoded(
     scale: float,
     levels: int = 0,
     grid: str = "uniform",
+    fresh: bool = False,
 ) -> None:
     """The operation on a GPU; the grid "powers" runs its reference there."""
     if grid == "powers":
-        ops.qsgd_add_decoded.reference(norms, codes, out, bits, block, scale, levels, grid)
+        ops.qsgd_add_decoded.reference(norms, codes, out, bits, block, scale, levels, grid, fresh)
         return
     (ranks, size), count, part = codes.shape, norms.size(1), tile(block)
     rows = norms, norms.stride(0), codes, codes.stride(0), ranks
-    form = {"BITS": bits, "TOP": top_of(bits, levels), **part}
+    form = {"FRESH": fresh, "BITS": bits, "TOP": top_of(bits, levels), **part}
     launch(_add, _parts(count, part), *rows, out, out.numel(), count, size, float32(scale), **form)
 
 

@@ -70,5 +70,11 @@ class BlockSigns(Compressor):
         self.add_decoded_many(tuple(field.unsqueeze(0) for field in payload), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=False)
+
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=True)
+
+    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         numbers, codes = payloads
-        self.operations[2](numbers, codes, out.view(-1), self.block, scale)
+        self.operations[2](numbers, codes, out.view(-1), self.block, scale, fresh)

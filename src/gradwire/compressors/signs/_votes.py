@@ -69,10 +69,16 @@ class SignCode(Compressor):
         self.add_decoded_many((payload[0].unsqueeze(0),), out, scale)
 
     def add_decoded_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=False)
+
+    def decode_many(self, payloads: Payload, out: Tensor, scale: float = 1.0) -> None:
+        self._add(payloads, out, scale, fresh=True)
+
+    def _add(self, payloads: Payload, out: Tensor, scale: float, *, fresh: bool) -> None:
         if self.ties == "zero":
-            twobit_add_decoded(payloads[0], out.view(-1), 1.0, scale)
+            twobit_add_decoded(payloads[0], out.view(-1), 1.0, scale, None, fresh)
         else:
-            ops.sign_add_decoded(payloads[0], out.view(-1), scale)
+            ops.sign_add_decoded(payloads[0], out.view(-1), scale, fresh)
 
     def settle(self, mean: Tensor) -> None:
         ops.sign_vote(mean.view(-1), 0.0 if self.ties == "zero" else 1.0)

@@ -104,12 +104,15 @@ def _add_signs(
     n: tl.tensor,
     size: tl.tensor,
     scale: tl.float32,
+    FRESH: tl.constexpr,
     BYTES: tl.constexpr,
     program: tl.tensor = None,
 ) -> None:
     byte, i = places(BYTES, 1, program)
     inside = i < n
-    total = tl.load(out + i, mask=inside)
+    total = tl.zeros((BYTES, 8), tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=inside)
     for _ in range(ranks):
         positive = unpack_signs(tl.load(codes + byte, mask=byte < size))
         # Not plus a negated scale: Triton negates by subtracting from 0, which loses the sign of a zero.
@@ -119,11 +122,11 @@ def _add_signs(
 
 
 @mergeable
-def sign_add_decoded(codes: Tensor, out: Tensor, scale: float) -> None:
+def sign_add_decoded(codes: Tensor, out: Tensor, scale: float, fresh: bool = False) -> None:
     """The operation on a GPU."""
     ranks, size = codes.shape
     rows = codes, codes.stride(0), ranks
-    launch(_add_signs, _grid(size), *rows, out, out.numel(), size, float32(scale), BYTES=BYTES)
+    launch(_add_signs, _grid(size), *rows, out, out.numel(), size, float32(scale), FRESH=fresh, BYTES=BYTES)
 
 
 @triton.jit
@@ -282,13 +285,16 @@ def _add_scaled(
     n: tl.tensor,
     size: tl.tensor,
     scale: tl.float32,
+    FRESH: tl.constexpr,
     SIZE: tl.constexpr,
     BYTES: tl.constexpr,
     program: tl.tensor = None,
 ) -> None:
     byte, i = places(BYTES, 1, program)
     block = byte // (SIZE // 8)
-    total = tl.load(out + i, mask=i < n)
+    total = tl.zeros((BYTES, 8), tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
         level = tl.load(scales + block, mask=byte < size, other=0.0) * scale
         positive = unpack_signs(tl.load(codes + byte, mask=byte < size, other=0))
@@ -300,11 +306,14 @@ def _add_scaled(
 
 
 @mergeable
-def scaled_sign_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
+def scaled_sign_add_decoded(
+    scales: Tensor, codes: Tensor, out: Tensor, block: int, scale: float, fresh: bool = False
+) -> None:
     """The operation on a GPU."""
     ranks, size = codes.shape
     rows = scales, scales.stride(0), codes, codes.stride(0), ranks
-    launch(_add_scaled, _grid(size), *rows, out, out.numel(), size, float32(scale), SIZE=block, BYTES=BYTES)
+    form = {"FRESH": fresh, "SIZE": block, "BYTES": BYTES}
+    launch(_add_scaled, _grid(size), *rows, out, out.numel(), size, float32(scale), **form)
 
 
 @triton.jit
@@ -421,13 +430,16 @@ def _add_two_means(
     n: tl.tensor,
     size: tl.tensor,
     scale: tl.float32,
+    FRESH: tl.constexpr,
     SIZE: tl.constexpr,
     BYTES: tl.constexpr,
     program: tl.tensor = None,
 ) -> None:
     byte, i = places(BYTES, 1, program)
     block = byte // (SIZE // 8)
-    total = tl.load(out + i, mask=i < n)
+    total = tl.zeros((BYTES, 8), tl.float32)
+    if not FRESH:
+        total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
         mu0 = tl.load(means + 2 * block, mask=byte < size, other=0.0) * scale
         mu1 = tl.load(means + 2 * block + 1, mask=byte < size, other=0.0) * scale
@@ -439,11 +451,14 @@ def _add_two_means(
 
 
 @mergeable
-def two_means_add_decoded(means: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
+def two_means_add_decoded(
+    means: Tensor, codes: Tensor, out: Tensor, block: int, scale: float, fresh: bool = False
+) -> None:
     """The operation on a GPU."""
     ranks, size = codes.shape
     rows = means, means.stride(0), codes, codes.stride(0), ranks
-    launch(_add_two_means, _grid(size), *rows, out, out.numel(), size, float32(scale), SIZE=block, BYTES=BYTES)
+    form = {"FRESH": fresh, "SIZE": block, "BYTES": BYTES}
+    launch(_add_two_means, _grid(size), *rows, out, out.numel(), size, float32(scale), **form)
 
 
 @triton.jit
