@@ -95,7 +95,7 @@ NAMES = tuple[str, ...]
 
 
 class AutoPilot:
-    """Decides for one exchange; ``compress_ddp(model, "auto")`` makes it.
+    """The pilot of one exchange, which makes its decisions; ``compress_ddp(model, "auto")`` makes it.
 
     Args:
         exchange: whose main compressor is ``none``. Its pilot is this.
@@ -162,13 +162,13 @@ class AutoPilot:
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange that it is the pilot of."""
+        """The exchange that this pilot decides for."""
         exchange = self._exchange()
         assert exchange is not None
         return exchange
 
     def begin(self) -> None:
-        """A step begins; the one before is complete."""
+        """Begin a step; the one before is complete."""
         if self._record.runs:
             if self._skip > 0:
                 self._skip -= 1
@@ -179,12 +179,12 @@ class AutoPilot:
 
     @property
     def idle(self) -> bool:
-        """Whether the step that has just begun is uncompressed, and nothing but its times is wanted of it."""
+        """Return whether the current step is uncompressed, and needed only for its times."""
         full = len(self._window) >= self._length - 1 and not self._skip
         return self.phase == "watching" and not full and not self.exchange.assigned and not self.exchange.draining
 
     def note(self, params: Sequence[Named], ready: Moment) -> BucketRun:
-        """Watch a bucket that DDP reduces itself, in a step that is idle; whoever starts it says when it was done."""
+        """Watch a bucket that DDP reduces itself, in a step that is idle; the caller says when it was done."""
         if not self._record.runs:
             self._record.begun = ready
         run = BucketRun(tuple((name, tuple(shape)) for name, shape in params), ready, None, 0.0)
@@ -192,7 +192,7 @@ class AutoPilot:
         return run
 
     def scatter(self, check: Callable[[Compressor], None]) -> None:
-        """Gradients are reduced to their owners: said once, before the first step.
+        """Declare that gradients are reduced to their owners; to be called once, before the first step.
 
         Args:
             check: refuses a method that a reduce-scatter cannot carry.
@@ -207,7 +207,7 @@ class AutoPilot:
         self._choices = [DENSE, *(each for each in choices if carries(each.strategy, each.compressor))]
 
     def before(self, flat: Tensor, params: Sequence[Named], ready: Moment, own: Tensor | None = None) -> None:
-        """A bucket is about to be exchanged.
+        """Prepare the exchange of a bucket.
 
         Args:
             flat: what is exchanged; where gradients are reduced to their owners, what the first of them gets.
@@ -240,7 +240,7 @@ class AutoPilot:
         self._record.runs.append(run)
 
     def after(self, flat: Tensor, multiplied: float = 1.0) -> None:
-        """The bucket was exchanged.
+        """Note that the bucket was exchanged.
 
         Args:
             flat: the mean, where gradients are reduced to their owners this rank's own part of it.
@@ -255,11 +255,11 @@ class AutoPilot:
             run.mean = torch.dot(flat, flat) / multiplied**2
 
     def to_config(self) -> dict[str, Any]:
-        """Everything that all ranks must have been given alike."""
+        """The configuration that must be the same on all ranks."""
         return {"budget": self.budget.name, "decisions": self._replayed}
 
     def metrics(self) -> dict[str, Any]:
-        """The choices and their reasons; plain numbers and words."""
+        """Return the choices and the reasons for them, as plain numbers and words."""
         seen, wire = self._seen, self._wire
         return {
             "budget": self.budget.name,
@@ -271,7 +271,7 @@ class AutoPilot:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The decisions; what they rest on is measured anew by the run that goes on."""
+        """Return the decisions; the measurements behind them are made anew when a run is resumed."""
         return {"budget": self.budget.name, "decisions": self.decisions}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -290,7 +290,7 @@ class AutoPilot:
             self.phase = "holding"
 
     def _refuse(self, decisions: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse decisions whose methods cannot be carried here.
+        """Refuse decisions whose methods this exchange cannot carry.
 
         Raises:
             ConfigError
@@ -301,7 +301,7 @@ class AutoPilot:
     # What happens between windows.
 
     def _turn(self) -> None:
-        """Whatever is due before the first bucket of a step."""
+        """Do whatever is due before the first bucket of a step."""
         if self.phase == "probing":
             self._next_try()
             return
@@ -329,7 +329,7 @@ class AutoPilot:
             self._after_compressed(seen, kept)
 
     def _ping(self) -> float:
-        """The latency of a message: a sum of one number, when all ranks are there."""
+        """Measure the latency of a message: an all-reduce of one number, when all ranks are there."""
         exchange = self.exchange
         world = exchange.channel.world
         if world == 1:
@@ -342,7 +342,7 @@ class AutoPilot:
         return min(found[1:]) / (2 * (world - 1))
 
     def _learn(self, seen: Seen) -> None:
-        """Take from a window what it says of the link, of codes in use, and of gradients."""
+        """Learn from a window about the link, the codecs in use, and the gradients."""
         exchange = self.exchange
         sent = [self._traffic(params, self._choice(params)) for params in seen.buckets]
         model = self._wire or Wire(exchange.channel.world, math.inf, self._latency, min(MESSAGE, self._latency))
@@ -369,14 +369,16 @@ class AutoPilot:
                 self._norms[key] = ((before[0] + own) / 2, (before[1] + mean) / 2)
 
     def _in_messages(self, seen: Seen, place: int) -> float:
-        """Seconds of a bucket's messages; on a GPU, where nobody can tell, what its code does not take."""
+        """The seconds of a bucket's messages; on a GPU, where they cannot be measured, all that its
+        code does not take.
+        """
         if self.exchange.device.type != "cuda":
             return seen.communicated[place]
         params = seen.buckets[place]
         return max(0.0, seen.total[place] - self._coding(params, self._choice(params)))
 
     def _correct(self, seen: Seen, sent: Sequence[PredictedTraffic], busy: Sequence[float]) -> None:
-        """Note how much longer the messages of a choice take than the model says, in its first window.
+        """Note how much longer than predicted the messages of a choice take, in its first window.
 
         Where that is a little, it is the choice, and from then on what takes longer is the link. Where it is much, the
         link may have changed just then: uncompressed steps tell which of the two it was.
@@ -397,7 +399,7 @@ class AutoPilot:
                     self._doubted[label] = rounds, taken
 
     def _settle_doubts(self) -> None:
-        """Say of choices that missed the model by much how they did on the link as it is seen now."""
+        """Correct the prediction for choices that missed it by much, given the link as it is measured now."""
         doubted, self._doubted = self._doubted, {}
         for label, (rounds, taken) in doubted.items():
             assert self._wire is not None
@@ -405,7 +407,7 @@ class AutoPilot:
             self._factor[label] = min(MISSED, max(1 / MISSED, missed))
 
     def _after_dense(self, seen: Seen) -> None:
-        """Uncompressed steps were watched: stay so, or try what might be better."""
+        """Decide after a window of uncompressed steps: stay uncompressed, or try more promising choices."""
         self._dense = seen
         self._settle_doubts()
         if self._held is not None:
@@ -429,7 +431,7 @@ class AutoPilot:
         self._next_try()
 
     def _next_try(self) -> None:
-        """Try the next choice on the buckets of this step; after the last one bring together what all ranks found."""
+        """Try the next choice on the buckets of this step; after the last one, share the measurements of all ranks."""
         if self._todo:
             self._trying = self._todo.pop(0)
             return
@@ -456,7 +458,7 @@ class AutoPilot:
         self._decide(seen)
 
     def _after_compressed(self, seen: Seen, kept: bool) -> None:
-        """Steps with methods were watched: keep them, change them, or go back."""
+        """Decide after a window of steps with methods: keep them, change them, or go back."""
         dense, wire = self._dense, self._wire
         chosen = [self._choice(params) for params in seen.buckets]
         self._why = self._reasons(seen, chosen)
@@ -498,7 +500,7 @@ class AutoPilot:
         return lambda name: few if name in self._edges else choice.compressor
 
     def _traffic(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
-        """The messages of a bucket."""
+        """Predict the messages of a bucket."""
         world, policy = self.exchange.channel.world, self.exchange.policy
         numel = sum(math.prod(shape) for _, shape in params)
         if self.scatters:
@@ -509,7 +511,7 @@ class AutoPilot:
         return traffic(divided, world)
 
     def _scattered(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
-        """The one round of a reduce-scatter; the parameters' shapes are those of the parts of one owner."""
+        """Predict the one round of a reduce-scatter; the shapes are those of the parts of one owner."""
         code, policy, sent = self._code(choice), self.exchange.policy, 0.0
         for name, shape in params:
             own = None if choice.dense else policy.choose(name, shape, code(name))
@@ -518,13 +520,13 @@ class AutoPilot:
         return PredictedTraffic((), (Round("exchange", moved, moved),))
 
     def _coding(self, params: Sequence[Named], choice: Choice) -> float:
-        """Seconds of a bucket that are not messages: as seen in use, or as probed."""
+        """The seconds of a bucket outside its messages: as measured in use, or as probed."""
         key = (_names(params), choice)
         probed = self._probed.get(key)
         return self._own.get(key, probed.seconds if probed is not None else 0.0)
 
     def _seconds(self, params: Sequence[Named], choice: Choice) -> float:
-        """Predict the seconds that the thread would be busy with a bucket."""
+        """Predict the seconds for which a bucket occupies the communication thread."""
         assert self._wire is not None
         sent = self._traffic(params, choice)
         # One that was not in use yet is taken to miss the model as much as those that were.
@@ -533,7 +535,7 @@ class AutoPilot:
         return self._coding(params, choice) + factor * sum(self._wire.seconds(each) for each in _rounds(sent))
 
     def _added(self, params: Sequence[Named], choice: Choice, own: float, mean: float) -> float:
-        """The variance that a choice adds to the mean gradient of a bucket; infinite where that is not known."""
+        """The variance that a choice adds to the mean gradient of a bucket; infinite if it is not known."""
         if choice.dense:
             return 0.0
         probed = self._probed.get((_names(params), choice))
@@ -542,12 +544,12 @@ class AutoPilot:
         return probed.omega * (own / self.exchange.channel.world + (mean if choice.twice else 0.0))
 
     def _noise(self, buckets: Sequence[Sequence[Named]]) -> float:
-        """The variance that the batch leaves in the mean gradient."""
+        """The variance that sampling the batch leaves in the mean gradient."""
         found = [self._norms.get(_names(params), (0.0, 0.0)) for params in buckets]
         return max(0.0, sum(own - mean for own, mean in found)) / max(1, self.exchange.channel.world - 1)
 
     def _stages(self, seen: Seen) -> list[Stage]:
-        """Each bucket's choices, with times and errors as shares of the batch's own variance."""
+        """The choices of each bucket, with times, and with errors relative to the batch's own variance."""
         noise = self._noise(seen.buckets)
         bears = len(seen.told) > 1 and seen.told[1] == 0.0
         stages = []
@@ -567,7 +569,7 @@ class AutoPilot:
         return stages
 
     def _predicted(self, chosen: Sequence[Choice], seen: Seen, stages: Sequence[Stage] | None = None) -> float:
-        """Seconds of a step with these choices: what nothing changes, and until the last bucket is done."""
+        """The predicted seconds of a step: those that no choice changes, and those until the last bucket is done."""
         dense = self._dense or seen
         places = [self._choices.index(each) for each in chosen]
         done = finish(stages or self._stages(seen), places) if seen.buckets else 0.0
@@ -575,7 +577,7 @@ class AutoPilot:
         return dense.rest + busy + max(done, seen.ready[-1])
 
     def _decide(self, seen: Seen) -> bool:
-        """Choose for every bucket, and switch where it is worth it; whether anything was changed."""
+        """Choose for every bucket, and switch if it is worth it; return whether anything changed."""
         if self._wire is None:
             return False
         stages = self._stages(seen)
@@ -605,7 +607,7 @@ class AutoPilot:
         return sum(math.inf if option is None else option.error for option in options)
 
     def _switch(self, chosen: Mapping[NAMES, Choice]) -> None:
-        """Go over to other choices, in this step."""
+        """Switch to other choices, in this step."""
         groups: dict[str, list[str]] = {}
         for names, choice in chosen.items():
             groups.setdefault(choice.label, []).extend(names)
@@ -630,7 +632,7 @@ class AutoPilot:
         self.exchange.assign(assigned)
 
     def _replay(self) -> None:
-        """Make the decision again that was made in this step."""
+        """Repeat the recorded decision of this step."""
         for decision in self._replayed or []:
             if decision["step"] == self.exchange.step:
                 self.decisions.append(dict(decision))
@@ -641,7 +643,7 @@ class AutoPilot:
     def _reasons(
         self, seen: Seen, chosen: Sequence[Choice], stages: Sequence[Stage] | None = None
     ) -> list[dict[str, Any]]:
-        """For each bucket what was chosen, and the numbers behind it; times in seconds."""
+        """The choice for each bucket, and the numbers behind it; times in seconds."""
         if self._wire is None:
             return []
         stages = stages or self._stages(seen)
@@ -669,7 +671,7 @@ class AutoPilot:
         return rows
 
     def _say(self, seen: Seen) -> None:
-        """One line for a switch, and at most one for each choice."""
+        """Log one line for a switch, and at most one for each choice."""
         if self.exchange.channel.rank != 0:
             return
         total = sum(row["error"] or 0.0 for row in self._why)
@@ -706,7 +708,7 @@ def _rounds(sent: PredictedTraffic) -> tuple[Round, ...]:
 
 
 def _checked(decisions: object, names: set[str]) -> list[dict[str, Any]]:
-    """Decisions in the form in which they are made.
+    """Check decisions, and return them in the form in which the pilot makes them.
 
     Raises:
         ConfigError: they are not, or name parameters that are not there.

@@ -1,4 +1,4 @@
-"""What the steps of a window tell: when buckets were ready, how long each took, what gradients looked like.
+"""Observations of a window of steps: when buckets were ready, how long each took, and the statistics of gradients.
 
 Law: a rank that comes early to an exchange waits in it for the others, and only the last one sees what it costs. So of
 each bucket in each step the least over the ranks counts; of what the slowest rank decides, such as when gradients are
@@ -30,7 +30,7 @@ Moment = Any
 
 
 def moment(device: torch.device) -> Moment:
-    """Now, as the device will have reached it: on a GPU when everything that was asked of the stream so far is done."""
+    """A time mark: the present on a CPU; on a GPU the moment when all work queued on the stream so far is done."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -39,7 +39,7 @@ def moment(device: torch.device) -> Moment:
 
 
 def between(start: Moment, end: Moment) -> float:
-    """Seconds from one moment to a later one; a device is waited for until it has come to both."""
+    """Seconds from one mark to a later one; it waits until the device has reached both."""
     if isinstance(start, float):
         return float(end - start)
     for event in (start, end):
@@ -49,7 +49,7 @@ def between(start: Moment, end: Moment) -> float:
 
 @dataclass
 class BucketRun:
-    """One bucket in one step.
+    """The record of one bucket in one step.
 
     Args:
         params: names and shapes.
@@ -74,13 +74,13 @@ class BucketRun:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return sum(math.prod(shape) for _, shape in self.params)
 
 
 @dataclass
 class StepRecord:
-    """One step.
+    """The record of one step.
 
     Args:
         begun: when its first bucket was ready.
@@ -100,7 +100,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Seen:
-    """A window as all ranks see it, the same numbers on each of them.
+    """A window as all ranks see it, with the same numbers on each of them.
 
     Args:
         buckets: names and shapes.
@@ -139,7 +139,9 @@ class Seen:
 
     @property
     def rest(self) -> float:
-        """Seconds of the step that no exchange changes: before the first bucket's gradients, and after the last's."""
+        """The seconds of the step that no exchange changes: before the first bucket's gradients,
+        and after the last's.
+        """
         return max(0.0, self.period - max(self.finished, self.ready[-1]))
 
 
@@ -159,7 +161,7 @@ def gathered(
     *,
     parted: bool = False,
 ) -> Seen | None:
-    """Bring the ranks' records together. All ranks must call it alike.
+    """Gather the records of all ranks. All ranks must call it alike.
 
     Args:
         steps: one after the other, all but the last of which count: a step lasts until the next one begins.
@@ -216,7 +218,7 @@ def gathered(
 
 
 def reduced(numbers: Sequence[float], channel: Channel, device: torch.device, how: str) -> list[float]:
-    """The sum of each number over the ranks, or the most of it. All ranks must call it, with as many numbers."""
+    """The sum of each number over the ranks, or its maximum. All ranks must call it with as many numbers."""
     sent = torch.tensor(list(numbers), dtype=torch.float64).to(device)
     channel.all_reduce(sent, how)
     found: list[float] = sent.tolist()

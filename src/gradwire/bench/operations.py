@@ -1,4 +1,4 @@
-"""A count of what an exchange asks of its device: operations, the bytes that they move, and what waits for them.
+"""A count of what an exchange asks of its device: operations, the bytes that they move, and waits of the host.
 
 Law: every operation that torch dispatches is counted once, in one of these kinds:
 
@@ -40,11 +40,11 @@ _VIEWS = ("aten::_unsafe_view", "aten::_reshape_alias", "aten::detach", "aten::l
 
 
 class WouldWaitError(GradwireError):
-    """Something asked a device for a value on which the host would have to wait, and there is no value."""
+    """A device would have to give the host a value for which the host must wait, and there is no value."""
 
 
 class OperationCount(TorchDispatchMode):
-    """Counts the operations of this thread within it.
+    """A context that counts the operations of this thread.
 
     Attributes:
         device: the type of the device that is counted; on ``meta`` what would wait ends with ``WouldWaitError``.
@@ -78,7 +78,7 @@ class OperationCount(TorchDispatchMode):
 
     @property
     def operations(self) -> int:
-        """How many were work."""
+        """The number of operations that do work on the device."""
         return self.names.total()
 
     def __torch_dispatch__(
@@ -110,7 +110,7 @@ class OperationCount(TorchDispatchMode):
         return result
 
     def _goes_to_host(self, name: str, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
-        """Whether a device's tensor is copied into the host's memory."""
+        """Return whether a device's tensor is copied into the host's memory."""
         if self.device == "cpu":
             return False
         to = given.get("device") if name == "aten::_to_copy" else args[0].device if name == "aten::copy_" else None
@@ -132,7 +132,9 @@ class OperationCount(TorchDispatchMode):
         return total + sum(self._size(each) for each in made if id(each) not in changed)
 
     def _waits_to_be_told(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
-        """Whether an operation looks at a flag first, which is not set in a step that counts, and then does nothing."""
+        """Return whether an operation first checks a flag that is not set in a counted step, so
+        that it does nothing.
+        """
         named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | given
         return func._schema.name.startswith("gradwire::") and isinstance(named.get("when"), Tensor)
 
@@ -152,7 +154,7 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _is_view(func: Any, taken: list[Tensor], made: list[Tensor]) -> bool:
-    """Whether nothing is written, and all that comes back is memory that was there."""
+    """Return whether nothing is written, and all returned tensors share memory that existed before."""
     if func._schema.is_mutable:
         return False
     known = {each.untyped_storage()._cdata for each in taken}

@@ -147,7 +147,7 @@ def command(
 
 
 def placed_as(workers: int | None) -> Place | None:
-    """Where this process stands in a job; None: it starts the workers itself."""
+    """Return this process's place in a job; None if it has to start the workers itself."""
     place = placed(os.environ)
     if place is not None:
         require(workers in (None, place.world), "workers", f"{place.world}, as the job has", workers)
@@ -155,12 +155,12 @@ def placed_as(workers: int | None) -> Place | None:
 
 
 def with_options(method: Method, written: Sequence[str]) -> Method:
-    """The method with more options for ``compress_ddp``."""
+    """Add options for ``compress_ddp`` to those of the method."""
     return dataclasses.replace(method, options={**method.options, **dict(map(assignment, written))})
 
 
 def here(job: Job, timeout: float, link: Link) -> Record | None:
-    """Start the workers on this machine; worker 0's record."""
+    """Start the workers on this machine, and return the record of worker 0."""
     with lab_for(job.settings.workers, link) as lab:
         backend, workers = job.settings.backend, job.settings.workers
         found: list[Record | None] = launch(workers, perform, job, True, timeout=timeout, lab=lab, backend=backend)
@@ -168,7 +168,7 @@ def here(job: Job, timeout: float, link: Link) -> Record | None:
 
 
 def there(job: Job, timeout: float, place: Place) -> Record | None:
-    """Be one worker of a job; on worker 0 the record, else None."""
+    """Run as one worker of a job; return the record on worker 0, else None."""
     place.tell()
     torch.set_num_threads(1)
     begin(timedelta(seconds=timeout), job.settings.backend)
@@ -179,7 +179,7 @@ def there(job: Job, timeout: float, place: Place) -> Record | None:
 
 
 def prepare(job: Job, results: Path | None) -> None:
-    """Look at the folder of checkpoints and the file of results before anything starts."""
+    """Check the folder of checkpoints and the file of results before anything starts."""
     if results is not None:
         appendable(results)
     snapshots = job.snapshots()
@@ -189,7 +189,7 @@ def prepare(job: Job, results: Path | None) -> None:
 
 @contextmanager
 def stopped(ctx: click.Context, checkpoint: Path | None) -> Iterator[None]:
-    """End with the name of the last checkpoint when asked to; exit code 130."""
+    """End with exit code 130 and the name of the last checkpoint when a request to end arrives."""
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
@@ -204,7 +204,7 @@ def stopped(ctx: click.Context, checkpoint: Path | None) -> Iterator[None]:
 
 @contextmanager
 def noted(job: Job, results: Path | None, place: Place | None) -> Iterator[None]:
-    """A run that fails leaves a record, too; what cannot be begun on this machine is no run."""
+    """Record the run even if it fails; nothing is recorded if it could not begin on this machine."""
     try:
         yield
     except Exception as error:
@@ -215,7 +215,7 @@ def noted(job: Job, results: Path | None, place: Place | None) -> Iterator[None]
 
 
 def summary(record: Record, task: Task) -> Iterator[str]:
-    """What a person wants to know at the end."""
+    """Summarise a run for the terminal."""
     settings, history = record.settings, record.history
     assert record.quality is not None
     workers, epochs = counted(settings.workers, "worker"), counted(len(history), "epoch")

@@ -1,4 +1,4 @@
-"""One run as settings, and the record of it: the same whether a command, a job of many machines or a sweep makes it."""
+"""A run as settings, and its record: the same whether a command, a job of many machines or a sweep makes it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PLAIN = "texts, finite numbers, true or false, and lists or tables of these"
 
 @dataclass(frozen=True)
 class Job:
-    """The work that a worker is told to do.
+    """The job that a worker is told to do.
 
     Args:
         settings: of the run.
@@ -90,7 +90,7 @@ class Job:
         return made.adjusted({name: _tuples(value) for name, value in self.settings.recipe.items()})
 
     def method(self) -> Method:
-        """How gradients are exchanged.
+        """The method by which gradients are exchanged.
 
         Raises:
             ConfigError: no such compressor, or none at all.
@@ -106,7 +106,7 @@ class Job:
         return Method(known.method, compressor, known.options, known.loss_scale, optimizer=known.optimizer)
 
     def parameters(self) -> dict[str, Tensor] | None:
-        """What it begins with; None: what the seed draws.
+        """The parameters that training begins with; None if the seed draws them.
 
         Raises:
             ConfigError: as ``parameters_in``; or they are not those of the settings any more.
@@ -120,7 +120,7 @@ class Job:
         return found
 
     def snapshots(self) -> RunSnapshots | None:
-        """Its checkpoints."""
+        """The checkpoints of the run."""
         if self.checkpoint is None:
             return None
         told = {
@@ -181,7 +181,7 @@ def settings_of(
 
 
 def begun(task: Task, start: Path | None) -> str | None:
-    """``RunSettings.start`` of a run that begins with saved parameters; None where there are none.
+    """The ``RunSettings.start`` of a run that begins with saved parameters; None if there are none.
 
     Args:
         task: whose model they must be of.
@@ -198,7 +198,7 @@ def begun(task: Task, start: Path | None) -> str | None:
 
 
 def is_plain(value: object) -> bool:
-    """Whether JSON gives it back as it is.
+    """Return whether JSON gives a value back unchanged.
 
     >>> is_plain({"lr": [0.1, None]}), is_plain(float("inf"))
     (True, False)
@@ -211,8 +211,8 @@ def is_plain(value: object) -> bool:
 
 
 def digest_of(data: Any) -> str:
-    """A SHA-256 of the data of a task: its own, or one of all tensors in it; of files that are read later, that of
-    their names and sizes.
+    """A SHA-256 of the data of a task: its own digest, or that of all its tensors; for files read later that of their
+    names and sizes.
     """
     own = getattr(data, "digest", None)
     if isinstance(own, str):
@@ -240,7 +240,7 @@ def _parts(data: Any) -> Iterator[bytes]:
 
 
 def _check(method: Method) -> None:
-    """Refuse here what every worker would refuse."""
+    """Refuse settings that every worker would refuse."""
     if method.hook is not None:
         check_hook(method.hook)
         require(not method.options, "options", "none with a hook of torch", dict(method.options))
@@ -262,12 +262,12 @@ def _check(method: Method) -> None:
 
 
 def _tuples(value: Any) -> Any:
-    """A list as the tuple that a recipe has: JSON knows lists alone."""
+    """Convert lists to the tuples of a recipe, because JSON has only lists."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def device_of(backend: str, device: str | None) -> str:
-    """The device that goes with a backend.
+    """The device that belongs to a backend.
 
     Raises:
         ConfigError: it carries the gradients of another one, or there is no GPU.
@@ -282,7 +282,7 @@ def device_of(backend: str, device: str | None) -> str:
 
 
 def perform(job: Job, shown: bool = False) -> Record | None:
-    """Make the run, on each worker of the default group; its record on worker 0, None on the others.
+    """Make the run on each worker of the default group; return its record on worker 0, None on the others.
 
     Args:
         job: the same on all workers.
@@ -355,7 +355,7 @@ def _record(settings: RunSettings, task: Task, runs: Sequence[Run], started: str
 
 
 def failed(job: Job, error: Exception) -> Record:
-    """The record of a run that ended early; an error that is none of ours is told with its kind."""
+    """The record of a run that ended early; the kind of an unexpected error is part of it."""
     task = job.task()
     said = str(error) if isinstance(error, GradwireError) else f"{type(error).__name__}: {error}"
     return Record(

@@ -1,4 +1,4 @@
-"""A run between two steps: everything it goes on from, so that it can be saved there and taken up again bit for bit.
+"""A training run with all its state between two steps, so that it can be saved there and resumed bit for bit.
 
 Law: what the next step depends on is the parameters and buffers, the optimizer, the schedule, the residuals and states
 of the exchange, torch's generators, what a model carries from batch to batch, and the place in the data; the data
@@ -41,7 +41,7 @@ _WARM: set[tuple[str, str, str]] = set()
 
 
 class Loop:
-    """A run; every worker of the default process group must make it with the same arguments. A context manager.
+    """A run, used as a context manager; every worker of the default process group must make it with the same arguments.
 
     Args:
         task: what is trained, with the recipe that the method needs.
@@ -102,7 +102,8 @@ class Loop:
             self._leave()
 
     def _leave(self) -> None:
-        """Give up the run's own process group, whose threads would wake a hundred times a second under later runs.
+        """Destroy the run's own process group, whose threads would otherwise wake a hundred times a second during later
+        runs.
 
         All workers are in it: so its name is a number that does not come again. After the barrier nobody needs it.
         """
@@ -124,16 +125,16 @@ class Loop:
 
     @property
     def epoch(self) -> int:
-        """How many have ended."""
+        """The number of epochs that have ended."""
         return len(self.history)
 
     def counted(self) -> dict[str, int]:
-        """Bytes and steps left out since the begin of the run, before it was resumed, too."""
+        """Bytes, and skipped steps, since the beginning of the run, before it was resumed, too."""
         now = self.synchronisation.metrics()
         return {name: self._before[name] + now[name] for name in _COUNTED}
 
     def run_epoch(self, watch: Watcher, between: Callable[[Loop], None]) -> Point:
-        """Train to the end of the epoch, and measure.
+        """Train to the end of the epoch, and measure the quality.
 
         Args:
             watch: called after each step.
@@ -157,7 +158,7 @@ class Loop:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What this worker's interface sends meanwhile, within an epoch, is not the run's. All workers must call it."""
+        """Exclude the traffic of this worker's interface inside the block from the run's. All workers must call it."""
         if self.interface is not None:
             # What is still on its way is: it has arrived when all have ended the step.
             dist.barrier()
@@ -186,7 +187,7 @@ class Loop:
         return loss
 
     def _end_epoch(self) -> Point:
-        """The epoch as worker 0 saw it; the others wait for it, and learn it."""
+        """End the epoch; worker 0 measures it, and the others wait for its result."""
         if self.epoch + 1 == self.epochs:
             self.synchronisation.finish()
         found: list[Any] = [None, None]
@@ -207,11 +208,11 @@ class Loop:
         return self.history[-1]
 
     def memory(self) -> tuple[int, int | None]:
-        """The peak of the resident bytes, and those at the begin, of the process of this run that had the most."""
+        """The peak of the resident bytes, and those at the beginning, of the process of this run that had the most."""
         return max([(peak_bytes(), self._resident), *self._memory], key=lambda figures: figures[0])
 
     def common(self) -> dict[str, Any]:
-        """What is saved once: the same on all workers, or worker 0's."""
+        """The state that is saved once: the same on all workers, or worker 0's."""
         return {
             "params": {name: param.detach() for name, param in self.module.named_parameters()},
             "optimizer": self.synchronisation.common(),
@@ -223,7 +224,7 @@ class Loop:
         }
 
     def own(self) -> dict[str, Any]:
-        """What is this worker's."""
+        """The state of this worker alone."""
         self._count_interface()
         params = dict(self.module.named_parameters())
         buffers = {name: value for name, value in self.module.state_dict().items() if name not in params}
@@ -239,7 +240,7 @@ class Loop:
         }
 
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Go on from what ``common`` and ``own`` gave. All workers must call it, before their first step."""
+        """Continue from the states ``common`` and ``own``. All workers must call it before their first step."""
         self.module.load_state_dict({**common["params"], **own["buffers"]})
         self.synchronisation.load(common["optimizer"], own["exchange"])
         self.schedule.load_state_dict(common["schedule"])
@@ -279,7 +280,7 @@ def add_gradients(model: nn.Module, task: Task, x: Tensor, y: Tensor, scale: flo
 
 
 def warm_up(task: Task, device: torch.device) -> None:
-    """Once in a process for each model, a step of one that is thrown away.
+    """Make a step of a model that is thrown away, once in a process for each model.
 
     torch loads half of itself when the first optimizer is made and the first step is taken. That stays for all later
     runs; counted as the first one's, it would be more than most methods keep.
@@ -298,7 +299,7 @@ def warm_up(task: Task, device: torch.device) -> None:
 
 
 def settle_buckets(model: DistributedDataParallel, task: Task, device: torch.device) -> None:
-    """One backward pass that leaves no trace but the order in which gradients come: DDP sorts its buckets by it."""
+    """Make one backward pass that only establishes the order of the gradients, by which DDP sorts its buckets."""
     before = generators(device)
     buffers = {name: value.clone() for name, value in model.module.named_buffers()}
     task.begin_epoch(model.module)
@@ -313,7 +314,7 @@ def settle_buckets(model: DistributedDataParallel, task: Task, device: torch.dev
 
 
 def generators(device: torch.device) -> dict[str, Tensor]:
-    """The states of torch's global generators, which dropout draws from."""
+    """The states of torch's global generators, which dropout uses."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)

@@ -1,4 +1,4 @@
-"""How gradients are exchanged in a run."""
+"""Method of a run: how its gradients are exchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Method"]
 
 @dataclass(frozen=True)
 class Method:
-    """A compressor, and what training with it needs.
+    """A compressor with the settings of its training.
 
     Args:
         label: names it in tables and on progress bars.

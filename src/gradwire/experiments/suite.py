@@ -1,4 +1,4 @@
-"""A suite as it is written in TOML: methods x tasks x workers x links x seeds.
+"""Suites written in TOML: methods x tasks x workers x links x seeds.
 
     tasks = ["classification", "language"]       # files of gradwire.experiments.tasks
     methods = ["all", "topk:ratio=0.001"]        # as on the command line; "all": every one, as it is recommended
@@ -121,7 +121,7 @@ _METHOD: dict[str, _Check] = {
 
 
 def load(path: Path, made: Iterable[Record] = ()) -> list[Job]:
-    """The runs of a suite, in the order in which they are to be made.
+    """Load the runs of a suite, in the order in which they are to be made.
 
     Args:
         path: of the suite.
@@ -203,7 +203,7 @@ def _of_task(
 
 
 def _at_rates(method: Method, task: str, suite: Table) -> list[Method]:
-    """A method at each learning rate of the suite; there is one where the suite names none."""
+    """The method at each learning rate of the suite; unchanged if the suite names none."""
     own = suite.get("method", {}).get(method.label, {}), suite.get("task", {}).get(task, {}), suite
     rates = next((table["rates"] for table in own if "rates" in table), None)
     if rates is None:
@@ -212,7 +212,7 @@ def _at_rates(method: Method, task: str, suite: Table) -> list[Method]:
 
 
 def _best(candidates: Sequence[Method], found: Sequence[Record | None]) -> Method | None:
-    """The candidate whose run ended best, the first of equals; None: one has not ended yet, or all failed."""
+    """The candidate whose run ended best, the first among equals; None if one has not ended yet, or all failed."""
     if len(candidates) == 1:
         return candidates[0]
     ended = [record for record in found if record is not None]
@@ -228,7 +228,7 @@ def _best(candidates: Sequence[Method], found: Sequence[Record | None]) -> Metho
 
 
 def _possible(link: str, workers: int, backend: str) -> None:
-    """Refuse here what a lab would refuse when other runs have been made."""
+    """Refuse links that a lab would refuse only after other runs have been made."""
     if Link.read(link) != Link():
         require(backend == "gloo", "links", "none with nccl", link)
         require(workers > 1, "workers", f"at least 2 with links such as {link!r}", workers)

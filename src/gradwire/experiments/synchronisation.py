@@ -1,4 +1,4 @@
-"""How the workers of a run stay together: compressed gradients, an optimizer that exchanges, or a hook of torch.
+"""Synchronisation of a run's workers: compressed gradients, an optimizer that exchanges, or a hook of torch.
 
 Law: whichever it is, the loop adds up gradients in ``model``, steps ``optimizer``, and finds in ``metrics`` what was
 sent; parameters have the same bits on all workers after ``finish``.
@@ -41,7 +41,7 @@ _ONE_BUCKET_MB = 1 << 20
 
 
 class Synchronisation(ABC):
-    """What stands between the backward passes of the workers and their equal parameters.
+    """The interface between the backward passes of the workers and their equal parameters.
 
     Attributes:
         optimizer: that makes the steps, and that a schedule changes.
@@ -55,35 +55,35 @@ class Synchronisation(ABC):
 
     @abstractmethod
     def metrics(self) -> dict[str, Any]:
-        """Figures: at least ``bytes_sent``, ``dense_bytes`` and ``nonfinite_steps`` since the begin of this process."""
+        """Return figures: at least ``bytes_sent``, ``dense_bytes`` and ``nonfinite_steps`` since this process began."""
 
     @abstractmethod
     def common(self) -> dict[str, Any]:
-        """What is saved once, the same on all workers."""
+        """Return the state that is saved once, the same on all workers."""
 
     @abstractmethod
     def own(self) -> dict[str, Any]:
-        """What is this worker's."""
+        """Return the state of this worker alone."""
 
     @abstractmethod
     def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Go on from what ``common`` and ``own`` gave; parameters are there already."""
+        """Continue from the states ``common`` and ``own``; the parameters are restored already."""
 
     def kept(self) -> dict[str, Any]:
-        """What is kept from step to step beside the optimizer's own state."""
+        """The tensors kept from step to step beside the optimizer's own state."""
         return {} if self.exchange is None else self.exchange.state_dict()
 
     def finish(self) -> None:
-        """Bring all workers' parameters together after the last step. All must call it."""
+        """Synchronise the parameters of all workers after the last step. All must call it."""
         return
 
     def close(self) -> None:
-        """Take no part any more."""
+        """Stop taking part."""
         return
 
 
 class CompressedGradients(Synchronisation):
-    """DDP with a hook of ours.
+    """Synchronisation by DDP with a hook of ours.
 
     Args:
         model: wrapped.
@@ -119,7 +119,7 @@ class CompressedGradients(Synchronisation):
 
 
 class ExchangingOptimizer(Synchronisation):
-    """An optimizer of ``gradwire.optim`` over gradients that stay each worker's own.
+    """Synchronisation by an optimizer of ``gradwire.optim``; gradients stay each worker's own.
 
     An uncompressed exchange would send every gradient in every step, and ``dense_bytes`` counts that, however rarely
     the optimizer exchanges.
@@ -150,7 +150,7 @@ class ExchangingOptimizer(Synchronisation):
 
     @property
     def in_step(self) -> bool:
-        """Whether all workers hold the same parameters now."""
+        """Return whether all workers hold the same parameters now."""
         return bool(getattr(self.optimizer, "in_step", True))
 
     def common(self) -> dict[str, Any]:
@@ -167,14 +167,14 @@ class ExchangingOptimizer(Synchronisation):
         self.optimizer.load_state_dict(own["optimizer"])
 
     def finish(self) -> None:
-        """Exchange what was gone since the last round."""
+        """Exchange the changes since the last round."""
         for name in ("exchange_ways", "finish"):
             if not self.in_step:
                 getattr(self.optimizer, name, lambda: None)()
 
 
 class HookOfTorch(Synchronisation):
-    """DDP with a hook of torch's, or none.
+    """Synchronisation by DDP with a hook of torch's, or none.
 
     Args:
         model: wrapped.
@@ -205,7 +205,7 @@ class HookOfTorch(Synchronisation):
 
 
 def wrapped(model: nn.Module, method: Method) -> nn.Module:
-    """The model as batches go through it: in DDP, unless the optimizer exchanges.
+    """The model through which batches go: wrapped in DDP, unless the optimizer exchanges.
 
     Without DDP nobody makes the workers' buffers alike: each keeps its own, and worker 0's are measured.
     """
@@ -216,7 +216,7 @@ def wrapped(model: nn.Module, method: Method) -> nn.Module:
 
 
 def synchronised(model: nn.Module, method: Method, recipe: Recipe) -> Synchronisation:
-    """How a method keeps the workers together. All must call it.
+    """Make the synchronisation of a method. All workers must call it.
 
     Args:
         model: as ``wrapped`` gave it.

@@ -29,7 +29,7 @@ RECIPE_SMALL = replace(RECIPE, batch=16, lr=1e-3, warmup=20, micro=4, epochs=5, 
 
 
 def gpt(vocabulary: int = 256) -> Decoder:
-    """86,039,040 parameters in 148 tensors.
+    """The model for bytes: 86,039,040 parameters in 148 tensors.
 
     Source:
         A. Radford, J. Wu, R. Child, D. Luan, D. Amodei, I. Sutskever, "Language Models are Unsupervised Multitask
