@@ -513,10 +513,15 @@ class AutoPilot:
     def _scattered(self, params: Sequence[Named], choice: Choice) -> PredictedTraffic:
         """Predict the one round of a reduce-scatter; the shapes are those of the parts of one owner."""
         code, policy, sent = self._code(choice), self.exchange.policy, 0.0
+        channel = self.exchange.channel
+        if choice.dense and not channel.is_nccl:
+            # FSDP reduces by itself then, and on Gloo its reduce-scatter is an all-reduce inside.
+            numel = channel.world * sum(math.prod(shape) for _, shape in params)
+            return PredictedTraffic(dense_traffic(numel, channel.world), ())
         for name, shape in params:
             own = None if choice.dense else policy.choose(name, shape, code(name))
             sent += 4 * math.prod(shape) if own is None else own.traffic(shape)
-        moved = (self.exchange.channel.world - 1) * sent
+        moved = (channel.world - 1) * sent
         return PredictedTraffic((), (Round("exchange", moved, moved),))
 
     def _coding(self, params: Sequence[Named], choice: Choice) -> float:

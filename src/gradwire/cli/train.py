@@ -23,7 +23,7 @@ from gradwire.errors import ConfigError, GroupError, require
 from gradwire.experiments.cluster import Place, placed
 from gradwire.experiments.job import BACKENDS, MOST_SEED, Job, begun, device_of, failed, perform, settings_of
 from gradwire.experiments.launch import begin, launch
-from gradwire.experiments.method import Method
+from gradwire.experiments.method import PARALLEL, Method
 from gradwire.experiments.records import Record, append
 from gradwire.experiments.snapshots import newest
 from gradwire.experiments.tasks.base import Task
@@ -48,6 +48,14 @@ _LOCAL = 2
 @click.option(
     "--optimizer", metavar="NAME", help="Of gradwire.optim, NAME:PARAMETER=VALUE,...: it exchanges, as compressed_step."
 )
+@click.option(
+    "--parallel",
+    default=PARALLEL[0],
+    show_default=True,
+    type=click.Choice(PARALLEL),
+    help="Whole models, or shards: then --option is of compress_fsdp.",
+)
+@click.option("--weights", metavar="METHOD", help="Under fsdp2 for the all-gather of the weights, as blockwise8.")
 @click.option(
     "--recommended/--own-defaults", "recommend", default=True, help="Whether what suits method and task is chosen."
 )
@@ -89,6 +97,8 @@ def command(
     named: tuple[str, ...],
     options: tuple[str, ...],
     optimizer: str | None,
+    parallel: str,
+    weights: str | None,
     recommend: bool,
     model: str | None,
     data: Path | None,
@@ -116,6 +126,7 @@ def command(
     method = with_options(chosen(compressor, (*pairs(rest), *map(assignment, named)), task, own=not recommend), options)
     if optimizer is not None:
         method = dataclasses.replace(method, label=f"{method.label}, {optimizer}", optimizer=named_of(optimizer))
+    method = distributed(method, parallel, weights)
     wanted = Link.parse(link, delay).in_lab()
     require(wanted == Link() or (place is None and backend == "gloo"), "link", "none with nccl or in a job", link)
     require(checkpoint is not None or not (resume or checkpoint_every), "checkpoint", "a folder to resume from", None)
@@ -157,6 +168,18 @@ def placed_as(workers: int | None) -> Place | None:
 def with_options(method: Method, written: Sequence[str]) -> Method:
     """Add options for ``compress_ddp`` to those of the method."""
     return dataclasses.replace(method, options={**method.options, **dict(map(assignment, written))})
+
+
+def distributed(method: Method, parallel: str, weights: str | None) -> Method:
+    """The method with a model that is distributed otherwise, which its label says.
+
+    >>> from gradwire.experiments.method_text import method_of
+    >>> distributed(method_of("bf16"), "fsdp2", "blockwise8").label
+    'bf16, fsdp2, weights blockwise8'
+    """
+    label = method.label if parallel == PARALLEL[0] else f"{method.label}, {parallel}"
+    label = label if weights is None else f"{label}, weights {weights}"
+    return dataclasses.replace(method, label=label, parallel=parallel, weights=weights)
 
 
 def here(job: Job, timeout: float, link: Link) -> Record | None:

@@ -226,6 +226,17 @@ class Exchange:
         """Whether something waits of a method that was left, to be sent with the next gradients."""
         return bool(self._draining)
 
+    def left_over(self, name: str) -> Tensor | None:
+        """What a method that was left has kept of a parameter, for whoever adds it to the next gradient by itself.
+
+        It is forgotten when the step counts for which ``drained`` was called.
+        """
+        return self.residuals.worker["residual"][name] if name in self._draining else None
+
+    def drained(self, name: str, bad: Tensor) -> None:
+        """Say that what was left over of a parameter was sent; it stays where ``bad``, bool of one element."""
+        self._drained.append((name, bad))
+
     def main_of(self, name: str, main: Compressor) -> Compressor:
         """The compressor of a parameter that has no override."""
         return self.assigned[name][0] if name in self.assigned else main

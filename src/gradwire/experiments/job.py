@@ -21,7 +21,7 @@ from gradwire.bench.machine import environment
 from gradwire.compressors.casts.none import Identity
 from gradwire.errors import ConfigError, GradwireError, nearest, require
 from gradwire.exchange import settings as exchange
-from gradwire.experiments.method import Method
+from gradwire.experiments.method import PARALLEL, Method
 from gradwire.experiments.method_text import is_auto
 from gradwire.experiments.optimizers import check_exchanging
 from gradwire.experiments.progress import Bar
@@ -101,9 +101,11 @@ class Job:
         require(known.compressor is not None, "RunSettings.compressor", "a configuration", None)
         auto = str((known.compressor or {}).get("name"))
         if is_auto(auto):
-            return Method(known.method, Identity(), known.options, known.loss_scale, auto=auto)
-        compressor = registry.from_config("compressors", known.compressor or {})
-        return Method(known.method, compressor, known.options, known.loss_scale, optimizer=known.optimizer)
+            made = Method(known.method, Identity(), known.options, known.loss_scale, auto=auto)
+        else:
+            compressor = registry.from_config("compressors", known.compressor or {})
+            made = Method(known.method, compressor, known.options, known.loss_scale, optimizer=known.optimizer)
+        return dataclasses.replace(made, parallel=known.parallel or PARALLEL[0], weights=known.weights)
 
     def parameters(self) -> dict[str, Tensor] | None:
         """The parameters that training begins with; None if the seed draws them.
@@ -120,9 +122,15 @@ class Job:
         return found
 
     def snapshots(self) -> RunSnapshots | None:
-        """The checkpoints of the run."""
+        """The checkpoints of the run.
+
+        Raises:
+            ConfigError: no worker has the whole model.
+        """
         if self.checkpoint is None:
             return None
+        allowed = "None with parallel fsdp2, whose workers have shards; run it in one piece"
+        require(self.settings.parallel is None, "checkpoint", allowed, str(self.checkpoint))
         told = {
             name: value for name, value in dataclasses.asdict(self.settings).items() if name not in ("link", "tuned")
         }
@@ -176,6 +184,8 @@ def settings_of(
         data_digest=None if task.small else digest_of(task.data),
         optimizer=None if method.optimizer is None else dict(method.optimizer),
         hook=None if method.hook is None else dict(method.hook),
+        parallel=None if method.parallel == PARALLEL[0] else method.parallel,
+        weights=method.weights,
         **others,
     )
 
@@ -241,6 +251,13 @@ def _parts(data: Any) -> Iterator[bytes]:
 
 def _check(method: Method) -> None:
     """Refuse settings that every worker would refuse."""
+    require(method.parallel in PARALLEL, "parallel", " or ".join(PARALLEL), method.parallel)
+    sharded = method.parallel != PARALLEL[0]
+    require(sharded or method.weights is None, "weights", "None without parallel fsdp2", method.weights)
+    exchanging = method.hook or method.optimizer
+    require(not (sharded and exchanging), "parallel", "ddp with a hook of torch or with an optimizer", method.parallel)
+    if method.weights is not None:
+        registry.build("compressors", method.weights)
     if method.hook is not None:
         check_hook(method.hook)
         require(not method.options, "options", "none with a hook of torch", dict(method.options))

@@ -17,6 +17,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -26,6 +27,7 @@ from gradwire.experiments.decisions import DecisionLog
 from gradwire.experiments.method import Method
 from gradwire.experiments.process_figures import forget_peak, interface_bytes, on_cpu, peak_bytes, resident_bytes
 from gradwire.experiments.records import Point
+from gradwire.experiments.sharding import whole
 from gradwire.experiments.start import begin_with
 from gradwire.experiments.synchronisation import synchronised, wrapped
 from gradwire.experiments.tasks.base import Task
@@ -119,6 +121,15 @@ class Loop:
         inside: nn.Module = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
         return inside
 
+    def gathered(self) -> nn.Module:
+        """The module with all its parameters, which shards are brought together for. All workers must call it."""
+        if not isinstance(self.model, FSDPModule):
+            return self.module
+        before = generators(self.device)
+        made = whole(self.model, self.task.model().to(self.device))
+        set_generators(before, self.device)
+        return made
+
     def params(self) -> list[Named]:
         """The parameters that are averaged."""
         return [(name, tuple(param.shape)) for name, param in self.module.named_parameters() if param.requires_grad]
@@ -191,8 +202,9 @@ class Loop:
         if self.epoch + 1 == self.epochs:
             self.synchronisation.finish()
         found: list[Any] = [None, None]
+        measured = self.gathered()
         if dist.get_rank() == 0:
-            found[0] = self.task.measures(on_cpu(self.module, self.device))
+            found[0] = self.task.measures(on_cpu(measured, self.device))
             found[1] = Point(
                 self.epoch + 1,
                 self.step,
@@ -262,7 +274,7 @@ def add_gradients(model: nn.Module, task: Task, x: Tensor, y: Tensor, scale: flo
     """Add the gradient of the mean loss over a worker's share, times ``scale``, to ``.grad``; return the mean.
 
     It is the sum over micro-batches i of n_i / n times the gradient of their mean loss, for n_i of n examples. DDP
-    exchanges in the last one's backward pass alone, when everything is added up.
+    and FSDP2 exchange in the last one's backward pass alone, when everything is added up.
     """
     recipe, mean = task.recipe, 0.0
     size = recipe.micro or len(x)
@@ -270,6 +282,8 @@ def add_gradients(model: nn.Module, task: Task, x: Tensor, y: Tensor, scale: flo
     for number, (inputs, targets) in enumerate(parts, 1):
         weight = len(inputs) / len(x)
         last = number == len(parts)
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(last)
         # DDP decides in the forward pass whether the backward pass exchanges.
         with nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync():
             with torch.autocast(x.device.type, torch.bfloat16, enabled=recipe.autocast):

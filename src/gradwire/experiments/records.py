@@ -59,6 +59,8 @@ class RunSettings:
         start: SHA-256 of the parameters that it begins with; None: those that the seed draws.
         optimizer: of ``gradwire.optim`` that exchanges, its name and its parameters; None: gradients are exchanged.
         hook: of torch that exchanges, its name and its parameters; None: ours.
+        parallel: how the model is distributed, "fsdp2"; None: DDP, or as the optimizer or the hook does.
+        weights: the method for the weights under FSDP2; None: they are gathered as they are.
         tuned: its learning rate is one of several, of which the best on the first seed is what the method is compared
             at. It is no part of the id: the run is the same.
     """
@@ -81,6 +83,8 @@ class RunSettings:
     start: str | None = None
     optimizer: Mapping[str, Any] | None = None
     hook: Mapping[str, Any] | None = None
+    parallel: str | None = None
+    weights: str | None = None
     tuned: bool = False
 
     @property
@@ -89,7 +93,7 @@ class RunSettings:
         known = dataclasses.asdict(self)
         del known["tuned"]
         # Runs that were recorded before there were such keep their ids.
-        for name in ("data_digest", "start", "optimizer", "hook"):
+        for name in ("data_digest", "start", "optimizer", "hook", "parallel", "weights"):
             if known[name] is None:
                 del known[name]
         # So do those that kept nothing before that had to be forced: ``force`` permits it there, and changes no bit.

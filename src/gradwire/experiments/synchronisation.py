@@ -12,15 +12,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gradwire.errors import ConfigError
 from gradwire.exchange.exchange import Exchange
 from gradwire.experiments.method import Method
 from gradwire.experiments.optimizers import build_optimizer
 from gradwire.experiments.recipe import Recipe
+from gradwire.experiments.sharding import count_gathers, shard
 from gradwire.experiments.torchhooks import TorchHook, ring_bytes
 from gradwire.integrations.ddp import compress_ddp
+from gradwire.integrations.fsdp import compress_fsdp
 from gradwire.metrics import Metrics
 from gradwire.optim.exchanged import Exchanged
 
@@ -29,6 +33,7 @@ __all__ = [
     "CompressedGradients",
     "ExchangingOptimizer",
     "HookOfTorch",
+    "ShardedGradients",
     "Synchronisation",
     "synchronised",
     "wrapped",
@@ -118,6 +123,50 @@ class CompressedGradients(Synchronisation):
         self.state.close()
 
 
+class ShardedGradients(Synchronisation):
+    """FSDP2 with a reduce-scatter of ours, and with compressed weights where the method says so.
+
+    The bytes are those of gradients and weights together.
+
+    Args:
+        model: after ``fully_shard``.
+        method: with options for ``compress_fsdp``; its ``variance_correction`` is true or false.
+        recipe: builds the optimizer.
+    """
+
+    exchange: Exchange
+
+    def __init__(self, model: nn.Module, method: Method, recipe: Recipe) -> None:
+        self.optimizer = recipe.build(model.parameters())
+        options = {name: value for name, value in method.options.items() if name != CORRECTED}
+        if method.options.get(CORRECTED):
+            options[CORRECTED] = self.optimizer
+        self.state = compress_fsdp(model, method.auto or method.compressor, weights=method.weights, **options)
+        self.exchange, self.counters = self.state.exchange, self.state.exchange.counters
+        self._gathered = count_gathers(model) if method.weights is None else None
+
+    def metrics(self) -> dict[str, Any]:
+        told = self.state.metrics()
+        weights = told["weights"] if self._gathered is None else self._gathered.as_dict()
+        return told | {name: told[name] + weights[name] for name in ("bytes_sent", "dense_bytes")}
+
+    def common(self) -> dict[str, Any]:
+        raise _in_shards()
+
+    def own(self) -> dict[str, Any]:
+        raise _in_shards()
+
+    def load(self, common: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        raise _in_shards()
+
+    def close(self) -> None:
+        self.state.close()
+
+
+def _in_shards() -> ConfigError:
+    return ConfigError("checkpoint must be of a run whose workers have the whole model, got one under fsdp2")
+
+
 class ExchangingOptimizer(Synchronisation):
     """Synchronisation by an optimizer of ``gradwire.optim``; gradients stay each worker's own.
 
@@ -205,12 +254,14 @@ class HookOfTorch(Synchronisation):
 
 
 def wrapped(model: nn.Module, method: Method) -> nn.Module:
-    """The model through which batches go: wrapped in DDP, unless the optimizer exchanges.
+    """The model through which batches go: wrapped in DDP or in shards, unless the optimizer exchanges.
 
     Without DDP nobody makes the workers' buffers alike: each keeps its own, and worker 0's are measured.
     """
     if method.optimizer is not None:
         return model
+    if method.parallel == "fsdp2":
+        return shard(model, next(model.parameters()).device)
     one_bucket = method.hook is not None and method.hook.get("name") == "powersgd"
     return DistributedDataParallel(model, bucket_cap_mb=_ONE_BUCKET_MB if one_bucket else None)
 
@@ -224,8 +275,10 @@ def synchronised(model: nn.Module, method: Method, recipe: Recipe) -> Synchronis
         recipe: of the task.
 
     Raises:
-        ConfigError, GroupError: as ``compress_ddp``, and as the optimizer.
+        ConfigError, GroupError: as ``compress_ddp`` or ``compress_fsdp``, and as the optimizer.
     """
+    if isinstance(model, FSDPModule):
+        return ShardedGradients(model, method, recipe)
     if not isinstance(model, DistributedDataParallel):
         return ExchangingOptimizer(model, method, recipe)
     kind = CompressedGradients if method.hook is None else HookOfTorch

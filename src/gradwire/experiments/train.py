@@ -115,7 +115,7 @@ def _run(loop: Loop) -> Run:
         state_bytes=tensor_bytes(kept.kept()),
         nonfinite_steps=counted["nonfinite_steps"],
         seconds=seconds,
-        digest=digest(loop.module),
+        digest=digest(loop.gathered()),
         history=tuple(loop.history),
         steps=loop.step,
         examples_per_second=loop.task.recipe.batch / seconds["step"],

@@ -3,7 +3,8 @@
 Laws, each found by measuring Gloo:
     everything crosses as bytes or as a float the collective can sum; sizes agree on all ranks by construction;
     receives are posted before sends, or a full-duplex link runs at half its rate;
-    ``reduce_scatter`` is never called: it is an all-reduce inside and moves twice the bytes;
+    ``reduce_scatter`` is never called: it is an all-reduce inside and moves twice the bytes. A framework that calls it
+    by itself is let do so where nothing is compressed, and counted so;
     one thread issues all calls of one channel, on a process group that nobody else uses;
     Gloo sums and broadcasts what lies on a GPU, but cannot send it: such messages go by the host's memory;
     a message of another size than its receiver expects ends the process (SIGABRT), and no handler sees it. So every
@@ -140,6 +141,31 @@ class Channel:
         work: Any = dist.all_reduce(tensor, group=group, async_op=True)
         future: Future[list[Tensor]] = work.get_future()
         return future
+
+    def scattered(self, nbytes: int) -> int:
+        """Count the bytes that a rank sends where a framework reduces so many to their owners.
+
+        Traffic: (W-1)/W of them; on Gloo, whose reduce-scatter is an all-reduce inside, twice that.
+        """
+        return (1 if self.is_nccl else 2) * (self.world - 1) * nbytes // self.world
+
+    def scatter_beside(self, scatter: Callable[[], object], nbytes: int) -> None:
+        """Let a framework reduce so many bytes to their owners on a group of its own, once the ranks were compared.
+
+        That group is its owner's, who sees to the order and to the timeout. Traffic as of ``scattered``.
+
+        Args:
+            scatter: returns when the result is there, or is ordered on the stream.
+
+        Raises:
+            GroupError: the ranks differ, or an exchange failed, this one or an earlier one.
+        """
+        self._refuse_if_closed()
+        self.settle()
+        with self._communicating():
+            scatter()
+        moved = self.scattered(nbytes)
+        self._count(moved, moved)
 
     def begin_mean(self, tensor: Tensor, arrived: Callable[[Tensor], object]) -> Future[Tensor]:
         """Start to average ``tensor`` over the ranks where it lies; any number of them may be under way.

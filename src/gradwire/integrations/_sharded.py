@@ -152,6 +152,7 @@ class ReduceScatter:
         later: gives the number by which FSDP divides what it reduced in this dtype.
         channel: over the ranks of the module's mesh, where they are fewer than those of the exchange; it is used after
             these have compared what they are about to do.
+        own: the framework's reduce-scatter, which is called where nothing is compressed; None: none is called.
     """
 
     def __init__(
@@ -161,9 +162,10 @@ class ReduceScatter:
         index: int,
         later: Callable[[torch.dtype], float] = lambda _: 1.0,
         channel: Channel | None = None,
+        own: Callable[[Tensor, Tensor, dist.ProcessGroup, Any], object] | None = None,
     ) -> None:
         self.state, self.trained, self.index, self.later = state, trained, index, later
-        self.inner = channel
+        self.inner, self.own = channel, own
         self.shards: Sequence[Sharded] = ()
         self.session: ScatterSession | None = None
         self.made_for: tuple[object, ...] = ()
@@ -182,33 +184,54 @@ class ReduceScatter:
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
         """The sum of the own part, multiplied as ``op`` says: by 1, by 1 / ranks, or by a factor of its own."""
-        state, exchange = self.state, self.state.exchange
-        channel, out = self.channel, output_tensor
+        state, exchange, channel = self.state, self.state.exchange, self.channel
         world = channel.world
         scale, shards = multiplier(op, world), self.trained()
         check_size(input_tensor, sum(each.padded for each in shards))
         state.begin(self.index)
         names = [each.name for each in shards]
         state.units.follow_divisor(exchange, names, self.later(input_tensor.dtype) / (scale * world))
-        flat = state.scratch.float32(input_tensor)
-        if out.dtype != torch.float32:
-            out = torch.empty_like(out, dtype=torch.float32)
         if channel is not exchange.channel:
             exchange.channel.settle()
-        key = Key(seed=exchange.seed, step=exchange.step, rank=channel.rank)
-        exchange.counters.dense_bytes += (world - 1) * input_tensor.nbytes // world
+        exchange.counters.dense_bytes += channel.scattered(input_tensor.nbytes)
         if exchange.pilot is not None:
-            self._watch(flat, shards)
+            self._watch(state.scratch.float32(input_tensor), shards)
         session = self._current(shards)
-        exchange.remember(names)
-        compare = self._measure(session, flat)
-        exchange.note(session.run(flat, out, key, scale))
-        if compare is not None:
-            compare(out, exchange.channel.rank * out.numel(), scale * world)
+        if session is None:
+            assert self.own is not None
+            channel.scatter_beside(partial(self.own, output_tensor, input_tensor, group, op), input_tensor.nbytes)
+            exchange.note(nonfinite(output_tensor))
+        else:
+            self._exchange(session, input_tensor, output_tensor, scale)
         if exchange.pilot is not None:
-            exchange.pilot.after(out, scale * world)
-        if out is not output_tensor:
-            exchange.note(nonfinite(output_tensor.copy_(out)))
+            exchange.pilot.after(output_tensor.float(), scale * world)
+
+    def _exchange(self, session: ScatterSession, given: Tensor, wanted: Tensor, scale: float) -> None:
+        """Let a session put ``scale`` times the sum of this rank's part of what is given into what is wanted."""
+        exchange, channel = self.state.exchange, self.channel
+        flat = self.state.scratch.float32(given)
+        out = wanted if wanted.dtype == torch.float32 else torch.empty_like(wanted, dtype=torch.float32)
+        key = Key(seed=exchange.seed, step=exchange.step, rank=channel.rank)
+        exchange.remember([each.name for each in self.shards])
+        compare = self._measure(session, flat)
+        drained = self._drain(flat)
+        exchange.note(bad := session.run(flat, out, key, scale))
+        for name in drained:
+            exchange.drained(name, bad)
+        if compare is not None:
+            compare(out, exchange.channel.rank * out.numel(), scale * channel.world)
+        if out is not wanted:
+            exchange.note(nonfinite(wanted.copy_(out)))
+
+    def _drain(self, flat: Tensor) -> list[str]:
+        """Add to gradients what a method that was left has kept of them; the names of those that are complete now."""
+        rows, lo, found = flat.view(self.channel.world, -1), 0, []
+        for each in self.shards:
+            if (waits := self.state.exchange.left_over(each.name)) is not None:
+                rows[:, lo : lo + each.chunk].add_(each.taken(waits).view(self.channel.world, -1))
+                found.append(each.name)
+            lo += each.chunk
+        return found
 
     def _watch(self, flat: Tensor, shards: Sequence[Sharded]) -> None:
         """Let the pilot see the part of the first owner, which is like the others, and that of this rank."""
@@ -232,24 +255,31 @@ class ReduceScatter:
         spans = list(chain.from_iterable(parts))
         return moment.begin(flat, spans, exchange.step, exchange.channel, owned) if spans else None
 
-    def _current(self, shards: Sequence[Sharded]) -> ScatterSession:
-        """The session for the compressor of this step, over what is kept now; None is the dense warm-up."""
+    def _current(self, shards: Sequence[Sharded]) -> ScatterSession | None:
+        """The session for the compressor of this step, over what is kept now; None: the framework's own reduction.
+
+        A session for the main compressor None is that of the dense warm-up.
+        """
         exchange = self.state.exchange
         warm = exchange.step <= exchange.policy.start_after
         main = None if warm else exchange.policy.at(exchange.step - 1, exchange.compressor)
-        wanted = (exchange.epoch, main, [each.name for each in shards])
-        if self.session is None or wanted != self.made_for:
+        waits = [each.name for each in shards if exchange.left_over(each.name) is not None]
+        wanted = (exchange.epoch, main, [each.name for each in shards], waits)
+        if wanted != self.made_for:
             if self.made_for and self.made_for[1] != main and exchange.second_moment is not None:
                 exchange.second_moment.changed(exchange.step)
             self.made_for, self.shards = wanted, shards
-            self.session = ScatterSession(self._pieces(main), site_of(exchange, self.channel))
+            chosen = [self._chosen(each, main) for each in shards]
+            plain = all(code.identity and memory.keeps_nothing for code, memory in chosen)
+            # A value that is not finite reaches one owner alone then, and all ranks would have to take the step back.
+            own = plain and not waits and self.own is not None and not exchange.skips_steps
+            self.session = None if own else ScatterSession(self._pieces(chosen), site_of(exchange, self.channel))
         return self.session
 
-    def _pieces(self, main: Compressor | None) -> list[list[Piece]]:
+    def _pieces(self, chosen: Sequence[tuple[Compressor, Memory]]) -> list[list[Piece]]:
         """A piece of every parameter for each owner, as they lie in FSDP's buffer."""
         exchange, lo = self.state.exchange, 0
         site, shards = site_of(exchange, self.channel), []
-        chosen = [self._chosen(each, main) for each in self.shards]
         rooms = [each.world * each.room(memory.form) for each, (_, memory) in zip(self.shards, chosen, strict=True)]
         kept = site.kept.keep_all(
             [

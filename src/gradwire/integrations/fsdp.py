@@ -183,6 +183,8 @@ class FSDPState(ShardedState):
         used_here(output)
 
     def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], index: int, grid: RankGrid) -> None:
+        from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
         detach(module, group)
         shards = shard_group(group)
         cuts = [cut_of(names[id(each.sharded_param)], each, shards.size()) for each in group.fsdp_params]
@@ -199,7 +201,8 @@ class FSDPState(ShardedState):
         if self._scatters:
             # Not by the module's own method: it refuses modules that have parameters on two meshes.
             channel, later = self._inner(shards, grid), partial(divided_later, group)
-            group._reduce_scatter_comm = ReduceScatter(self, trained, index, later, channel)
+            own = InnerReduceScatter(DefaultReduceScatter())
+            group._reduce_scatter_comm = ReduceScatter(self, trained, index, later, channel, own)
             return
         module.set_custom_reduce_scatter(cast(Any, InnerReduceScatter(group._reduce_scatter_comm)))
         native = take_over(group, grid) if grid.native else None

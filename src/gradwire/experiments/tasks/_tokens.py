@@ -47,7 +47,7 @@ class NextCharacter(NextToken):
     """
 
     measure = "test loss"
-    MODELS = ("gpt",)
+    MODELS = ("gpt", "nanogpt")
     DATA = ("plain",)
 
     def shown(self, quality: float) -> str:
