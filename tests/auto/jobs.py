@@ -325,16 +325,42 @@ def sharded(rank: int, rate: float) -> dict[str, Any]:
     return {"auto": state.metrics()["auto"], "losses": losses, "sent": sent}
 
 
+def low_rank(step: int) -> list[dict[str, Any]]:
+    """Decisions with a method that a reduce-scatter does not carry."""
+    choice = {"method": "powersgd:rank=4", "strategy": "allreduce", "params": ["2.weight"]}
+    return [{"step": step, "choices": [choice]}]
+
+
 def sharded_refused(rank: int) -> str:
     """Decisions of a run under DDP, with a method that a reduce-scatter does not carry."""
     model = network()
     fully_shard(model)
-    choice = {"method": "powersgd:rank=4", "strategy": "allreduce", "params": ["2.weight"]}
     try:
-        gradwire.compress_fsdp(model, decisions=[{"step": 3, "choices": [choice]}])
+        gradwire.compress_fsdp(model, decisions=low_rank(3))
     except gradwire.ConfigError as error:
         return str(error)
     return "accepted"
+
+
+def sharded_refused_later(rank: int) -> dict[str, Any]:
+    """The state of a run under DDP, whose method a reduce-scatter does not carry, for a model under FSDP2."""
+    replicated = Training(rank, "SGD", decisions=low_rank(2))
+    replicated.run(4, FAST)
+    saved = replicated.state.state_dict()
+    replicated.state.close()
+    model = network()
+    fully_shard(model)
+    state = gradwire.compress_fsdp(model, "auto")
+    data, said, steps = torch.Generator().manual_seed(rank + 1), "accepted", list[int]()
+    for step in range(2):
+        loss_of(model, examples(data)).backward()
+        steps.append(state.metrics()["steps"])
+        if step == 0:
+            try:
+                state.load_state_dict(saved)
+            except gradwire.ConfigError as error:
+                said = str(error)
+    return {"said": said, "steps": steps, "decisions": state.metrics()["auto"]["decisions"]}
 
 
 def drained(rank: int, bad: bool) -> list[Tensor]:

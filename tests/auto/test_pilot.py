@@ -104,6 +104,12 @@ def test_decisions_that_a_reduce_scatter_does_not_carry_are_refused() -> None:
         assert "fixed size for a reduce-scatter, got 'powersgd'" in said
 
 
+def test_a_state_with_such_decisions_is_refused_before_anything_is_loaded() -> None:
+    for found in run_ranks(2, jobs.sharded_refused_later):
+        assert "fixed size for a reduce-scatter, got 'powersgd'" in found["said"]
+        assert (found["steps"], found["decisions"]) == ([1, 2], [])
+
+
 @pytest.mark.parametrize("bad", [False, True])
 def test_what_waits_for_a_method_that_is_left_is_sent(bad: bool) -> None:
     for own, total, waiting in run_ranks(2, jobs.drained, bad):

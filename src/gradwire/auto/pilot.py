@@ -274,14 +274,20 @@ class AutoPilot:
         """The decisions; what they rest on is measured anew by the run that goes on."""
         return {"budget": self.budget.name, "decisions": self.decisions}
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state whose decisions cannot be gone on with here.
+
+        Raises:
+            ConfigError: they are of other parameters, or have methods that cannot be carried.
+        """
+        self._refuse(_checked(state.get("decisions", []), set(self._names)))
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the methods of the last decision, and watch how they do."""
+        self.check_state(state)
         self._restart()
-        decisions = _checked(state.get("decisions", []), set(self._names))
-        self._refuse(decisions)
-        self.decisions = [dict(each) for each in decisions]
-        self._current = {}
-        known = decisions if self._replayed is None else self._replayed
+        self.decisions = [dict(each) for each in state.get("decisions", [])]
+        known = self.decisions if self._replayed is None else self._replayed
         past = [each for each in known if each["step"] <= self.exchange.step]
         self.exchange.assign({})
         if past:
