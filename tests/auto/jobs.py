@@ -215,6 +215,20 @@ def changing_link(rank: int) -> dict[str, Any]:
     return {"parts": found, "decisions": training.auto["decisions"]}
 
 
+def loss_scaled(rank: int, scaled: bool) -> dict[str, Any]:
+    """A GradScaler that begins far too high: its scale is halved seven times, step by step, and doubled once later."""
+    training = Training(rank)
+    training.channel.rate = SLOW
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, enabled=scaled)
+    for step in range(40):
+        training.optimizer.zero_grad()
+        scaler.scale(loss_of(training.model, examples(training.data))).backward()
+        training.link.wait()
+        scaler.step(training.optimizer)
+        scaler.update(scaler.get_scale() * (0.5 if 3 <= step < 10 else 2.0 if step == 20 else 1.0))
+    return {"decisions": training.auto["decisions"], "digest": digest(training.model)}
+
+
 def made_again(rank: int) -> dict[str, Any]:
     """A run, and another one that makes its decisions again without measuring."""
     training = Training(rank)

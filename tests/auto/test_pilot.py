@@ -57,6 +57,12 @@ def test_a_link_that_changes_is_noticed_within_fifty_steps() -> None:
     assert faster > 100 * rate
 
 
+def test_a_loss_scale_that_is_halved_again_and_again_changes_no_decision() -> None:
+    (scaled, _), (plain, _) = (run_ranks(2, jobs.loss_scaled, each) for each in (True, False))
+    assert plain["decisions"]
+    assert scaled == plain
+
+
 def test_decisions_are_made_again_without_measuring() -> None:
     for found in run_ranks(2, jobs.made_again):
         assert found["decisions"]

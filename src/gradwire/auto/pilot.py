@@ -77,8 +77,9 @@ not in use is less exact than that."""
 STEADY = 0.25
 """A link whose rate differs by less than this share has not changed."""
 
-SETTLED = 2.0
-"""Gradients have settled when their squared norm changes by less than this factor from one window to the next."""
+SETTLED = 0.25
+"""Gradients have settled when less than this share of their squared norm lies elsewhere than a window ago: in another
+bucket, or in the batch's noise in place of the mean. A share has no unit, so the scale of the loss does not matter."""
 
 PATIENCE = 96
 """Uncompressed steps after which codes are tried though gradients have not settled."""
@@ -156,6 +157,7 @@ class AutoPilot:
         self._todo: list[Choice] = []
         self._trying: Choice | None = None
         self._norms: dict[NAMES, tuple[float, float]] = {}
+        """Of each bucket the squared norms of the ranks' own gradients and of the mean, as shares of all buckets'."""
         self._settled = False
         self._why: list[dict[str, Any]] = []
         self._fresh = False
@@ -364,15 +366,28 @@ class AutoPilot:
             rate = moved / max(time - waited, 0.2 * time)
             self._wire = Wire(exchange.channel.world, rate, self._latency, min(MESSAGE, self._latency))
         for i, params in enumerate(seen.buckets):
-            key = _names(params)
-            self._own[key, self._choice(params)] = max(0.0, seen.total[i] - busy[i])
-            own, mean = seen.own[i], seen.mean[i]
-            if math.isfinite(own) and math.isfinite(mean):
-                mean = max(0.0, mean - self._added(params, self._choice(params), own, mean))
-                before = self._norms.get(key, (own, mean))
-                alike = own > 0 and 1 / SETTLED < before[0] / own < SETTLED
-                self._settled = self._settled or (alike and key in self._norms)
-                self._norms[key] = ((before[0] + own) / 2, (before[1] + mean) / 2)
+            self._own[_names(params), self._choice(params)] = max(0.0, seen.total[i] - busy[i])
+        self._learn_norms(seen)
+
+    def _learn_norms(self, seen: Seen) -> None:
+        """Take from a window how much of the gradients is in which bucket, and how much of that is the batch's noise.
+
+        Law: what is kept are shares of the squared norm of all buckets in the same step, so a loss scale that is halved
+        seven times in a row, as a ``GradScaler`` does at the beginning, changes nothing.
+        """
+        total = sum(seen.own)
+        if not (math.isfinite(total + sum(seen.mean)) and total > 0):
+            return
+        known, moved = True, 0.0
+        for params, own, mean in zip(seen.buckets, seen.own, seen.mean, strict=True):
+            key, own, mean = _names(params), own / total, mean / total
+            mean = max(0.0, mean - self._added(params, self._choice(params), own, mean))
+            known = known and key in self._norms
+            before = self._norms.get(key, (own, mean))
+            # Half of all differences is what has moved from one place to another.
+            moved += (abs(mean - before[1]) + abs(own - mean - before[0] + before[1])) / 2
+            self._norms[key] = ((before[0] + own) / 2, (before[1] + mean) / 2)
+        self._settled = self._settled or (known and moved < SETTLED)
 
     def _in_messages(self, seen: Seen, place: int) -> float:
         """Seconds of a bucket's messages; on a GPU, where nobody can tell, what its code does not take."""
