@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -316,16 +318,31 @@ def plain_loop(rank: int) -> dict[str, Any]:
     return {"digest": digest(model), "auto": state.metrics()["auto"]}
 
 
-def sharded(rank: int, rate: float) -> dict[str, Any]:
+def by_layer(model: nn.Module) -> nn.Module:
     """FSDP2, each layer a module of its own."""
-    torch.set_num_threads(1)
-    model = network()
     for layer in model.children():
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
-    fully_shard(model)
+    return fully_shard(model)
+
+
+def flat_by_layer(model: nn.Module) -> nn.Module:
+    """FSDP1, each layer a module of its own."""
+    return FullyShardedDataParallel(
+        model, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=torch.device("cpu"), use_orig_params=True
+    )
+
+
+SHARDED = {"2": (by_layer, gradwire.compress_fsdp), "1": (flat_by_layer, gradwire.compress_fsdp1)}
+
+
+def sharded(rank: int, version: str, rate: float) -> dict[str, Any]:
+    """A model under FSDP."""
+    torch.set_num_threads(1)
+    shard, compress = SHARDED[version]
+    model = shard(network())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    state = gradwire.compress_fsdp(model, "auto")
+    state = compress(model, "auto")
     slow(state.exchange, rate)
     data, losses, sent = torch.Generator().manual_seed(rank + 1), [], []
     for _ in range(60):
@@ -336,7 +353,9 @@ def sharded(rank: int, rate: float) -> dict[str, Any]:
         optimizer.step()
         losses.append(float(loss.detach()))
         sent.append(state.metrics()["bytes_sent"] - before)
-    return {"auto": state.metrics()["auto"], "losses": losses, "sent": sent}
+    codes = {name: code for name, (code, _) in state.exchange.assigned.items() if not name.endswith("bias")}
+    bits = {int(re.findall(r"\d+", name)[0]): code.bits for name, code in codes.items()}
+    return {"auto": state.metrics()["auto"], "losses": losses, "sent": sent, "bits": bits}
 
 
 def low_rank(step: int) -> list[dict[str, Any]]:

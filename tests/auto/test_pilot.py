@@ -97,12 +97,16 @@ def test_a_plain_loop_decides_too() -> None:
     assert compressed(one["auto"])
 
 
-def test_sharded_gradients_are_decided_for_too() -> None:
-    one, other = run_ranks(2, jobs.sharded, jobs.SLOW / 4)
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_sharded_gradients_are_decided_for_too(version: str) -> None:
+    one, other = run_ranks(2, jobs.sharded, version, jobs.SLOW / 4)
     assert one["auto"]["decisions"] == other["auto"]["decisions"]
     assert compressed(one["auto"])
     assert one["sent"][-1] < 0.6 * one["sent"][3]
     assert sum(one["losses"][-10:]) < sum(one["losses"][:10])
+    # Layer 1 has no parameters; the first and the last matrix get no code of few bits.
+    assert (one["bits"].pop(0), one["bits"].pop(8)) == (8, 8)
+    assert max(one["bits"].values()) < 8
 
 
 def test_decisions_that_a_reduce_scatter_does_not_carry_are_refused() -> None:
