@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import random
 import re
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +27,28 @@ FAST, SLOW = 1e12, 2e7
 """Bytes a second."""
 
 
+class Noise:
+    """The factors by which times differ from what they would be: log-normal ones, and ten in one step of ten.
+
+    Args:
+        rank: whose times; ranks differ but for the steps that are disturbed.
+        sigma: of the logarithm.
+        seed: of the random numbers. Each thread has its own, so that nothing depends on which comes first.
+    """
+
+    def __init__(self, rank: int, sigma: float, seed: int) -> None:
+        self.sigma, self._steps = sigma, random.Random(seed)
+        self._threads = {main: random.Random(f"{seed} {rank} {main}") for main in (True, False)}
+        self._disturbed = 1.0
+
+    def begin_step(self) -> None:
+        self._disturbed = 10.0 if self._steps.random() < 0.1 else 1.0
+
+    def __call__(self) -> float:
+        main = threading.current_thread() is threading.main_thread()
+        return self._disturbed * math.exp(self._threads[main].gauss(0.0, self.sigma))
+
+
 class LinkClock:
     """Time as it would go by on a link of a rate: computing and messages take as long as they are said to.
 
@@ -33,6 +58,7 @@ class LinkClock:
 
     def __init__(self) -> None:
         self.main = self.line = 0.0
+        self.noise: Callable[[], float] = lambda: 1.0
         self._completed: float | None = None
 
     def perf_counter(self) -> float:
@@ -43,19 +69,19 @@ class LinkClock:
         return self.main if completed is None else completed
 
     def compute(self, seconds: float) -> None:
-        self.main += seconds
+        self.main += self.noise() * seconds
 
     def carry(self, seconds: float) -> None:
         """A message of the thread that asks."""
         if threading.current_thread() is threading.main_thread():
             self.wait()
-        self.line += seconds
+        self.line += self.noise() * seconds
         if threading.current_thread() is threading.main_thread():
             self.wait()
 
     def carry_beside(self, seconds: float) -> None:
         """A message that nobody waits for yet; the next who asks is told when it is there."""
-        self.line = max(self.main, self.line) + seconds
+        self.line = max(self.main, self.line) + self.noise() * seconds
         self._completed = self.line
 
     def wait(self) -> None:
@@ -69,12 +95,20 @@ class SlowChannel(Channel):
     rate = FAST
     link = LinkClock()
     direct = False
+    apart = 1.0
+    """By what factor messages to single ranks take longer than their bytes say."""
+    factor = 1.0
 
     def _count(self, sent: int, received: int) -> None:
         super()._count(sent, received)
         if not self.direct:
             with self.metrics.timed("communicate"):
-                self.link.carry(max(sent, received) / self.rate)
+                self.link.carry(self.factor * max(sent, received) / self.rate)
+
+    def exchange(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
+        self.factor = self.apart
+        super().exchange(sends, receives)
+        self.factor = 1.0
 
     def begin_sum(self, tensor: Tensor, group: dist.ProcessGroup | None) -> Future[list[Tensor]]:
         self.direct = True
@@ -215,6 +249,27 @@ def changing_link(rank: int) -> dict[str, Any]:
         training.run(50, rate)
         found.append((training.choices, training.auto["link"]["bits_per_second"]))
     return {"parts": found, "decisions": training.auto["decisions"]}
+
+
+def noisy(rank: int, sigma: float, seed: int, rates: Sequence[float], apart: float = 1.0) -> dict[str, Any]:
+    """A link whose messages never take as long as the ones before, each rate for fifty steps."""
+    training, noise, parts = Training(rank), Noise(rank, sigma, seed), []
+    training.link.noise, training.channel.apart = noise, apart
+    for rate in rates:
+        training.channel.rate = rate
+        for _ in range(50):
+            noise.begin_step()
+            training.step()
+        parts.append((training.choices, training.auto["link"]["bits_per_second"]))
+    return {"parts": parts, "decisions": training.auto["decisions"]}
+
+
+def changed_at_once(rank: int, rate: float) -> dict[str, Any]:
+    """The link changes right after the first decision: nobody can tell whether it is the link or the choice."""
+    training = Training(rank)
+    training.settle(SLOW, least=1)
+    training.run(50, rate)
+    return {"choices": training.choices, "link": training.auto["link"], "decisions": training.auto["decisions"]}
 
 
 def loss_scaled(rank: int, scaled: bool) -> dict[str, Any]:

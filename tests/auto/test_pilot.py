@@ -57,6 +57,48 @@ def test_a_link_that_changes_is_noticed_within_fifty_steps() -> None:
     assert faster > 100 * rate
 
 
+def assert_held(found: dict[str, Any]) -> None:
+    """Once some buckets have methods there are no uncompressed steps any more."""
+    assert found["decisions"]
+    assert all(decision["choices"] for decision in found["decisions"])
+
+
+@pytest.mark.parametrize(("sigma", "seed"), [(0.5, 3), (0.8, 1), (0.8, 2), (0.8, 3)])
+def test_noise_alone_does_not_make_it_look_again(sigma: float, seed: int) -> None:
+    for found in run_ranks(2, jobs.noisy, sigma, seed, (jobs.SLOW, jobs.SLOW)):
+        assert_held(found)
+
+
+def test_a_change_of_the_link_is_noticed_in_noise() -> None:
+    one, other = run_ranks(2, jobs.noisy, 0.5, 1, (jobs.SLOW, jobs.FAST, jobs.SLOW))
+    assert one["decisions"] == other["decisions"]
+    (slow, rate), (_, faster), (again, back) = one["parts"]
+    assert set(slow) != {"dense"}
+    assert set(again) != {"dense"}
+    assert 0.5 < rate / (8 * jobs.SLOW) < 2
+    assert 0.5 < back / (8 * jobs.SLOW) < 2
+    assert faster > 100 * rate
+
+
+@pytest.mark.parametrize("apart", [0.2, 4.0])
+def test_a_method_whose_messages_take_another_time_is_kept_where_it_gains_in_any_case(apart: float) -> None:
+    for found in run_ranks(2, jobs.noisy, 0.0, 0, (jobs.SLOW, jobs.SLOW), apart):
+        assert_held(found)
+        assert "dense" not in found["parts"][-1][0]
+
+
+def test_a_link_that_slows_down_when_methods_begin_does_not_end_them() -> None:
+    for found in run_ranks(2, jobs.changed_at_once, jobs.SLOW / 5):
+        assert_held(found)
+        assert "dense" not in found["choices"]
+
+
+def test_a_link_that_is_fast_when_methods_begin_is_looked_at_uncompressed() -> None:
+    for found in run_ranks(2, jobs.changed_at_once, jobs.FAST):
+        assert found["decisions"][1]["choices"] == []
+        assert found["link"]["bits_per_second"] > 100 * 8 * jobs.SLOW
+
+
 def test_a_loss_scale_that_is_halved_again_and_again_changes_no_decision() -> None:
     (scaled, _), (plain, _) = (run_ranks(2, jobs.loss_scaled, each) for each in (True, False))
     assert plain["decisions"]
