@@ -9,7 +9,7 @@ Law: a decision is a function of numbers that are the same on all ranks, because
 (``group/agree.py``) counts the switches. What is predicted of a choice is corrected by what is seen of it:
 
     seconds     those of the code as probed, later as seen in use; those of its messages by the link's model (wire.py)
-    link        bytes over seconds, from whatever travels now; a choice that keeps missing the model has a factor
+    link        bytes over seconds, from whatever travels now; a choice that misses the model has a factor (misses.py)
     rest        of the step: what it takes without an exchange. Where a code slows the backward pass down because both
                 want the processor, the rest has grown since steps were uncompressed, and counts for every code
 
@@ -24,6 +24,8 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +43,7 @@ from gradwire.auto.choices import (
     from_config_of,
 )
 from gradwire.auto.decide import Option, Stage, best, finish
+from gradwire.auto.misses import Misses
 from gradwire.auto.probe import Probed, compressible, probe
 from gradwire.auto.traffic import PredictedTraffic, dense_traffic, shared, traffic
 from gradwire.auto.watch import BucketRun, Moment, Seen, StepRecord, between, gathered, moment, reduced
@@ -75,21 +78,18 @@ CHANGE = 0.08
 not in use is less exact than that."""
 
 STEADY = 0.25
-"""A link whose rate differs by less than this share has not changed."""
+"""A link whose rate differs by less than this share has not changed; nor by fewer standard errors than ``SURE``."""
 
-SETTLED = 2.0
-"""Gradients have settled when their squared norm changes by less than this factor from one window to the next."""
+SURE = 3.0
+
+SETTLED = 0.25
+"""Gradients have settled when less than this share of their squared norm lies elsewhere than a window ago: in another
+bucket, or in the batch's noise in place of the mean. A share has no unit, so the scale of the loss does not matter."""
 
 PATIENCE = 96
 """Uncompressed steps after which codes are tried though gradients have not settled."""
 
 PINGS = 3
-
-CLOSE = 1.5
-"""The factor by which they may do so without a doubt whether it is the link that has changed."""
-
-MISSED = 3.0
-"""The factor by which messages may take longer, or less long, than the model of the link says."""
 
 NAMES = tuple[str, ...]
 
@@ -151,11 +151,11 @@ class AutoPilot:
         self._current: dict[NAMES, Choice] = {}
         self._probed: dict[tuple[NAMES, Choice], Probed | None] = {}
         self._own: dict[tuple[NAMES, Choice], float] = {}
-        self._factor: dict[str, float] = {}
-        self._doubted: dict[str, tuple[list[Round], float]] = {}
+        self._misses = Misses()
         self._todo: list[Choice] = []
         self._trying: Choice | None = None
         self._norms: dict[NAMES, tuple[float, float]] = {}
+        """Of each bucket the squared norms of the ranks' own gradients and of the mean, as shares of all buckets'."""
         self._settled = False
         self._why: list[dict[str, Any]] = []
         self._fresh = False
@@ -274,14 +274,20 @@ class AutoPilot:
         """Return the decisions; the measurements behind them are made anew when a run is resumed."""
         return {"budget": self.budget.name, "decisions": self.decisions}
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a state whose decisions cannot be gone on with here.
+
+        Raises:
+            ConfigError: they are of other parameters, or have methods that cannot be carried.
+        """
+        self._refuse(_checked(state.get("decisions", []), set(self._names)))
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the methods of the last decision, and watch how they do."""
+        self.check_state(state)
         self._restart()
-        decisions = _checked(state.get("decisions", []), set(self._names))
-        self._refuse(decisions)
-        self.decisions = [dict(each) for each in decisions]
-        self._current = {}
-        known = decisions if self._replayed is None else self._replayed
+        self.decisions = [dict(each) for each in state.get("decisions", [])]
+        known = self.decisions if self._replayed is None else self._replayed
         past = [each for each in known if each["step"] <= self.exchange.step]
         self.exchange.assign({})
         if past:
@@ -351,22 +357,34 @@ class AutoPilot:
         moved = sum(each.nbytes for one in sent for each in _rounds(one))
         waited = sum(model.alpha(each) for one in sent for each in _rounds(one))
         time = sum(
-            one / self._factor.get(self._choice(params).label, 1.0)
-            for one, params in zip(busy, seen.buckets, strict=True)
+            one / self._misses.of(self._choice(params).label) for one, params in zip(busy, seen.buckets, strict=True)
         )
         if moved and time > 0:
             rate = moved / max(time - waited, 0.2 * time)
             self._wire = Wire(exchange.channel.world, rate, self._latency, min(MESSAGE, self._latency))
         for i, params in enumerate(seen.buckets):
-            key = _names(params)
-            self._own[key, self._choice(params)] = max(0.0, seen.total[i] - busy[i])
-            own, mean = seen.own[i], seen.mean[i]
-            if math.isfinite(own) and math.isfinite(mean):
-                mean = max(0.0, mean - self._added(params, self._choice(params), own, mean))
-                before = self._norms.get(key, (own, mean))
-                alike = own > 0 and 1 / SETTLED < before[0] / own < SETTLED
-                self._settled = self._settled or (alike and key in self._norms)
-                self._norms[key] = ((before[0] + own) / 2, (before[1] + mean) / 2)
+            self._own[_names(params), self._choice(params)] = max(0.0, seen.total[i] - busy[i])
+        self._learn_norms(seen)
+
+    def _learn_norms(self, seen: Seen) -> None:
+        """Take from a window how much of the gradients is in which bucket, and how much of that is the batch's noise.
+
+        Law: what is kept are shares of the squared norm of all buckets in the same step, so a loss scale that is halved
+        seven times in a row, as a ``GradScaler`` does at the beginning, changes nothing.
+        """
+        total = sum(seen.own)
+        if not (math.isfinite(total + sum(seen.mean)) and total > 0):
+            return
+        known, moved = True, 0.0
+        for params, own, mean in zip(seen.buckets, seen.own, seen.mean, strict=True):
+            key, own, mean = _names(params), own / total, mean / total
+            mean = max(0.0, mean - self._added(params, self._choice(params), own, mean))
+            known = known and key in self._norms
+            before = self._norms.get(key, (own, mean))
+            # Half of all differences is what has moved from one place to another.
+            moved += (abs(mean - before[1]) + abs(own - mean - before[0] + before[1])) / 2
+            self._norms[key] = ((before[0] + own) / 2, (before[1] + mean) / 2)
+        self._settled = self._settled or (known and moved < SETTLED)
 
     def _in_messages(self, seen: Seen, place: int) -> float:
         """The seconds of a bucket's messages; on a GPU, where they cannot be measured, all that its
@@ -378,38 +396,35 @@ class AutoPilot:
         return max(0.0, seen.total[place] - self._coding(params, self._choice(params)))
 
     def _correct(self, seen: Seen, sent: Sequence[PredictedTraffic], busy: Sequence[float]) -> None:
-        """Note how much longer than predicted the messages of a choice take, in its first window.
-
-        Where that is a little, it is the choice, and from then on what takes longer is the link. Where it is much, the
-        link may have changed just then: uncompressed steps tell which of the two it was.
-        """
+        """Note by what factor the messages of each choice miss the model of the link, in its first window."""
         fresh, self._fresh = self._fresh, False
         if not fresh or self._wire is None:
             return
         found: dict[str, tuple[list[Round], float]] = {}
         for params, one, time in zip(seen.buckets, sent, busy, strict=True):
-            rounds, taken = found.get(self._choice(params).label, ([], 0.0))
-            found[self._choice(params).label] = ([*rounds, *_rounds(one)], taken + time)
-        for label, (rounds, taken) in found.items():
-            if label != DENSE.label and label not in self._factor and taken > 0:
-                missed = taken / sum(self._wire.seconds(each) for each in rounds) if rounds else 1.0
-                if 1 / CLOSE < missed < CLOSE:
-                    self._factor[label] = missed
-                else:
-                    self._doubted[label] = rounds, taken
+            choice = self._choice(params)
+            if not choice.dense:
+                rounds, taken = found.get(choice.label, ([], 0.0))
+                found[choice.label] = [*rounds, *_rounds(one)], taken + time
+        unsure = math.hypot(seen.uncertain, self._dense.uncertain if self._dense is not None else 0.0)
+        self._misses.learn(found, self._wire, unsure, partial(self._is_better, seen))
 
-    def _settle_doubts(self) -> None:
-        """Correct the prediction for choices that missed it by much, given the link as it is measured now."""
-        doubted, self._doubted = self._doubted, {}
-        for label, (rounds, taken) in doubted.items():
-            assert self._wire is not None
-            missed = taken / sum(self._wire.seconds(each) for each in rounds)
-            self._factor[label] = min(MISSED, max(1 / MISSED, missed))
+    def _is_better(self, seen: Seen, missed: float) -> bool:
+        """Whether steps as they are beat uncompressed ones, be it the choice or the link that missed by a factor."""
+        wire = self._wire
+        if self._dense is None or wire is None or [*self._dense.buckets] != [*seen.buckets]:
+            return False
+        rates, uncompressed = (wire.rate, wire.rate / missed), []
+        for rate in rates:
+            self._wire = replace(wire, rate=rate)
+            uncompressed.append(self._predicted([DENSE] * len(seen.buckets), seen))
+        self._wire = wire
+        return seen.period < (1 - MARGIN) * min(uncompressed)
 
     def _after_dense(self, seen: Seen) -> None:
         """Decide after a window of uncompressed steps: stay uncompressed, or try more promising choices."""
         self._dense = seen
-        self._settle_doubts()
+        self._misses.settle(self._wire)
         if self._held is not None:
             self._contention, self._held = max(0.0, self._held - seen.rest), None
         self._why = self._reasons(seen, [DENSE] * len(seen.buckets))
@@ -467,7 +482,7 @@ class AutoPilot:
             self._go_dense("uncompressed steps of these buckets are not known yet")
             return
         self._contention = max(0.0, seen.rest - dense.rest)
-        if self._doubted:
+        if self._misses.doubted:
             self._held = seen.rest
             self._go_dense("messages take another time than the link's model says, or the link has changed")
             return
@@ -534,9 +549,7 @@ class AutoPilot:
         """Predict the seconds for which a bucket occupies the communication thread."""
         assert self._wire is not None
         sent = self._traffic(params, choice)
-        # One that was not in use yet is taken to miss the model as much as those that were.
-        missed = sorted(self._factor.values())
-        factor = 1.0 if choice.dense else self._factor.get(choice.label, missed[len(missed) // 2] if missed else 1.0)
+        factor = 1.0 if choice.dense else self._misses.expected(choice.label)
         return self._coding(params, choice) + factor * sum(self._wire.seconds(each) for each in _rounds(sent))
 
     def _added(self, params: Sequence[Named], choice: Choice, own: float, mean: float) -> float:
@@ -597,7 +610,8 @@ class AutoPilot:
         keeps = math.isfinite(errors) and errors <= 1.25 * self.budget.variance
         if found == now:
             return False
-        steady = self._rate is not None and abs(self._wire.rate / self._rate - 1) < STEADY
+        alike = max(1 + STEADY, math.exp(SURE * seen.uncertain))
+        steady = self._rate is not None and 1 / alike < self._wire.rate / self._rate < alike
         least = CHANGE if steady and now != dense else MARGIN
         if keeps and self._predicted(found, seen, stages) > (1 - least) * self._predicted(now, seen, stages):
             return False

@@ -83,6 +83,7 @@ def probe(
     whole = sum(math.prod(shape) for name, shape in params if name in names)
     rank = exchange.channel.rank if world > 1 else 0
     dry = dry_exchange(Identity(), world, rank, policy, seed=exchange.seed, device=exchange.device)
+    dry.counters.clock = exchange.counters.clock
     dry.assign({name: (code(name), choice.strategy) for name in names})
     seconds = whole / sample.numel() * min(_timed(dry, sample, shapes) for _ in range(RUNS))
     few, small = _rows(flat, params, names, CODED)

@@ -112,6 +112,8 @@ class Seen:
         own: the mean over the ranks of the squared norms of their gradients, by bucket; not finite: not known.
         mean: the squared norm of the mean gradient; not finite: not known.
         told: what each rank told beside, the most of each number.
+        uncertain: the share by which the seconds in messages may be wrong, as they differ from step to step: about the
+            standard error of their median.
     """
 
     buckets: tuple[tuple[Named, ...], ...]
@@ -123,6 +125,7 @@ class Seen:
     own: tuple[float, ...]
     mean: tuple[float, ...]
     told: tuple[float, ...] = ()
+    uncertain: float = 0.0
 
     @property
     def finished(self) -> float:
@@ -214,7 +217,21 @@ def gathered(
         tuple(norms[:count]),
         tuple(norms[count:]),
         tuple(everything[len(flat) :]),
+        uncertainty([-sum(row[1 + 2 * count :]) for row in table]),
     )
+
+
+def uncertainty(seconds: Sequence[float]) -> float:
+    """The standard error of a median as a share of it, from the median of the deviations, as of normal numbers.
+
+    One number that is far from all others says nothing about the others.
+
+    >>> uncertainty([1.0, 1.0, 1.0, 10.0]), round(uncertainty([0.8, 0.9, 1.0, 1.1, 1.2]), 3)
+    (0.0, 0.083)
+    """
+    middle = median(seconds)
+    spread = median(abs(each - middle) for each in seconds)
+    return 1.2533 * 1.4826 * spread / middle / math.sqrt(len(seconds)) if middle > 0 else 0.0
 
 
 def reduced(numbers: Sequence[float], channel: Channel, device: torch.device, how: str) -> list[float]:

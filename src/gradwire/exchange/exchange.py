@@ -86,6 +86,10 @@ class Pilot(Protocol):
         """The state that is needed to go on, ready for JSON."""
         ...
 
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse what ``load_state_dict`` could not go on from."""
+        ...
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state_dict`` gave; an empty state begins anew."""
         ...
@@ -527,6 +531,8 @@ class Exchange:
             checkpoint.check_form(state)
             whole = state if fit is None else fit(state)
             checkpoint.check(whole, self.channel.world, on_resize)
+            if self.pilot is not None:
+                self.pilot.check_state(json.loads(state.get("auto", "{}")))
             here = (self.channel.rank, self.channel.world)
             kept.append(checkpoint.of_rank(whole, *here, on_resize, self.buffers("squared")))
             checkpoint.check_names(whole, self.buffers("buffers"), sizes, parts)

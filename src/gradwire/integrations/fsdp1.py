@@ -21,7 +21,7 @@ from gradwire.integrations._cut import Sharded
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter
 from gradwire.integrations._state import Units
 from gradwire.integrations._variance import VarianceCorrection
-from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer
+from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
 from gradwire.integrations.ownership import Caller, is_sharded
 from gradwire.integrations.setup import check_dtypes, kind_of, prepare_named, refuse, uncompiled
 
@@ -72,11 +72,13 @@ class FSDP1State(ShardedState):
             group,
             CALLER,
             carrier=model,
+            embeddings=partial(edge_modules, model),
             fsdp=1,
             variance_correction=variance_correction is not None,
             **Units.told(scaler, None),
         )
         self.check_scatter()
+        self.steer(one_mesh=True)
         self.correct(variance_correction)
         warn_of_others(self.exchange.channel.rank, group)
         self.units = Units(scaler, None, {})
@@ -90,6 +92,7 @@ class FSDP1State(ShardedState):
             optimizer or variance_correction,
             corrected=variance_correction is not None,
         )
+        follow_optimizers(self.exchange, self.adaptive)
         self.units.read_ahead(model, self.exchange.device)
         self.exchange.skips_steps = self.units.scaler is not None
         world = self.exchange.channel.world
@@ -120,6 +123,24 @@ def handled(model: object) -> dict[str, Any]:
 def flat_parameters(model: object) -> dict[str, nn.Parameter]:
     """This rank's shard of each module's flat parameter, by the module's name."""
     return {name: module._handle.flat_param for name, module in handled(model).items()}
+
+
+def edge_modules(model: nn.Module) -> list[str]:
+    """The wrapped modules whose flat parameters hold an embedding, or the first or the last matrix of the model.
+
+    A flat parameter has one method, so that of what bears the least is taken for all of it.
+    """
+    order = {id(module): place for place, module in enumerate(model.modules())}
+    matrices: list[tuple[int, str]] = []
+    found: list[str] = []
+    for name, flat in flat_parameters(model).items():
+        for info, shape in zip(cast(Any, flat)._param_infos, cast(Any, flat)._shapes, strict=True):
+            if isinstance(info.module, nn.Embedding | nn.EmbeddingBag):
+                found.append(name)
+            elif len(shape) > 1:
+                matrices.append((order[id(info.module)], name))
+    found += [each[1] for each in (min(matrices, default=None), max(matrices, default=None)) if each is not None]
+    return sorted(set(found))
 
 
 def not_wrapped(model: object, compressor: object) -> ConfigError:
@@ -215,7 +236,8 @@ def compress_fsdp1(
 
     Args:
         model: the outermost FSDP module, FULL_SHARD or SHARD_GRAD_OP.
-        compressor: of one message and fixed size, by name or as an object.
+        compressor: of one message and fixed size, by name or as an object; or "auto", which measures and decides for
+            each wrapped module within ``budget``.
         scaler: a ``ShardedGradScaler``: residuals follow its scale.
         optimizer: that trains the model: a warning says at once, and not at its first step, if the method harms it.
         variance_correction: an optimizer such as Adam: its learning rates are multiplied by what the noise of the code

@@ -331,7 +331,8 @@ def steered(
         return settings.exchange(compressor, rest, group, device)
     if embeddings is None:
         raise ConfigError(
-            f"compressor must be a method here, got {AUTO!r}: compress_ddp and compress_optimizer take it"
+            f"compressor must be a method here, got {AUTO!r}: compress_ddp, compress_optimizer, compress_fsdp and "
+            "compress_fsdp1 take it"
         )
     given = {name: value for name, value in registry.named_of(compressor).items() if name != "name"}
     unknown = [name for name in (*given, *rest) if name != "budget"]
