@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -48,24 +48,24 @@ class ShardedState(ExchangeState):
         self.tensor_part, self.tensor_parts = 0, 1
         self.several = False
         self.cuts: dict[str, Sharded] = {}
-        self._seen: set[int] = set()
+        self._seen: set[str] = set()
         self.scratch = Scratch()
         self.sizes: dict[str, int] = {}
 
-    def begin(self, index: int) -> None:
-        """A module's turn; one that had its turn in this step begins the next."""
+    def begin(self, names: Collection[str]) -> None:
+        """The turn of these parameters of a module; one that had its turn in this step begins the next."""
         require(
             not self.closed,
             "state of the model",
             "open when gradients are reduced: compress the model anew after state.close()",
             "a closed one",
         )
-        if index in self._seen or not self._seen:
+        if not self._seen.isdisjoint(names) or not self._seen:
             self._seen.clear()
             self.exchange.begin_step()
             self.exchange.open()
             self.units.follow(self.exchange, *self.units.read())
-        self._seen.add(index)
+        self._seen |= set(names)
 
     def check_scatter(self) -> None:
         """Refuse methods that a reduce-scatter cannot carry, at set-up.
@@ -148,7 +148,7 @@ class ReduceScatter:
     """The function that FSDP calls in place of ``reduce_scatter_tensor``, for one module.
 
     Args:
-        trained: gives the parameters of the module that are trained now, in the order of FSDP's buffer.
+        trained: gives the parameters of the module whose gradients are reduced now, in the order of FSDP's buffer.
         later: gives the number by which FSDP divides what it reduced in this dtype.
         channel: over the ranks of the module's mesh, where they are fewer than those of the exchange; it is used after
             these have compared what they are about to do.
@@ -159,16 +159,14 @@ class ReduceScatter:
         self,
         state: ShardedState,
         trained: Callable[[], Sequence[Sharded]],
-        index: int,
         later: Callable[[torch.dtype], float] = lambda _: 1.0,
         channel: Channel | None = None,
         own: Callable[[Tensor, Tensor, dist.ProcessGroup, Any], object] | None = None,
     ) -> None:
-        self.state, self.trained, self.index, self.later = state, trained, index, later
+        self.state, self.trained, self.later = state, trained, later
         self.inner, self.own = channel, own
         self.shards: Sequence[Sharded] = ()
-        self.session: ScatterSession | None = None
-        self.made_for: tuple[object, ...] = ()
+        self._made: dict[tuple[str, ...], tuple[tuple[object, ...], ScatterSession | None]] = {}
 
     @property
     def channel(self) -> Channel:
@@ -188,8 +186,8 @@ class ReduceScatter:
         world = channel.world
         scale, shards = multiplier(op, world), self.trained()
         check_size(input_tensor, sum(each.padded for each in shards))
-        state.begin(self.index)
         names = [each.name for each in shards]
+        state.begin(names)
         state.units.follow_divisor(exchange, names, self.later(input_tensor.dtype) / (scale * world))
         if channel is not exchange.channel:
             exchange.channel.settle()
@@ -260,21 +258,24 @@ class ReduceScatter:
 
         A session for the main compressor None is that of the dense warm-up.
         """
-        exchange = self.state.exchange
+        exchange, self.shards = self.state.exchange, shards
         warm = exchange.step <= exchange.policy.start_after
         main = None if warm else exchange.policy.at(exchange.step - 1, exchange.compressor)
-        waits = [each.name for each in shards if exchange.left_over(each.name) is not None]
-        wanted = (exchange.epoch, main, [each.name for each in shards], waits)
-        if wanted != self.made_for:
-            if self.made_for and self.made_for[1] != main and exchange.second_moment is not None:
+        names = tuple(each.name for each in shards)
+        waits = [name for name in names if exchange.left_over(name) is not None]
+        known, wanted = self._made.get(names), (main, exchange.epoch, waits)
+        if known is None or known[0] != wanted:
+            if known is not None and known[0][0] != main and exchange.second_moment is not None:
                 exchange.second_moment.changed(exchange.step)
-            self.made_for, self.shards = wanted, shards
             chosen = [self._chosen(each, main) for each in shards]
             plain = all(code.identity and memory.keeps_nothing for code, memory in chosen)
             # A value that is not finite reaches one owner alone then, and all ranks would have to take the step back.
             own = plain and not waits and self.own is not None and not exchange.skips_steps
-            self.session = None if own else ScatterSession(self._pieces(chosen), site_of(exchange, self.channel))
-        return self.session
+            # What is kept of a parameter has one place, that of the newest session.
+            self._made = {each: made for each, made in self._made.items() if set(each).isdisjoint(names)}
+            session = None if own else ScatterSession(self._pieces(chosen), site_of(exchange, self.channel))
+            self._made[names] = wanted, session
+        return self._made[names][1]
 
     def _pieces(self, chosen: Sequence[tuple[Compressor, Memory]]) -> list[list[Piece]]:
         """A piece of every parameter for each owner, as they lie in FSDP's buffer."""

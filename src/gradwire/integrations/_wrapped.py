@@ -29,7 +29,7 @@ def exchanged(model: object) -> TypeGuard[nn.Module]:
     inner = uncompiled(model)
     if isinstance(inner, DistributedDataParallel):
         return True
-    return isinstance(inner, nn.Module) and any(isinstance(each, FSDPModule) for each in inner.modules())
+    return isinstance(model, nn.Module) and any(isinstance(each, FSDPModule) for each in model.modules())
 
 
 def attach(model: nn.Module, compressor: Any, options: Mapping[str, Any]) -> Attached:

@@ -31,6 +31,7 @@ from gradwire.integrations._grid import InnerReduceScatter, RankGrid, agreed_alo
 from gradwire.integrations._meshes import check_mesh, check_replicas, line_of, ranks_of, replicas_left_out
 from gradwire.integrations._sharded import ReduceScatter, ShardedState, check_scatter, check_size
 from gradwire.integrations._state import Units
+from gradwire.integrations._turns import Turns
 from gradwire.integrations._variance import VarianceCorrection
 from gradwire.integrations._weights import WeightGather, WeightWire, weight_code
 from gradwire.integrations.adaptive import AdaptiveWatch, check_optimizer, follow_optimizers
@@ -73,8 +74,9 @@ class FSDPState(ShardedState):
         self._gathers = Metrics()
         self._wires: dict[tuple[int, ...], WeightWire] = {}
         self._channels: dict[tuple[int, ...], Channel] = {}
-        model = uncompiled(model)
-        groups, sharded = managed(model), sharded_in(model)
+        # Where the compiled model was sharded, and not what is in it, its wrapper is the module that reduces.
+        groups, model = managed(model), uncompiled(model)
+        sharded = sharded_in(model)
         if not sharded:
             params = model.parameters() if isinstance(model, nn.Module) else iter(())
             device = next((param.device for param in params), torch.device("cpu"))
@@ -141,8 +143,8 @@ class FSDPState(ShardedState):
         follow_optimizers(self.exchange, self.adaptive)
         self.exchange.skips_steps = self.units.scaler is not None
         self._weights, self._timeout = weight_code(weights), options.get("timeout")
-        for index, (module, group) in enumerate(groups):
-            self._attach(module, group, names, index, grid)
+        for module, group in groups:
+            self._attach(module, group, names, grid)
 
     def close(self) -> None:
         """Exchange nothing any more: the model must be compressed anew before the next backward pass."""
@@ -165,14 +167,15 @@ class FSDPState(ShardedState):
         if self._scatters:
             check_scatter(exchange)
 
-    def between_replicas(self, output: Tensor, named: Sequence[Named], index: int, scale: float, later: float) -> None:
+    def between_replicas(self, output: Tensor, named: Sequence[Named], scale: float, later: float) -> None:
         """Replace a module's shard of the gradient by its mean over the replicas, multiplied by ``scale``.
 
         Args:
             later: by what FSDP divides it afterwards.
         """
-        self.begin(index)
-        self.units.follow_divisor(self.exchange, [name for name, _ in named], later / scale)
+        names = [name for name, _ in named]
+        self.begin(names)
+        self.units.follow_divisor(self.exchange, names, later / scale)
         flat = self.scratch.float32(output)
         self.exchange.run(flat, named, output.itemsize)
         if scale != 1:
@@ -182,7 +185,7 @@ class FSDPState(ShardedState):
         # FSDP casts and drops what it allocated on another stream.
         used_here(output)
 
-    def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], index: int, grid: RankGrid) -> None:
+    def _attach(self, module: FSDPModule, group: Any, names: Mapping[int, str], grid: RankGrid) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
         detach(module, group)
@@ -194,19 +197,22 @@ class FSDPState(ShardedState):
         self.cuts |= {cut.name: cut for cut in cuts}
         self.sizes |= {cut.name: cut.padded if self._scatters else cut.chunk for cut in cuts}
 
+        turns = Turns(group) if len(group.modules) > 1 else None
+
         def trained() -> list[Sharded]:
             pairs = zip(cuts, group.fsdp_params, strict=True)
-            return [cut for cut, each in pairs if each.sharded_param.requires_grad]
+            ready = turns.ready() if turns is not None else group.fsdp_params
+            return [cut for cut, each in pairs if each.sharded_param.requires_grad and each in ready]
 
         if self._scatters:
             # Not by the module's own method: it refuses modules that have parameters on two meshes.
             channel, later = self._inner(shards, grid), partial(divided_later, group)
             own = InnerReduceScatter(DefaultReduceScatter())
-            group._reduce_scatter_comm = ReduceScatter(self, trained, index, later, channel, own)
+            group._reduce_scatter_comm = ReduceScatter(self, trained, later, channel, own)
             return
         module.set_custom_reduce_scatter(cast(Any, InnerReduceScatter(group._reduce_scatter_comm)))
         native = take_over(group, grid) if grid.native else None
-        self._hooks.append(Between(self, group, trained, index, native))
+        self._hooks.append(Between(self, group, trained, native))
         module.set_all_reduce_hook(self._hooks[-1])
 
     def _wire(self, group: dist.ProcessGroup) -> WeightWire:
@@ -238,10 +244,10 @@ class Between:
     """
 
     def __init__(
-        self, state: FSDPState, group: Any, trained: Callable[[], Sequence[Sharded]], index: int, native: Any = None
+        self, state: FSDPState, group: Any, trained: Callable[[], Sequence[Sharded]], native: Any = None
     ) -> None:
-        self.state, self.group, self.trained, self.index, self.native = state, group, trained, index, native
-        self._waits: Tensor | None = None
+        self.state, self.group, self.trained, self.native = state, group, trained, native
+        self._waits: dict[tuple[str, ...], Tensor] = {}
 
     def leave(self) -> None:
         """Put the module back to where FSDP reduces between the replicas, too."""
@@ -252,18 +258,18 @@ class Between:
     def __call__(self, output: Tensor) -> None:
         """Replace this rank's part of the gradient by its mean, or by the sum where a divide factor was set."""
         named = [(cut.name, cut.shape) for cut in self.trained()]
+        names = tuple(name for name, _ in named)
         check_size(output, sum(torch.Size(shape).numel() for _, shape in named))
         if not self.group.all_reduce_grads:
             # As FSDP's own hybrid sharding does: micro-batches are added up, and nothing arrives before the last.
-            self._waits = output.clone() if self._waits is None else self._waits.add_(output)
+            self._waits[names] = self._waits[names].add_(output) if names in self._waits else output.clone()
             output.zero_()
             return
-        if self._waits is not None:
-            output.add_(self._waits)
-            self._waits = None
+        if names in self._waits:
+            output.add_(self._waits.pop(names))
         # A factor that was set stands in place of the number of all ranks, replicas included.
         scale = self.state.exchange.channel.world if self.group.gradient_divide_factor is not None else 1
-        self.state.between_replicas(output, named, self.index, scale, divided_later(self.group, output.dtype))
+        self.state.between_replicas(output, named, scale, divided_later(self.group, output.dtype))
 
 
 def detach(module: FSDPModule, group: Any) -> None:
@@ -275,6 +281,8 @@ def detach(module: FSDPModule, group: Any) -> None:
     elif isinstance(group._reduce_scatter_comm, InnerReduceScatter):
         module.set_custom_reduce_scatter(group._reduce_scatter_comm.theirs)
     give_back_gather(group)
+    if isinstance(group.post_backward, Turns):
+        group.post_backward.leave()
     if isinstance(group._all_reduce_hook, Between):
         group._all_reduce_hook.leave()
         module.set_all_reduce_hook(cast(Any, None))

@@ -97,10 +97,7 @@ class FSDP1State(ShardedState):
         self.exchange.skips_steps = self.units.scaler is not None
         world = self.exchange.channel.world
         self.cuts = {name: Sharded(name, (numel_of(flat),), world) for name, flat in flats.items()}
-        self.parts = {
-            name: ReduceScatter(self, partial(list, [cut]), index)
-            for index, (name, cut) in enumerate(self.cuts.items())
-        }
+        self.parts = {name: ReduceScatter(self, partial(list, [cut])) for name, cut in self.cuts.items()}
         self.sizes = {name: cut.padded for name, cut in self.cuts.items()}
 
     def check(self, exchange: Exchange) -> None:
