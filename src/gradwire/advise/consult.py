@@ -1,4 +1,4 @@
-"""From a question to an answer: measure what was not given, and predict the steps."""
+"""Consultation of the advisor: it measures what was not given, and predicts the steps."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def _why_gpu_kernels(cuda: bool, triton: bool) -> str:
 
 
 def _of_kernels(name: str, _text: str) -> None:
-    """Both were read when gradwire was imported; what was wrong then begins with the name."""
+    """Raise the error of a variable that was read when gradwire was imported; the error then begins with its name."""
     if problem is not None and problem.startswith(name):
         raise ConfigError(problem)
 

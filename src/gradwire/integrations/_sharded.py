@@ -1,4 +1,4 @@
-"""What both forms of FSDP share: one module's gradients, cut by rows, each part to its owner."""
+"""Base of both forms of FSDP: one module's gradients, divided by rows, each part sent to its owner."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger("gradwire")
 
 
 class ShardedState(ExchangeState):
-    """Base of the states of sharded models; they set what ``ExchangeState`` wants.
+    """Base of the states of sharded models; they set the attributes of ``ExchangeState``.
 
     Where shards are averaged over replicas, they set ``shard``, this rank's, and ``shards``, how many there are; else
     that is 0, and every rank keeps residuals of whole parameters, or of its part of them where tensor parallelism has
@@ -53,7 +53,7 @@ class ShardedState(ExchangeState):
         self.sizes: dict[str, int] = {}
 
     def begin(self, names: Collection[str]) -> None:
-        """The turn of these parameters of a module; one that had its turn in this step begins the next."""
+        """Begin the turn of these parameters of a module; one that had its turn in this step begins the next."""
         require(
             not self.closed,
             "state of the model",
@@ -80,7 +80,7 @@ class ShardedState(ExchangeState):
             raise
 
     def steer(self, *, one_mesh: bool) -> None:
-        """Tell the pilot, where there is one, that gradients are reduced to their owners.
+        """Tell the pilot, if there is one, that gradients are reduced to their owners.
 
         Where modules lie on several meshes not all ranks see the same buckets, and cannot decide together: bfloat16 is
         what they take.
@@ -101,13 +101,13 @@ class ShardedState(ExchangeState):
             log.warning("auto cannot decide for a model whose modules are sharded over different ranks: it is bf16")
 
     def close(self) -> None:
-        """Exchange nothing any more: the model must be compressed anew before the next backward pass."""
+        """Stop exchanging: the model must be compressed anew before the next backward pass."""
         self.closed = True
         self.stop_correcting()
         release(self.exchange)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that DDP's saves; between replicas each rank's is that of its own shard."""
+        """Return the same state as DDP's; between replicas each rank's is that of its own shard."""
         state = super().state_dict()
         if not self.shards and self.tensor_parts == 1:
             return state
@@ -115,12 +115,12 @@ class ShardedState(ExchangeState):
 
     @property
     def place(self) -> int:
-        """The place in a checkpoint at which the state of this rank's line of ranks is."""
+        """The place in a checkpoint of the state of this rank's line of ranks."""
         return self.tensor_part * max(self.shards, 1) + self.shard
 
     @property
     def places(self) -> int:
-        """How many lines of ranks have a place in a checkpoint."""
+        """The number of lines of ranks that have a place in a checkpoint."""
         return self.tensor_parts * max(self.shards, 1)
 
     @property
@@ -128,7 +128,7 @@ class ShardedState(ExchangeState):
         return 1 if self.shards else self.exchange.channel.world
 
     def fitted(self, state: Mapping[str, Any], on_resize: OnResize) -> Mapping[str, Any]:
-        """The part of a state of other shards that concerns this rank's."""
+        """The part of a state of other shards that concerns this rank's shard."""
         if self.shards:
             return recut(state, self.place, self.places, self.cuts, on_resize, self.tensor_parts)
         if self.tensor_parts > 1:
@@ -145,7 +145,7 @@ class ShardedState(ExchangeState):
 
 
 class ReduceScatter:
-    """The function that FSDP calls in place of ``reduce_scatter_tensor``, for one module.
+    """A function that FSDP calls in place of ``reduce_scatter_tensor``, for one module.
 
     Args:
         trained: gives the parameters of the module whose gradients are reduced now, in the order of FSDP's buffer.
@@ -170,18 +170,18 @@ class ReduceScatter:
 
     @property
     def channel(self) -> Channel:
-        """Over which the module's gradients are reduced."""
+        """The channel over which the module's gradients are reduced."""
         return self.inner if self.inner is not None else self.state.exchange.channel
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for FSDP's gradients."""
+        """Allocate memory for FSDP's gradients."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     @torch.no_grad()
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
-        """The sum of the own part, multiplied as ``op`` says: by 1, by 1 / ranks, or by a factor of its own."""
+        """Sum this rank's part, and multiply it as ``op`` says: by 1, by 1 / ranks, or by a factor of its own."""
         state, exchange, channel = self.state, self.state.exchange, self.channel
         world = channel.world
         scale, shards = multiplier(op, world), self.trained()
@@ -232,7 +232,7 @@ class ReduceScatter:
         return found
 
     def _watch(self, flat: Tensor, shards: Sequence[Sharded]) -> None:
-        """Let the pilot see the part of the first owner, which is like the others, and that of this rank."""
+        """Let the pilot observe the part of the first owner, which is like the others, and that of this rank."""
         exchange, part = self.state.exchange, sum(each.chunk for each in shards)
         named = [(each.name, tuple(each.shape)) for each in shards]
         rank = self.channel.rank
@@ -240,7 +240,7 @@ class ReduceScatter:
         exchange.pilot.before(flat[:part], named, None, flat[rank * part : (rank + 1) * part])
 
     def _measure(self, session: ScatterSession, flat: Tensor) -> Callable[[Tensor, int, float], None] | None:
-        """Measure as ``Exchange`` does for whole gradients; a rank sees what arrives of its own part only."""
+        """Measure as ``Exchange`` does for whole gradients; a rank knows the result of its own part only."""
         exchange, moment = self.state.exchange, self.state.exchange.second_moment
         if moment is None or self.inner is not None or not moment.due(exchange.step):
             return None
@@ -278,7 +278,7 @@ class ReduceScatter:
         return self._made[names][1]
 
     def _pieces(self, chosen: Sequence[tuple[Compressor, Memory]]) -> list[list[Piece]]:
-        """A piece of every parameter for each owner, as they lie in FSDP's buffer."""
+        """Make a piece of every parameter for each owner, as they lie in FSDP's buffer."""
         exchange, lo = self.state.exchange, 0
         site, shards = site_of(exchange, self.channel), []
         rooms = [each.world * each.room(memory.form) for each, (_, memory) in zip(self.shards, chosen, strict=True)]
@@ -332,7 +332,7 @@ def site_of(exchange: Exchange, channel: Channel) -> Site:
 
 
 def check_scatter(exchange: Exchange) -> None:
-    """Refuse methods that one message to each owner cannot carry.
+    """Refuse methods that cannot work in one message to each owner.
 
     Raises:
         ConfigError
@@ -353,7 +353,7 @@ def check_method(exchange: Exchange, compressor: Compressor) -> None:
 
 
 def check_size(tensor: Tensor, numel: int) -> None:
-    """Refuse the gradients of some of a module's parameters: nobody could say of which.
+    """Refuse the gradients of only some of a module's parameters, because it is not known of which.
 
     Raises:
         ConfigError

@@ -1,4 +1,4 @@
-"""FSDP2 (``fully_shard``): a compressed reduce-scatter, or a compressed all-reduce between replicas.
+"""Integration of FSDP2 (``fully_shard``): a compressed reduce-scatter, or a compressed all-reduce between replicas.
 
 Law: FSDP hands over the gradients of one module at a time, cut by rows into a part for each rank, and calls in the
 order of backward, the same on all ranks. Residuals are kept by parameter, one rank's rows after the other's, padded to
@@ -147,7 +147,7 @@ class FSDPState(ShardedState):
             self._attach(module, group, names, grid)
 
     def close(self) -> None:
-        """Exchange nothing any more: the model must be compressed anew before the next backward pass."""
+        """Stop exchanging: the model must be compressed anew before the next backward pass."""
         super().close()
         for hook in self._hooks:
             hook.leave()
@@ -157,12 +157,12 @@ class FSDPState(ShardedState):
             channel.close()
 
     def metrics(self) -> dict[str, Any]:
-        """The figures of ``compress_ddp``, and with ``weights`` the bytes of the all-gathers under that name."""
+        """Return the figures of ``compress_ddp``, and with ``weights`` the bytes of the all-gathers under that name."""
         told = super().metrics()
         return told if self._weights is None else {**told, "weights": self._gathers.as_dict()}
 
     def check(self, exchange: Exchange) -> None:
-        """Refuse what set-up would refuse."""
+        """Refuse a choice that set-up would refuse."""
         super().check(exchange)
         if self._scatters:
             check_scatter(exchange)
@@ -216,7 +216,7 @@ class FSDPState(ShardedState):
         module.set_all_reduce_hook(self._hooks[-1])
 
     def _wire(self, group: dist.ProcessGroup) -> WeightWire:
-        """Make or find what carries the weights of modules that are sharded over this group."""
+        """Find or make the function that carries the weights of modules that are sharded over this group."""
         ranks = tuple(dist.get_process_group_ranks(group))
         if ranks not in self._wires:
             code, policy, device = cast(Compressor, self._weights), self.exchange.policy, self.exchange.device
@@ -224,7 +224,7 @@ class FSDPState(ShardedState):
         return self._wires[ranks]
 
     def _inner(self, group: dist.ProcessGroup, grid: RankGrid) -> Channel | None:
-        """The channel of modules that are sharded over some of the ranks; None: over all."""
+        """The channel of modules that are sharded over some of the ranks; None if over all."""
         ranks = tuple(dist.get_process_group_ranks(group))
         if len(ranks) == grid.shard.size():
             return None
@@ -237,7 +237,7 @@ class FSDPState(ShardedState):
 
 
 class Between:
-    """FSDP's all-reduce hook for one module: its shards' mean over the replicas.
+    """An all-reduce hook of FSDP for one module: its shards' mean over the replicas.
 
     Args:
         native: where the module was, if FSDP averaged between the replicas before.
@@ -250,7 +250,7 @@ class Between:
         self._waits: dict[tuple[str, ...], Tensor] = {}
 
     def leave(self) -> None:
-        """Put the module back to where FSDP reduces between the replicas, too."""
+        """Restore the module, so that FSDP reduces between the replicas, too."""
         if self.native is not None:
             place(self.group, self.native)
 
@@ -273,7 +273,7 @@ class Between:
 
 
 def detach(module: FSDPModule, group: Any) -> None:
-    """Take off what a closed state left."""
+    """Remove the hooks that a closed state left."""
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
     if isinstance(group._reduce_scatter_comm, ReduceScatter):
@@ -300,13 +300,13 @@ def give_back_gather(group: Any) -> None:
 
 
 def info_of(group: Any) -> Any:
-    """Find where a module lies, as ``fully_shard`` was told, also while it reduces along the shards alone."""
+    """Find the mesh of a module as ``fully_shard`` was given it, also while it reduces along the shards alone."""
     hook = group._all_reduce_hook
     return hook.native if isinstance(hook, Between) and hook.native is not None else group.mesh_info
 
 
 def take_over(group: Any, grid: RankGrid) -> Any:
-    """Let FSDP reduce a module's gradients along the shards alone.
+    """Restrict FSDP's reduction of a module's gradients to the shards.
 
     Returns:
         What ``place`` takes to undo it.
@@ -322,7 +322,7 @@ def take_over(group: Any, grid: RankGrid) -> Any:
 
 
 def place(group: Any, info: Any) -> None:
-    """Tell a module another mesh, for gathering its parameters after the forward pass, too, if it was the same."""
+    """Give a module another mesh, also for gathering its parameters after the forward pass if that was the same."""
     if group.post_forward_mesh_info is group.mesh_info:
         group.post_forward_mesh_info = info
     group.mesh_info = info
@@ -346,7 +346,7 @@ def divided_later(group: Any, dtype: torch.dtype) -> float:
 
 
 def not_sharded(model: object, compressor: object) -> ConfigError:
-    """Say what to do with what is no module after ``fully_shard``."""
+    """Say what to do with a module that ``fully_shard`` was not applied to."""
     params = list(model.parameters()) if isinstance(model, nn.Module) else []
     remedy = "call fully_shard on it first, or use gradwire.compress_ddp or compress_optimizer"
     if isinstance(compressor, nn.Module):
@@ -379,7 +379,7 @@ def local_of(param: Any) -> Tensor:
 
 
 def managed(model: object) -> list[tuple[FSDPModule, Any]]:
-    """Every module that FSDP reduces gradients of, with its group of parameters, as they are registered now."""
+    """Every module whose gradients FSDP reduces, with its group of parameters, as they are registered now."""
     from torch.distributed.fsdp import FSDPModule
 
     if not isinstance(model, nn.Module):
@@ -400,7 +400,7 @@ def check_model(
     replicate: Any,
     options: Mapping[str, Any],
 ) -> None:
-    """Refuse what would not be compressed, or not as it lies.
+    """Refuse parameters that would not be compressed, or not in the way they lie.
 
     Raises:
         ConfigError
@@ -445,7 +445,7 @@ def check_model(
 
 
 def check_hooks(comm: object, hook: object) -> None:
-    """Refuse a module whose gradients somebody else reduces, or an exchange of ours that was not closed.
+    """Refuse a module whose gradients another hook reduces, or an exchange of ours that was not closed.
 
     Raises:
         ConfigError

@@ -1,4 +1,4 @@
-"""FSDP1 (``FullyShardedDataParallel``): its communication hook, with a compressed reduce-scatter.
+"""Communication hook for FSDP1 (``FullyShardedDataParallel``), with a compressed reduce-scatter.
 
 Law: FSDP1 flattens the parameters of a module into one and cuts it into equal parts wherever that may be, so residuals
 are kept by module, not by parameter, and methods see vectors.
@@ -101,7 +101,7 @@ class FSDP1State(ShardedState):
         self.sizes = {name: cut.padded for name, cut in self.cuts.items()}
 
     def check(self, exchange: Exchange) -> None:
-        """Refuse what set-up would refuse."""
+        """Refuse a choice that set-up would refuse."""
         super().check(exchange)
         check_scatter(exchange)
 
@@ -112,13 +112,13 @@ def fsdp1_hook(part: ReduceScatter, grad: Tensor, output: Tensor) -> None:
 
 
 def handled(model: object) -> dict[str, Any]:
-    """Every module that FSDP1 reduces the gradient of, by name."""
+    """Every module whose gradient FSDP1 reduces, by name."""
     modules = model.named_modules() if isinstance(model, nn.Module) else ()
     return {name or "root": module for name, module in modules if getattr(module, "_handle", None) is not None}
 
 
 def flat_parameters(model: object) -> dict[str, nn.Parameter]:
-    """This rank's shard of each module's flat parameter, by the module's name."""
+    """The shard of this rank of each module's flat parameter, by the module's name."""
     return {name: module._handle.flat_param for name, module in handled(model).items()}
 
 
@@ -141,7 +141,7 @@ def edge_modules(model: nn.Module) -> list[str]:
 
 
 def not_wrapped(model: object, compressor: object) -> ConfigError:
-    """Say what to do with what is no module under FSDP1."""
+    """Say what to do with an object that is no module under FSDP1."""
     params = list(model.parameters()) if isinstance(model, nn.Module) else []
     remedy = "wrap it first, or use gradwire.compress_ddp or compress_optimizer"
     if isinstance(compressor, nn.Module):
@@ -156,7 +156,7 @@ def not_wrapped(model: object, compressor: object) -> ConfigError:
 
 
 def check_modules(model: nn.Module, options: Mapping[str, Any]) -> None:
-    """Refuse modules whose gradients no hook is asked for, or that go over other ranks or through another hook.
+    """Refuse modules whose gradients do not go through a hook, or go over other ranks or through another hook.
 
     Raises:
         ConfigError
@@ -184,7 +184,7 @@ def check_modules(model: nn.Module, options: Mapping[str, Any]) -> None:
 
 
 def check_hook(module: Any) -> None:
-    """Refuse a module that has a hook, unless it is that of a closed state.
+    """Refuse a module that has a hook, unless it is the one of a closed state.
 
     Raises:
         ConfigError
@@ -201,7 +201,7 @@ def check_hook(module: Any) -> None:
 
 
 def warn_of_others(rank: int, group: dist.ProcessGroup) -> None:
-    """Say once, on rank 0, that other ranks of the job may train the same parameters."""
+    """Warn once, on rank 0, that other ranks of the job may train the same parameters."""
     ranks, world = dist.get_process_group_ranks(group), dist.get_world_size()
     if rank == 0 and len(ranks) < world:
         log.warning(

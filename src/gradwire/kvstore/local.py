@@ -156,7 +156,7 @@ class LocalStore(KVStore):
 
 
 class DeviceStore(LocalStore):
-    """Values of this process; each sender's gradients are compressed before they are summed, as MXNet's "device"."""
+    """A store in this process that compresses each sender's gradients before they are summed, as MXNet's "device"."""
 
     compresses = True
 

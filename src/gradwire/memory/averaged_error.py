@@ -1,4 +1,4 @@
-"""A running mean of errors, in 8 bits: one byte an element in place of four."""
+"""Memory of a running mean of errors, in 8 bits: one byte an element in place of four."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class AveragedError(Memory):
             keep_unless(~when, grad, kept["residual"])
 
     def compensate(self, grad: Tensor, kept: Mapping[str, Tensor]) -> None:
-        """Refuse: when errors are forgotten is known from the step's key.
+        """Refuse, because the time to forget errors follows from the step's key, which is not known here.
 
         Raises:
             ConfigError: always.

@@ -1,4 +1,4 @@
-"""Momentum on the sender's side: what is compressed is a running mean of gradients."""
+"""Memory of a momentum on the sender's side: a running mean of gradients is compressed."""
 
 from __future__ import annotations
 

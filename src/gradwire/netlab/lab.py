@@ -225,7 +225,7 @@ class Netlab:
         hosts.write_text(f"127.0.0.1 localhost\n{address} {os.uname().nodename}\n", encoding="utf-8")
 
     def _ports(self) -> Iterator[tuple[str, str, bool]]:
-        """Both ends of every cable: namespace, device, and whether it is the worker's end."""
+        """The two ends of every cable: namespace, device, and whether it is the worker's end."""
         for rank in range(self.workers):
             yield self.names.worker(rank), INTERFACE, True
             yield self.names.hub, self.names.port(rank), False

@@ -1,4 +1,6 @@
-"""Operations that all families share: sums, means and scales of gradients, random words, and what is not finite."""
+"""Operations that all families share: sums, means and scales of gradients, random words, and checks
+for finite values.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ When = Annotated[Tensor | None, Flat(torch.bool, "1")]
 
 @declared
 def copy_where(source: Floats, target: Written, when: When = None) -> None:
-    """Copy a tensor where a flag on the device says so: target = source if when.
+    """Copy a tensor if a flag on the device is set: target = source if when.
 
     Nothing waits for the device, and where the flag is not set nothing is read or written.
 
@@ -92,7 +94,7 @@ def copy_where(source: Floats, target: Written, when: When = None) -> None:
 
 @declared
 def fill_where(out: Written, value: float, when: When = None) -> None:
-    """Fill a tensor where a flag on the device says so: out = value if when.
+    """Fill a tensor if a flag on the device is set: out = value if when.
 
     Args:
         out: float32, n elements.
@@ -115,7 +117,7 @@ def fill_where(out: Written, value: float, when: When = None) -> None:
 
 @declared
 def momentum_update(grad: Written, momentum: Written, beta: Beta, status: Status = None) -> None:
-    """Mix a gradient into the running mean: momentum = beta * momentum + (1 - beta) * grad.
+    """Update the running mean with a gradient: momentum = beta * momentum + (1 - beta) * grad.
 
     Args:
         grad: float32, n elements. Written only where ``status`` is given: it then receives the old momentum.
@@ -140,7 +142,7 @@ def momentum_update(grad: Written, momentum: Written, beta: Beta, status: Status
 
 @declared
 def nonfinite(x: AnyFloats, status: Annotated[Tensor, Flat(torch.int32, "1", written=True)]) -> None:
-    """Set bit 0 of ``status`` where x has a NaN or an infinity: status |= any(!isfinite(x)).
+    """Set bit 0 of ``status`` if x has a NaN or an infinity: status |= any(!isfinite(x)).
 
     Args:
         x: float32, bfloat16 or float16, n elements.
@@ -182,12 +184,12 @@ def philox(out: Words, key: int, step: int, offset: int = 0) -> None:
 
 
 def _divisor(scale: Tensor) -> Tensor:
-    """The scale, or 1 where it is 0: there nothing has arrived yet."""
+    """The scale, or 1 where it is 0, because nothing has arrived there yet."""
     return torch.where(scale == 0, 1.0, scale)
 
 
 def _mean_magnitude(x: Tensor) -> Tensor:
-    """The mean of |x|, 0-dimensional, added in the order of the kernels."""
+    """Compute the mean of |x|, 0-dimensional, added in the order of the kernels."""
     return mean_of_sums(block_sums(x.abs(), SUM_BLOCK), x.numel())
 
 
@@ -221,7 +223,7 @@ def precondition_update(
     beta: Beta,
     floor: Annotated[float, Where("0 <= floor <= 1", "in [0, 1]")],
 ) -> None:
-    """Multiply by a scale, and let the scale follow: out = out scale, scale^2 = beta scale^2 + (1 - beta) out^2.
+    """Multiply by a scale, and update the scale: out = out scale, scale^2 = beta scale^2 + (1 - beta) out^2.
 
     Where all scales are 0 nothing has arrived before: ``out`` stays, and all scales become its mean magnitude. Later
     none is below ``floor`` times their mean, nor below 2^-100. Squares are made in units of a power of two that is near

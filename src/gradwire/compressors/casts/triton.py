@@ -1,4 +1,5 @@
-"""Casts and 8-bit codes on a GPU, these in the tiles of ``_qsgd``; the values of a code are looked up in the codebook.
+"""Casts and 8-bit codes on a GPU; 8-bit codes use the tiles of ``_qsgd``, and their values are looked up in the
+codebook.
 
 Of tagged codes only what is done before and after them: where a code lies depends on those before it.
 """
@@ -40,7 +41,7 @@ _AHEAD = tl.constexpr(0.8888888955116272)  # 8 / 9 in float32
 
 @triton.jit
 def _bfloat_bits(x: tl.tensor) -> tl.tensor:
-    """The bits of x in bfloat16, rounded to nearest even, as int16: the interpreter's own conversion truncates."""
+    """The bits of x in bfloat16, rounded to nearest even, as int16; the interpreter's own conversion truncates."""
     bits = x.to(tl.uint32, bitcast=True)
     rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     quiet = bits | 0x400000
@@ -157,13 +158,13 @@ def _scale_of(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _step_of(norm: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """What the values of a codebook are multiplied by in each block."""
+    """The factor for the values of a codebook in each block."""
     return tl.div_rn(norm, tl.full(norm.shape, _largest_of(KIND), tl.float32))
 
 
 @triton.jit
 def _code_of(x: tl.tensor, norm: tl.tensor, book: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
-    """The code of each element of a tile, as int32."""
+    """Compute the code of each element of a tile, as int32."""
     usable = (norm > 0.0) & (norm < float("inf"))
     inverse = tl.where(usable, tl.div_rn(tl.full(norm.shape, 1.0, tl.float32), norm), 0.0)
     y = x * inverse[:, None, None]
@@ -213,7 +214,7 @@ def _float8(scaled: tl.tensor, FRACTION: tl.constexpr, BIAS: tl.constexpr) -> tl
 
 @triton.jit
 def _larger(a: tl.tensor, b: tl.tensor) -> tl.tensor:
-    """The larger one by the bits, so that a NaN is larger than infinity."""
+    """The larger value by the bits, so that a NaN is larger than infinity."""
     return tl.maximum(a.to(tl.int32, bitcast=True), b.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
 
 
@@ -362,7 +363,7 @@ def eightbit_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, kind: str, 
 def inceptionn_encode_feedback(
     grad: Tensor, residual: Tensor, used: Tensor, stream: Tensor, bound: int, status: Tensor | None = None
 ) -> None:
-    """The operation on a GPU: compensated, encoded, and what the codes say taken away."""
+    """The operation on a GPU: compensate, encode, and subtract the decoded values."""
     add_residual(grad, residual, status)
     ops.inceptionn_encode(residual, used, stream, bound)
     if residual.numel():

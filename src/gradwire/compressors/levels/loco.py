@@ -1,4 +1,4 @@
-"""Four bits an element, rounded to nearest, and a running mean of the errors in eight bits."""
+"""Rounding to four bits an element, to nearest, with a running mean of the errors in eight bits."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class LoCo(Compressor):
         return "required"
 
     def delta(self, n: int) -> float:
-        """One element of a block of B is exact and the others lose up to u N, u = 1 / 14, and never more than they are.
+        """The contraction constant: in a block of B one element is exact, and the others lose at most u N, u = 1 / 14,
+        and never more than their value.
 
         So of |x|^2 >= N^2 + E at most E <= (B - 1) u^2 N^2 is lost.
         """

@@ -1,4 +1,4 @@
-"""The clipping quantiser of LPC-SVRG."""
+"""Clipping quantiser of LPC-SVRG."""
 
 from __future__ import annotations
 

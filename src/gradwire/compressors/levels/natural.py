@@ -1,4 +1,4 @@
-"""Natural compression: every element becomes a power of two."""
+"""Natural compression, which rounds every element to a power of two."""
 
 from __future__ import annotations
 

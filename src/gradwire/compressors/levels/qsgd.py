@@ -94,7 +94,7 @@ class QSGD(Compressor):
 
     @property
     def top(self) -> int:
-        """s: how many levels lie above zero."""
+        """The number s of levels above zero."""
         return self.levels or self._most
 
     @property
@@ -103,7 +103,9 @@ class QSGD(Compressor):
 
     @property
     def takes_pieces(self) -> bool:  # type: ignore[override]
-        """Only codes in bits, with a norm for each block, that are not scaled by a factor of the tensor's size."""
+        """Return whether pieces can be encoded: codes in bits, a norm for each block, and no factor of the tensor's
+        size.
+        """
         return self.block is not None and self.packing == "bits" and not self.scaled
 
     @property
@@ -136,7 +138,7 @@ class QSGD(Compressor):
         return linf_omega(size, self.top) if self.norm == "linf" else uniform_omega(size, self.top)
 
     def _shrink(self, n: int) -> float:
-        """The factor by which what is decoded of ``n`` elements is multiplied."""
+        """The factor that shrinks the decoded values of ``n`` elements."""
         return 1 / (1 + self._variance(n)) if self.scaled else 1.0
 
     @property
@@ -211,7 +213,7 @@ class QSGD(Compressor):
             super().decode_many(payloads, out, scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Refuse bytes that are not five digits.
+        """Refuse bytes that are not five ternary digits.
 
         Raises:
             WireError: one is larger than 242. Every payload of codes in bits is accepted.

@@ -1,4 +1,5 @@
-"""Levels and powers of two on a GPU; norms of the whole tensor are left to torch: their sums have an order.
+"""Levels and powers of two on a GPU; norms of the whole tensor are left to torch, because their sums have a fixed
+order.
 
 A group of 8 elements has one Philox counter, or two where an element takes a whole word.
 """
@@ -48,13 +49,13 @@ def _top(norm: tl.tensor, TOP: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _step_of(norm: tl.tensor, TOP: tl.constexpr) -> tl.tensor:
-    """The distance of two neighbouring levels in each block."""
+    """The distance between neighbouring levels in each block."""
     return tl.div_rn(norm, _top(norm, TOP))
 
 
 @triton.jit
 def _bytes(group: tl.tensor, size: tl.tensor, BITS: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The indices of the bytes of each group, their places in its word, and which of them there are."""
+    """The indices of the bytes of each group, their places in its word, and a mask of those that exist."""
     slot = tl.arange(0, 2 if BITS == 2 else 4 if BITS <= 4 else 8)[None, None, :]
     byte = group[:, :, None] * BITS + slot
     return byte, slot * 8, (slot < BITS) & (byte < size)
@@ -83,7 +84,7 @@ def _write_levels(
     BITS: tl.constexpr,
     TOP: tl.constexpr,
 ) -> tl.tensor:
-    """Round a tile to its levels and write their codes; the levels are returned, as int32."""
+    """Round a tile to its levels and write their codes; return the levels as int32."""
     usable = (norm > 0.0) & (norm < float("inf"))
     inverse = tl.where(usable, tl.div_rn(_top(norm, TOP), norm), 0.0)
     shifted = tl.abs(x) * inverse[:, None, None] + _uniform(group, key, step)
@@ -99,7 +100,7 @@ def _write_levels(
 
 @triton.jit
 def _read_levels(codes: tl.tensor, group: tl.tensor, size: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
-    """The levels of a tile, as float32."""
+    """Read the levels of a tile, as float32."""
     byte, shift, inside = _bytes(group, size, BITS)
     parts = tl.load(codes + byte, mask=inside, other=0).to(tl.int64)
     word = tl.sum(parts << shift, axis=2)
@@ -164,7 +165,7 @@ def qsgd_encode(
 
 @triton.jit
 def _sum(grad: tl.tensor, residual: tl.tensor, group: tl.tensor, n: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """The old residual, and the sum to be encoded."""
+    """The old residual, and the sum to encode."""
     old = load(residual, group, n)
     return old, old + load(grad, group, n)
 
@@ -322,7 +323,7 @@ def _round_tile(
     TOP: tl.constexpr,
     GROUPS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Write the codes of this program's tile; its elements' indices, values, levels, and the norm, (1,)."""
+    """Write the codes of this program's tile; return its elements' indices, values and levels, and the norm, (1,)."""
     group = (tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS))[None, :]
     i = elements(group)
     values = tl.load(x + i, mask=i < n, other=0.0)
@@ -382,7 +383,7 @@ def round_keep(
 
 @triton.jit
 def _base_of(magnitude: tl.tensor) -> tl.tensor:
-    """The biased exponent below the window of each block, from its largest magnitude; 255 where that is no number."""
+    """The biased exponent below the window of each block, from its largest magnitude; 255 if that is not finite."""
     exponent = magnitude >> 23
     return tl.where(exponent == 255, 255, tl.maximum(exponent - 126, 0))
 
@@ -397,7 +398,7 @@ def _words(counter: tl.tensor, key: tl.tensor, step: tl.tensor, lane: tl.tensor)
 
 @triton.jit
 def _carries(group: tl.tensor, key: tl.tensor, step: tl.tensor, RANDOM: tl.constexpr) -> tl.tensor:
-    """What is added to the bits of each element of a tile."""
+    """The integer that is added to the bits of each element of a tile."""
     lane = tl.arange(0, 8)[None, None, :]
     if RANDOM:
         first, second = _words(group * 2, key, step, lane), _words(group * 2 + 1, key, step, lane)
@@ -407,7 +408,7 @@ def _carries(group: tl.tensor, key: tl.tensor, step: tl.tensor, RANDOM: tl.const
 
 @triton.jit
 def _code_of(x: tl.tensor, base: tl.tensor, carry: tl.tensor) -> tl.tensor:
-    """The code of each element of a tile, as int32."""
+    """Compute the code of each element of a tile, as int32."""
     bits = x.to(tl.int32, bitcast=True)
     # Beyond 2**31 the sum of a NaN's bits would be negative; its block has no codes.
     exponent = tl.minimum((((bits & _MAGNITUDE).to(tl.uint32) + carry.to(tl.uint32)) >> 23).to(tl.int32), 254)
@@ -418,7 +419,7 @@ def _code_of(x: tl.tensor, base: tl.tensor, carry: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _value_of(code: tl.tensor, base: tl.tensor) -> tl.tensor:
-    """What codes of 0 to 255 stand for in blocks of a base below 255."""
+    """The values of codes 0 to 255 in blocks of a base below 255."""
     place = code & 0x7F
     power = tl.minimum(place + base[:, None, None], 255) << 23
     return (tl.where(place == 0, 0, power) | ((code << 24) & _SIGN)).to(tl.float32, bitcast=True)
@@ -545,12 +546,12 @@ def natural_add_decoded(bases: Tensor, codes: Tensor, out: Tensor, block: int, s
 
 
 def _programs(count: int, part: dict[str, int]) -> tuple[int]:
-    """A program for every few blocks of ``count``, of which it takes one part after the other."""
+    """The grid with a program for every few blocks of ``count``, which takes one part after the other."""
     return (triton.cdiv(count, part["ROWS"]),)
 
 
 def _parts(count: int, part: dict[str, int]) -> tuple[int, int]:
-    """A program for every part of every few blocks."""
+    """The grid with a program for every part of every few blocks."""
     return (triton.cdiv(count, part["ROWS"]), triton.cdiv(part["GROUPS"], part["SPAN"]))
 
 
@@ -598,14 +599,14 @@ def _loco(
 
 @mergeable
 def loco_encode(x: Tensor, norms: Tensor, codes: Tensor, block: int) -> None:
-    """The operation on a GPU; a program has whole blocks."""
+    """The operation on a GPU; a program processes whole blocks."""
     count, part = norms.numel(), tile(block)
     launch(_loco, _programs(count, part), x, norms, codes, x.numel(), count, codes.numel(), **part)
 
 
 @triton.jit
 def _scale_of(magnitude: tl.tensor) -> tl.tensor:
-    """The scale of 8-bit codes by the largest magnitude of each block, as ``gradwire.ops.stored`` rounds it."""
+    """The scale of 8-bit codes by the largest magnitude of each block, rounded as in ``gradwire.ops.stored``."""
     largest_one = magnitude.to(tl.float32, bitcast=True)
     exact = tl.div_rn(largest_one, tl.full(magnitude.shape, 127.0, tl.float32)).to(tl.int32, bitcast=True)
     scale = ((exact + 127) & ~127).to(tl.float32, bitcast=True)
@@ -670,7 +671,7 @@ def loco_encode_averaged(
     share: float,
     status: Tensor,
 ) -> None:
-    """The operation on a GPU; a program has whole blocks."""
+    """The operation on a GPU; a program processes whole blocks."""
     count, part = norms.numel(), tile(block)
     tensors = grad, error, norms, codes, status
     numbers = grad.numel(), count, codes.numel(), float32(weight), float32(share)

@@ -1,4 +1,4 @@
-"""The code that signsgd and signum send: a sign for each element, and a vote in place of the mean."""
+"""Base of signsgd and signum: a sign for each element, and a vote in place of the mean."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ _LEAST = 2.0**-149
 
 @dataclass(frozen=True)
 class SignCode(Compressor):
-    """One bit an element, or two where zero has a code of its own; the mean of all ranks is replaced by its sign."""
+    """A code of one bit an element, or two if zero has a code of its own; the mean of all ranks is replaced by its
+    sign.
+    """
 
     ties: Literal["positive", "zero"] = "positive"
 

@@ -46,7 +46,7 @@ __all__ = [
 
 
 def sign_bytes(n: int) -> int:
-    """How many bytes the signs of ``n`` elements take.
+    """The number of bytes of the signs of ``n`` elements.
 
     >>> sign_bytes(8), sign_bytes(9)
     (1, 2)
@@ -204,12 +204,12 @@ def _counts(n: int, block: int, device: torch.device) -> Tensor:
 
 
 def _mean_magnitudes(x: Tensor, block: int) -> Tensor:
-    """The mean of |x| in each block."""
+    """Compute the mean of |x| in each block."""
     return block_sums(x.abs(), block).div_(_counts(x.numel(), block, x.device))
 
 
 def _two_means(x: Tensor, block: int) -> Tensor:
-    """The mean of what is below zero in each block, then of the rest; 0 where there is none."""
+    """Compute the mean of the elements below zero in each block, then of the rest; 0 if there are none."""
     positive = x >= 0
     above = block_sums(positive.float(), block)
     sides = (x.masked_fill(positive, 0.0), _counts(x.numel(), block, x.device) - above), (x.where(positive, 0.0), above)
@@ -218,7 +218,7 @@ def _two_means(x: Tensor, block: int) -> Tensor:
 
 
 def _without_levels(x: Tensor, low: Tensor, high: Tensor, block: int) -> Tensor:
-    """``x`` less the level of its sign in its block."""
+    """Subtract from ``x`` the level of its sign in its block."""
     return x - torch.where(x >= 0, spread(high, x.numel(), block), spread(low, x.numel(), block))
 
 
@@ -418,7 +418,7 @@ StepsOfRanks = Annotated[Tensor | None, Rows(torch.float32, "1")]
 
 
 def _threshold_of(threshold: float, step: Tensor | None) -> Tensor | float:
-    """A threshold in units of the step, in the unit of the tensor."""
+    """Convert a threshold in units of the step to the unit of the tensor."""
     return float32(threshold) if step is None else step * float32(threshold)
 
 
@@ -519,7 +519,8 @@ def mean_magnitude(
     mean: Annotated[Tensor, Flat(torch.float32, "1", written=True)],
     residual: Annotated[Tensor | None, Flat(torch.float32, "n")] = None,
 ) -> None:
-    """The mean of |x|, or of |residual + x|; 0 of no elements. The order of the sum does not depend on the threads.
+    """Compute the mean of |x|, or of |residual + x|; 0 for no elements. The order of the sum does not depend on the
+    threads.
 
     Args:
         x: float32, n elements.

@@ -45,12 +45,12 @@ _TIE = tl.constexpr(2.0**-12)
 
 
 def _grid(size: int) -> tuple[int]:
-    """A program for every ``BYTES`` bytes of codes."""
+    """The grid with a program for every ``BYTES`` bytes of codes."""
     return (triton.cdiv(size, BYTES),)
 
 
 def _grid_of_blocks(count: int) -> tuple[int]:
-    """A program for every ``ROWS`` blocks."""
+    """The grid with a program for every ``ROWS`` blocks."""
     return (triton.cdiv(count, ROWS),)
 
 
@@ -178,7 +178,7 @@ def _lanes(block: tl.tensor, start: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _count_of(block: tl.tensor, n: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
-    """How many elements each block has; 1 beyond the last one, so that it can be divided by."""
+    """The number of elements of each block; 1 beyond the last one, so that it can be a divisor."""
     return tl.maximum(tl.minimum(n - block * SIZE, SIZE), 1)
 
 
@@ -320,7 +320,7 @@ def scaled_sign_add_decoded(
 def _add_sides(
     x: tl.tensor, inside: tl.tensor, low: tl.tensor, high: tl.tensor, above: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The sums below zero and of the rest, and how many the rest are, with a tile more."""
+    """Add a tile to the sums below zero and of the rest, and to the count of the rest."""
     positive = x >= 0.0
     count = tl.sum((positive & inside).to(tl.int32), axis=1)
     return low + tl.where(positive, 0.0, x), high + tl.where(positive, x, 0.0), above + count
@@ -330,7 +330,7 @@ def _add_sides(
 def _means_of(
     low: tl.tensor, high: tl.tensor, above: tl.tensor, count: tl.tensor, ROWS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The mean of each side, 0 of nothing."""
+    """The mean of each side; 0 for no elements."""
     below = count - above
     mu0 = tl.div_rn(total_of_32(low, ROWS), tl.maximum(below, 1).to(tl.float32))
     mu1 = tl.div_rn(total_of_32(high, ROWS), tl.maximum(above, 1).to(tl.float32))

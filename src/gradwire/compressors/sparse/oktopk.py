@@ -1,4 +1,4 @@
-"""Top-k for a collective that agrees on the largest elements of the sum."""
+"""Top-k for a strategy that agrees on the largest elements of the sum."""
 
 from __future__ import annotations
 

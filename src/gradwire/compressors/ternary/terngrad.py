@@ -133,7 +133,7 @@ class TernGrad(Compressor):
             super().decode_many(payloads, out, scale)
 
     def check_payload(self, payload: Payload, shape: Sequence[int]) -> None:
-        """Refuse bytes that are not five digits.
+        """Refuse bytes that are not five ternary digits.
 
         Raises:
             WireError: one is larger than 242. Every payload of 2-bit codes is accepted.

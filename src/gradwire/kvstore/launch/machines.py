@@ -105,7 +105,7 @@ class Machine(ABC):
 
 
 class Here(Machine):
-    """This machine. Workers share its terminal."""
+    """The machine of this process. Workers share its terminal."""
 
     @property
     def address(self) -> str:

@@ -1,4 +1,4 @@
-"""The operations that all families share, on a GPU."""
+"""Operations that all families share, on a GPU."""
 
 import torch
 import triton
