@@ -149,7 +149,7 @@ def check_decoder(compressor: Compressor, x: Tensor) -> None:
 
 
 def check_many(compressor: Compressor, x: Tensor) -> None:
-    """Check ``add_decoded_many`` over rows with gaps against a loop, and ``decode_many`` against adding to zeros, in bits."""
+    """Check ``add_decoded_many`` against a loop, and ``decode_many`` against adding to zeros, bit for bit."""
     layout = compressor.layout(x.shape)
     stride = -(-layout.nbytes // 8) * 8 + 8
     rows = torch.full((3, stride), POISON, dtype=torch.uint8, device=x.device)
