@@ -158,7 +158,7 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def digest(model: nn.Module) -> str:
     whole = torch.cat([param.detach().reshape(-1) for param in model.parameters()])
-    return hashlib.sha256(whole.numpy().tobytes()).hexdigest()
+    return hashlib.sha256(whole.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 class Training:
@@ -239,6 +239,31 @@ def nothing_to_gain(rank: int) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
     return {"auto": training.auto, "same": digest(training.model) == digest(plain)}
+
+
+def sixteen_bits(rank: int) -> dict[str, Any]:
+    """A model in bfloat16 on a slow link, where rounding to bfloat16 gains nothing; and the same under DDP alone."""
+    torch.set_num_threads(1)
+    digests, phases = [], set()
+    for steered in (True, False):
+        model, link, state = DistributedDataParallel(network().bfloat16(), bucket_cap_mb=1), LinkClock(), None
+        if steered:
+            state = gradwire.compress_ddp(model, "auto", budget="exact")
+            link = slow(state.exchange, SLOW)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        data = torch.Generator().manual_seed(rank + 1)
+        for _ in range(40):
+            x, y = examples(data)
+            optimizer.zero_grad()
+            loss_of(model, (x.bfloat16(), y.bfloat16())).backward()
+            link.compute(1e-3)
+            link.wait()
+            optimizer.step()
+            if state is not None:
+                told = state.metrics()["auto"]
+                phases.add(told["phase"])
+        digests.append(digest(model))
+    return {"digests": digests, "phases": phases, "auto": told}
 
 
 def changing_link(rank: int) -> dict[str, Any]:

@@ -46,6 +46,16 @@ def test_where_nothing_is_to_be_gained_it_is_ddp_bit_for_bit() -> None:
         assert found["auto"]["phase"] == "watching"
 
 
+def test_gradients_of_16_bits_are_summed_in_their_own_type_in_every_uncompressed_step() -> None:
+    """Three ranks, of whose sum each rounding counts; steps in which methods are tried are among them."""
+    for found in run_ranks(3, jobs.sixteen_bits):
+        one, plain = found["digests"]
+        assert one == plain
+        assert found["phases"] == {"watching", "probing"}
+        assert found["auto"]["decisions"] == []
+        assert found["auto"]["link"]["bits_per_second"] == pytest.approx(8 * jobs.SLOW, rel=0.1)
+
+
 def test_a_link_that_changes_is_noticed_within_fifty_steps() -> None:
     one, other = run_ranks(2, jobs.changing_link)
     assert one["decisions"] == other["decisions"]

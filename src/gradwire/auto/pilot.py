@@ -152,6 +152,7 @@ class AutoPilot:
         self._probed: dict[tuple[NAMES, Choice], Probed | None] = {}
         self._own: dict[tuple[NAMES, Choice], float] = {}
         self._misses = Misses()
+        self._itemsizes: dict[NAMES, int] = {}
         self._todo: list[Choice] = []
         self._trying: Choice | None = None
         self._norms: dict[NAMES, tuple[float, float]] = {}
@@ -183,11 +184,16 @@ class AutoPilot:
         full = len(self._window) >= self._length - 1 and not self._skip
         return self.phase == "watching" and not full and not self.exchange.assigned and not self.exchange.draining
 
-    def note(self, params: Sequence[Named], ready: Moment) -> BucketRun:
-        """Watch a bucket that DDP reduces itself, in a step that is idle; the caller says when it was done."""
+    def note(self, params: Sequence[Named], ready: Moment, itemsize: int = 4) -> BucketRun:
+        """Watch a bucket that DDP reduces itself, in a step that is idle; the caller says when it was done.
+
+        Args:
+            itemsize: bytes of an element as DDP sends it.
+        """
         if not self._record.runs:
             self._record.begun = ready
         run = BucketRun(tuple((name, tuple(shape)) for name, shape in params), ready, None, 0.0)
+        self._itemsizes[run.names] = itemsize
         self._record.runs.append(run)
         return run
 
@@ -521,7 +527,7 @@ class AutoPilot:
         if self.scatters:
             return self._scattered(params, choice)
         if choice.dense:
-            return PredictedTraffic(dense_traffic(numel, world), ())
+            return PredictedTraffic(dense_traffic(numel, world, self._itemsizes.get(_names(params), 4)), ())
         divided = shared(params, choice.compressor, world, policy, choice.strategy.name, main=self._code(choice))
         return traffic(divided, world)
 

@@ -129,9 +129,9 @@ def traffic(bucket: DividedBucket, workers: int) -> PredictedTraffic:
     return PredictedTraffic(dense_traffic(bucket.dense, workers), rounds)
 
 
-def dense_traffic(numel: int, workers: int) -> tuple[Round, ...]:
-    """Predict the rounds of an all-reduce over float32 elements."""
-    return (ring(4 * numel, workers),) if numel and workers > 1 else ()
+def dense_traffic(numel: int, workers: int, itemsize: int = 4) -> tuple[Round, ...]:
+    """Predict the rounds of an all-reduce over elements of so many bytes."""
+    return (ring(itemsize * numel, workers),) if numel and workers > 1 else ()
 
 
 def declared(unit: Unit) -> float:

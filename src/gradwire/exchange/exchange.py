@@ -367,13 +367,22 @@ class Exchange:
             self._undo.remember(self.residuals.changing(names))
 
     @torch.no_grad()
-    def run(self, flat: Tensor, params: Sequence[Named], itemsize: int = 4, ready: Any = None) -> None:
+    def run(
+        self,
+        flat: Tensor,
+        params: Sequence[Named],
+        itemsize: int = 4,
+        ready: Any = None,
+        given: Tensor | None = None,
+    ) -> None:
         """Replace ``flat`` by its mean over the ranks.
 
         Args:
             flat: contiguous float32, the parameters' gradients end to end in the order of ``params``.
             itemsize: bytes an element that an uncompressed exchange would send: 2 for a 16-bit model.
             ready: when the gradients were there, for a pilot; None: at the beginning of the step.
+            given: the gradients themselves, where ``flat`` is a copy of them in another dtype: if nothing of them is
+                compressed, the mean is made of these, as DDP makes it, and ``flat`` is a copy of that.
 
         Raises:
             ConfigError: ``flat`` is not of this form, or no step was begun.
@@ -382,6 +391,13 @@ class Exchange:
         self.open()
         if self.pilot is not None:
             self.pilot.before(flat, params, ready)
+        if given is not None and self._whole(params, given.dtype):
+            mean = self.begin_mean(given)
+            self.channel.settle()
+            flat.copy_(mean.wait())
+            if self.pilot is not None:
+                self.pilot.after(flat)
+            return
         plan = self.plan(params)
         self.remember([name for name, _ in params])
         drained = self._drain(flat, params) if self._draining else []
@@ -405,6 +421,11 @@ class Exchange:
             compare(flat, 0, 1.0)
         if self.pilot is not None:
             self.pilot.after(flat)
+
+    def _whole(self, params: Sequence[Named], dtype: torch.dtype) -> bool:
+        """Whether a bucket is averaged as it is: none of it is compressed, measured, or waits."""
+        own = any(name in self.assigned or name in self._draining for name, _ in params)
+        return self._summed and self.second_moment is None and not own and self.compressor.sums_in(dtype)
 
     def plain(self, dtype: torch.dtype) -> bool:
         """Return whether whole buckets of this dtype may be averaged in place, because ``run`` gives the exact mean.

@@ -246,8 +246,11 @@ class GradwireState(ExchangeState):
 
     def _plain(self, device: torch.device) -> bool:
         """Return whether all buckets are averaged in place; those that Gloo sums for a GPU go through the thread."""
-        served = device.type == "cpu" or self.exchange.channel.is_nccl
-        return served and all(map(self.exchange.plain, self._dtypes))
+        return self._served(device) and all(map(self.exchange.plain, self._dtypes))
+
+    def _served(self, device: torch.device) -> bool:
+        """Return whether the channel sums tensors on a device without a copy."""
+        return device.type == "cpu" or self.exchange.channel.is_nccl
 
     def _mean(self, buffer: Tensor, params: Sequence[Named]) -> Future[Tensor]:
         return self.exchange.begin_mean(buffer)
@@ -256,7 +259,7 @@ class GradwireState(ExchangeState):
         """Reduce as DDP does without a hook, and time it, because ``auto`` watches uncompressed steps."""
         exchange, pilot = self.exchange, self.exchange.pilot
         assert isinstance(pilot, AutoPilot)
-        run = pilot.note(params, moment(buffer.device))
+        run = pilot.note(params, moment(buffer.device), buffer.itemsize)
         group = None if self._group is None else self._group()
         exchange.counters.dense_bytes += 2 * (exchange.channel.world - 1) * buffer.nbytes // exchange.channel.world
 
@@ -273,9 +276,11 @@ class GradwireState(ExchangeState):
             self.exchange.channel.settle()
             return mean.wait()
         flat = self._scratch.float32(buffer)
-        unused = getattr(self._model(), "find_unused_parameters", False)
-        run = partial(exchange_used, self.exchange) if unused else self.exchange.run
-        run(flat, params, buffer.itemsize, ready)
+        if getattr(self._model(), "find_unused_parameters", False):
+            exchange_used(self.exchange, flat, params, buffer.itemsize, ready)
+        else:
+            given = buffer if flat is not buffer and self._served(buffer.device) else None
+            self.exchange.run(flat, params, buffer.itemsize, ready, given)
         if flat is not buffer:
             # A mean that float32 holds may be infinite in 16 bits.
             self.exchange.note(nonfinite(buffer.copy_(flat)))
