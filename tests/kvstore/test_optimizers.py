@@ -9,7 +9,7 @@ from torch import nn
 from gradwire import ConfigError, kvstore
 from gradwire.kvstore.protocol.lr_scheduler import CosineScheduler, FactorScheduler, PolyScheduler
 from gradwire.kvstore.protocol.optimizer_states import by_server
-from gradwire.kvstore.protocol.optimizers import OptimizerConfig, optimizer_names
+from gradwire.kvstore.protocol.optimizers import OptimizerConfig, SignumOptimizer, optimizer_names
 
 SHAPE = (5, 3)
 CASES = {
@@ -157,6 +157,30 @@ def test_a_limit_of_gradients_is_positive(name, value):
 def test_a_learning_rate_is_not_negative(name):
     with pytest.raises(ConfigError, match=r"-1\.0"):
         OptimizerConfig(name, {**needed(name), "learning_rate": -1.0})
+
+
+@pytest.mark.parametrize("name", [each for each in optimizer_names() if each != "test"])
+def test_a_gradient_is_not_turned_round(name):
+    with pytest.raises(ConfigError, match=f"^rescale_grad of optimizer '{name}' must be a finite number >= 0, got -0"):
+        OptimizerConfig(name, {**needed(name), "rescale_grad": -0.5})
+
+
+def test_the_optimizer_for_tests_adds_the_gradient_or_subtracts_it():
+    assert OptimizerConfig("test", {"rescale_grad": -0.5}).rescale_grad == -0.5
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1])
+@pytest.mark.parametrize(("name", "number"), [("sgd", "dampening"), ("rmsprop", "alpha"), ("rmsprop", "gamma1")])
+def test_what_torch_takes_and_makes_no_sense_is_refused(name, number, value):
+    with pytest.raises(ConfigError, match=rf"^{number} of optimizer '{name}' must be a number in .*, got {value}"):
+        OptimizerConfig(name, {number: value})
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), "0.1"])
+@pytest.mark.parametrize("number", ["lr", "momentum", "weight_decay", "wd_lh"])
+def test_a_number_of_signum_is_named_where_it_is_refused(number, value):
+    with pytest.raises(ConfigError, match=rf"^{number} of Signum must be .*, got {value!r}"):
+        SignumOptimizer([torch.nn.Parameter(torch.zeros(2))], **{number: value})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, None, "0.1"])

@@ -122,7 +122,8 @@ def traffic(bucket: DividedBucket, workers: int) -> PredictedTraffic:
             raise ConfigError(f"no traffic is known of strategy {bucket.strategy!r}: {nearest('', FORMULAS)}")
         rounds = formula(bucket, workers)
         fixed = all(unit.compressor.fixed_size for unit in bucket.units)
-        if formula in WHOLE and fixed and is_carried(bucket.dense, workers):
+        whole = registry.build("comm", bucket.strategy).gathers
+        if whole and fixed and is_carried(bucket.dense, workers):
             (alone,) = rounds
             nbytes = align(int(alone.sent) + 4 * bucket.dense)
             return PredictedTraffic((), (Round(alone.kind, nbytes, nbytes),))
@@ -215,6 +216,3 @@ FORMULAS = {
     "hierarchical": _hierarchical,
     "oktopk": _oktopk,
 }
-
-WHOLE = (_allgather, _broadcast)
-"""Those whose messages of a fixed size every worker gets, with what is not compressed in them."""

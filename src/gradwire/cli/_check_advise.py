@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from gradwire.advise.check import SHARE, WITHIN, Compared, Setting, compare, holds
-from gradwire.cli._groups import Integer, Number
+from gradwire.cli._groups import Integer, budget_option, steps_option
 from gradwire.cli._output import emit, json_option
 from gradwire.experiments.method_text import parse_method
 from gradwire.netlab import Link
@@ -31,15 +31,8 @@ MODELS, WORKERS, LINKS = ("resnet9", "vgg16_cifar"), (2, 4), ("100mbit", "1gbit"
     metavar="METHOD",
     help="NAME or NAME:PARAMETER=VALUE,...; may be repeated; no compression comes in addition.",
 )
-@click.option("--steps", default=7, show_default=True, type=Integer(3), help="Of each measured row, at most.")
-@click.option(
-    "--budget",
-    default=8.0,
-    show_default=True,
-    type=Number(0, min_open=True),
-    metavar="SECONDS",
-    help="Make fewer steps, but at least 3, where they would take longer.",
-)
+@steps_option(7, 3, "Of each measured row, at most.")
+@budget_option(8.0, "Make fewer steps, but at least 3, where they would take longer.")
 @json_option
 @click.pass_context
 def advise_command(

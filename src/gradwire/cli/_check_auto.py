@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from gradwire import report
-from gradwire.cli._groups import Integer, Number
+from gradwire.cli._groups import Integer, Number, budget_option, steps_option
 from gradwire.cli._output import appendable, counted, show, writable
 from gradwire.experiments.auto_check import CHANGED, METHODS, ROUNDS, MatrixCell, measure, read_links
 from gradwire.experiments.auto_verdicts import BEHIND, LEAST_SHARE, Verdict, read, verdicts
@@ -49,21 +49,12 @@ WORKERS, COMPUTE = (2, 4), (0.0, 0.1)
     help="Of a pretended backward pass; may be repeated. Default: 0 and 0.1.",
 )
 @click.option("--repeats", default=3, show_default=True, type=Integer(1), help="Of each cell.")
-@click.option(
-    "--steps",
-    default=DECIDING,
-    show_default=True,
-    type=Integer(ROUNDS),
-    help=f"For 'auto' to decide in, at least {CHANGED} where the link changes; and as many that count, of each method.",
+@steps_option(
+    DECIDING,
+    ROUNDS,
+    f"For 'auto' to decide in, at least {CHANGED} where the link changes; and as many that count, of each method.",
 )
-@click.option(
-    "--budget",
-    default=60.0,
-    show_default=True,
-    type=Number(0, min_open=True),
-    metavar="SECONDS",
-    help=f"Count fewer steps of a method, but at least {ROUNDS}, where they would take longer.",
-)
+@budget_option(60.0, f"Count fewer steps of a method, but at least {ROUNDS}, where they would take longer.")
 @click.option("--gradients", default="trained", show_default=True, type=click.Choice(GRADIENTS), help="As in replay.")
 @click.option(
     "--method",

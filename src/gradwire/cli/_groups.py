@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from gradwire.errors import nearest
 
-__all__ = ["CommandGroup", "Integer", "Number"]
+__all__ = ["CommandGroup", "Integer", "Number", "budget_option", "steps_option"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class CommandGroup(click.Group):
@@ -60,3 +63,25 @@ class Number(click.FloatRange):
             )
         found: float = super().convert(value, param, ctx)
         return found
+
+
+def steps_option(default: int, least: int, text: str) -> Callable[[Command], Command]:
+    """The option ``--steps`` of a command that times steps.
+
+    Args:
+        default: where it is not given.
+        least: the fewest steps of which a figure can be made.
+        text: for the help.
+    """
+    return click.option("--steps", default=default, show_default=True, type=Integer(least), help=text)
+
+
+def budget_option(default: float, text: str) -> Callable[[Command], Command]:
+    """The option ``--budget`` of such a command: the seconds that its steps may take, > 0.
+
+    Args:
+        default: where it is not given.
+        text: for the help: what is left out where they would take longer.
+    """
+    seconds = Number(0, min_open=True)
+    return click.option("--budget", default=default, show_default=True, type=seconds, metavar="SECONDS", help=text)

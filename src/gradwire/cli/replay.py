@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gradwire.cli._groups import Integer, Number
+from gradwire.cli._groups import Integer, Number, budget_option, steps_option
 from gradwire.cli._output import appendable
 from gradwire.experiments.method_text import is_auto, parse_method
 from gradwire.experiments.records import append_line
@@ -40,15 +40,8 @@ Row = dict[str, Any]
 @click.option(
     "--hook", "hooks", multiple=True, type=click.Choice(HOOKS[1:]), help="A hook that torch brings; may be repeated."
 )
-@click.option("--steps", default=10, show_default=True, type=Integer(3), help="That count, after two others.")
-@click.option(
-    "--budget",
-    default=60.0,
-    show_default=True,
-    type=Number(0, min_open=True),
-    metavar="SECONDS",
-    help="Make fewer steps, but at least 3, where they would take longer.",
-)
+@steps_option(10, 3, "That count, after two others.")
+@budget_option(60.0, "Make fewer steps, but at least 3, where they would take longer.")
 @click.option(
     "--compute",
     default=0.0,

@@ -133,7 +133,10 @@ class Strategy(Configuration, ABC):
     """Payloads are summed on their way, so those of one message have one compressor."""
 
     gathers: ClassVar[bool] = False
-    """Every rank gets the payloads of all others whole and sums them itself."""
+    """Every rank gets the payloads of all others whole and sums them itself.
+
+    Where their size is fixed, what is not compressed travels beside them, in the same message.
+    """
 
     reencodes: ClassVar[bool] = False
     """The mean is encoded a second time, by the owners of its shards."""

@@ -24,6 +24,7 @@ class Broadcast(Strategy):
     """
 
     name = "broadcast"
+    gathers = True
 
     def check(self, compressor: Compressor) -> None:
         self.refuse_rounds(compressor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradwire.errors import ConfigError, is_float32, nearest, require
+from gradwire.errors import ConfigError, is_float32, is_number, nearest, require
 from gradwire.integrations.adaptive import is_adaptive_class
 from gradwire.kvstore.protocol.keys import StoreKey
 from gradwire.kvstore.protocol.lr_scheduler import LRScheduler, scheduler_of
@@ -37,7 +38,7 @@ class SignumOptimizer(torch.optim.Optimizer):
         wd_lh: decay of the weights themselves, >= 0; only with a momentum, as in MXNet.
 
     Raises:
-        ValueError: a number outside its range.
+        ConfigError: a number outside its range, which is named.
 
     Source: Bernstein, Wang, Azizzadenesheli, Anandkumar, "signSGD: Compressed Optimisation for Non-Convex Problems",
     ICML 2018; ``mx.optimizer.Signum`` of MXNet 1.9.
@@ -51,8 +52,9 @@ class SignumOptimizer(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         wd_lh: float = 0.0,
     ) -> None:
-        if min(lr, weight_decay, wd_lh) < 0 or not 0 <= momentum < 1:
-            raise ValueError("lr, weight_decay and wd_lh must be >= 0, momentum in [0, 1)")
+        for name, value in {"lr": lr, "weight_decay": weight_decay, "wd_lh": wd_lh}.items():
+            require(is_number(value) and 0 <= value < math.inf, f"{name} of Signum", "a finite number >= 0", value)
+        require(is_number(momentum) and 0 <= momentum < 1, "momentum of Signum", "in [0, 1)", momentum)
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "wd_lh": wd_lh})
 
     @torch.no_grad()
@@ -124,6 +126,14 @@ LEFT_OUT = {"self", "params", "foreach", "capturable", "differentiable", "fused"
 MASTER, COUNT = "master", "num_update"
 """Names in a state: the float32 weights beside 16-bit ones, and how many updates a scheduler has seen."""
 
+LIMITS = {
+    "rescale_grad": (0.0, math.inf, "a finite number >= 0"),
+    "dampening": (0.0, 1.0, "a number in [0, 1]"),
+    "alpha": (0.0, 1.0, "a number in [0, 1]"),
+    "gamma1": (0.0, 1.0, "a number in [0, 1]"),
+}
+"""The smallest and the largest value of parameters that torch and MXNet do not check, and the same in words."""
+
 FIXED = {"nag": {"nesterov": True}}
 """What a name implies."""
 
@@ -134,8 +144,9 @@ class OptimizerConfig:
 
     Args:
         name: one of ``optimizer_names()``.
-        numbers: its parameters by MXNet's names or torch's; besides those, ``rescale_grad`` multiplies every gradient
-            (default 1) and ``clip_gradient`` > 0 then limits each element to [-c, c] (default: no limit);
+        numbers: its parameters by MXNet's names or torch's; besides those, ``rescale_grad`` >= 0 multiplies every
+            gradient (default 1; that of "test" may be negative) and ``clip_gradient`` > 0 then limits each element to
+            [-c, c] (default: no limit);
             ``multi_precision=True`` keeps weights of 16 bits and their states in float32 beside them;
             ``lazy_update=True`` of "sgd" and "adam" leaves the rows alone that a row-sparse gradient does not name;
             ``lr_scheduler`` is one of ``gradwire.kvstore.mxnet.lr_scheduler``, whose rate takes the place of the
@@ -289,6 +300,10 @@ class OptimizerConfig:
         if name == "clip_gradient":
             # Limits of 0 or less would make one number of all gradients.
             right, allowed = right and (value is None or value > 0), "a finite number > 0, or None"
+        elif name in LIMITS and self.name != TEST:
+            # Values that torch takes, with which weights go up the gradient or become NaN.
+            lowest, highest, words = LIMITS[name]
+            right, allowed = right and lowest <= value <= highest, words
         require(right, f"{name} of optimizer {self.name!r}", allowed, value)
 
 
