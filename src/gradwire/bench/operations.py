@@ -13,8 +13,8 @@ launch: what a GPU launches is measured with ``gradwire check gpu``.
 
 Bytes of an operation are the sizes of the tensors that it reads and of those that it writes. What it changes in place
 counts as read and as written, even where it is overwritten (``zero_``, ``copy_``); ``out=`` counts as written; an
-element that an expanded tensor shows several times counts once. What takes a bad step back (``copy_where``,
-``fill_where``) looks at a flag first, and counts as that flag.
+element that an expanded tensor shows several times counts once; of a tensor in which pieces lie only these count. What
+takes a bad step back (``copy_where``, ``fill_where``, ``write_codes``) looks at a flag first, and counts as that flag.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwire.errors import GradwireError
+from gradwire.ops.base import find
 from gradwire.testing.sync import is_wait
 
 __all__ = ["OperationCount", "WouldWaitError"]
@@ -122,11 +123,14 @@ class OperationCount(TorchDispatchMode):
             return 1
         if func._schema.name.startswith(_FACTORIES):
             return sum(map(self._size, made))
+        own = _elements_of_pieces(func._schema.name, args)
         for number, argument in enumerate(func._schema.arguments):
             value = args[number] if number < len(args) else given.get(argument.name)
             written = argument.alias_info is not None and argument.alias_info.is_write
             for each in _tensors((value,)):
-                total += self._size(each) * (2 if written and not argument.is_out else 1)
+                rows = each.itemsize * (each.size(0) if each.dim() == 2 else 1)
+                size = rows * own[argument.name] if argument.name in own else self._size(each)
+                total += size * (2 if written and not argument.is_out else 1)
                 if written:
                     changed.add(id(each))
         return total + sum(self._size(each) for each in made if id(each) not in changed)
@@ -143,6 +147,12 @@ class OperationCount(TorchDispatchMode):
             return 0
         lengths = (length for length, step in zip(tensor.shape, tensor.stride(), strict=True) if step or length == 0)
         return tensor.itemsize * math.prod(lengths)
+
+
+def _elements_of_pieces(name: str, args: tuple[Any, ...]) -> dict[str, int]:
+    """Count, for each argument that is the tensor in which pieces lie, the elements of a row that pieces have."""
+    operation, several = find(name.removeprefix("gradwire::")) if name.startswith("gradwire::") else (None, False)
+    return operation.many.sizes(args[0]) if operation is not None and several else {}
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -159,15 +159,16 @@ class Compressor(Configuration, ABC):
     before the first. They travel with the uncompressed parameters of the next step, so they cost no message."""
 
     takes_pieces: ClassVar[bool] = False
-    """All that encodes and decodes is made of operations, which take ``gradwire.ops.Pieces`` in place of tensors: then
-    the pieces of a message are worked on in one call. A subclass that does either in its own way says it anew."""
+    """All that encodes, decodes and settles is made of operations, which take ``gradwire.ops.Pieces`` in place of
+    tensors: then the pieces of a message are worked on in one call. A subclass that does any of these in its own way
+    says it anew."""
 
     tells_nonfinite: ClassVar[bool] = False
     """A payload has an infinity or a NaN where what was encoded has: also the sum of such payloads tells of it."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if overrides(cls, _CODE, "takes_pieces"):
+        if overrides(cls, _CODE | {"settle"}, "takes_pieces"):
             cls.takes_pieces = False
         if overrides(cls, ("encode", "encode_scaled"), "tells_nonfinite"):
             cls.tells_nonfinite = False

@@ -260,7 +260,9 @@ class Batch:
 
     def settle(self, flat: Tensor) -> None:
         """Let the method convert the mean to the optimizer's gradient."""
-        if self.compressor.settles:
+        if self.compressor.settles and self.several and self.compressor.takes_pieces:
+            self.compressor.settle(self.of(flat))
+        elif self.compressor.settles:
             for piece in self.pieces:
                 piece.unit.compressor.settle(piece.of(flat))
 

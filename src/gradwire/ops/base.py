@@ -205,6 +205,14 @@ class Many:
             self._forms[found[0]] = {name: form for name, form in forms if isinstance(form, Places | Each)}
         return found[0]
 
+    def sizes(self, table: torch.Tensor) -> dict[str, int]:
+        """Count the elements that all pieces have together, for each argument in which they lie: of one row of it.
+
+        Args:
+            table: one that this operation was called with.
+        """
+        return {name: sum(form.sizes) for name, form in self._forms[table].items() if isinstance(form, Places)}
+
     def _make(self, rows: int, given: dict[str, Any]) -> torch.Tensor:
         bases = {name: value.base if type(value) is Pieces else value for name, value in given.items()}
         table = []

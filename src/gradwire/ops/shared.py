@@ -15,6 +15,7 @@ from gradwire.ops.checks import float32
 from gradwire.ops.feedback import compensate
 from gradwire.ops.momentum import advance
 from gradwire.ops.philox4x32 import philox_words
+from gradwire.ops.stored import keep_unless, row_bytes, write
 from gradwire.ops.sums import SUM_BLOCK, block_sums, mean_of_sums
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "precondition",
     "precondition_update",
     "swap",
+    "write_codes",
 ]
 
 Beta = Annotated[float, Where("0 <= beta < 1", "in [0, 1)")]
@@ -281,3 +283,35 @@ def swap(a: Written, b: Written) -> None:
         kept = x.clone()
         x.copy_(y)
         y.copy_(kept)
+
+
+Codes = Annotated[Tensor, Flat(torch.uint8, "-(-n // block) * row_bytes(block)", written=True)]
+CodeBlock = Annotated[int, Where("16 <= block <= 1024 and block % 16 == 0", "a multiple of 16 from 16 to 1024")]
+
+
+@declared(native=False)
+def write_codes(values: Floats, stored: Codes, block: CodeBlock, when: When = None) -> None:
+    """Store numbers in codes of 8 bits where a flag on the device says so: stored = codes of values if when.
+
+    A code and a scale are those of ``gradwire.ops.stored``, so that numbers that were read there come back as the bytes
+    that they were. Nothing waits for the device, and where the flag is not set nothing is read or written.
+
+    Args:
+        values: float32, n elements; not changed.
+        stored: uint8, ceil(n / block) * (block + 4); what fills the last block becomes zeros.
+        block: elements that share a scale, a multiple of 16 from 16 to 1024.
+        when: bool, 1 element; None: always.
+
+    Raises:
+        ConfigError: a tensor or the block is not of this form.
+
+    >>> stored = torch.zeros(20, dtype=torch.uint8)
+    >>> write_codes(torch.tensor([127.0, -3.2]), stored, 16)
+    >>> stored.view(torch.int8)[:3].tolist()
+    [127, -3, 0]
+    """
+    rows = stored.view(-1, row_bytes(block))
+    if when is None:
+        write(rows, values)
+    else:
+        keep_unless(~when, values, rows)

@@ -45,6 +45,11 @@ class EightBit(Compressor):
         """The number of elements that share a scale; 0 for all."""
 
     @property
+    def takes_pieces(self) -> bool:  # type: ignore[override]
+        """Only codes with a scale for each block: one for a whole tensor is found in a pass of its own."""
+        return self.span > 0
+
+    @property
     def contraction(self) -> bool:
         return True
 

@@ -13,7 +13,7 @@ from gradwire.compressors.casts import ops
 from gradwire.compressors.casts.ops import KINDS, codebook
 from gradwire.ops.checks import float32
 from gradwire.ops.triton.accumulate import add_residual
-from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.launch import BLOCK, by_reference, launch
 from gradwire.ops.triton.levels import blocks, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton.levels import elements as elements_of
 from gradwire.ops.triton.many import mergeable
@@ -230,8 +230,9 @@ def _eightbit(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
     values = load(x, group, n)
     norm = _scale_of(values)
@@ -245,10 +246,11 @@ def _eightbit(
         store(codes, _code_of(load(x, group, n), norm, book, KIND).to(tl.uint8), group, n)
 
 
+@mergeable
 def eightbit_encode(x: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int) -> None:
     """The operation on a GPU; a block of 0 runs its reference there."""
     if block == 0:
-        ops.eightbit_encode.reference(x, scales, codes, kind, block)
+        by_reference(ops.eightbit_encode, x, scales, codes, kind, block)
         return
     n, count, part = x.numel(), scales.numel(), tile(block)
     grid = (triton.cdiv(count, part["ROWS"]),)
@@ -290,8 +292,9 @@ def _eightbit_feedback(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     group = groups(block, 0, GROUPS, SPAN)
     magnitude = largest(load(residual, group, n) + load(grad, group, n))
     for start in range(SPAN, GROUPS, SPAN):
@@ -306,12 +309,13 @@ def _eightbit_feedback(
         _write(grad, residual, codes, book, norm, group, n, KIND, status is not None)
 
 
+@mergeable
 def eightbit_encode_feedback(
     grad: Tensor, residual: Tensor, scales: Tensor, codes: Tensor, kind: str, block: int, status: Tensor | None = None
 ) -> None:
     """The operation on a GPU; a block of 0 runs its reference there."""
     if block == 0:
-        ops.eightbit_encode_feedback.reference(grad, residual, scales, codes, kind, block, status)
+        by_reference(ops.eightbit_encode_feedback, grad, residual, scales, codes, kind, block, status)
         return
     n, count, part = grad.numel(), scales.numel(), tile(block)
     grid = (triton.cdiv(count, part["ROWS"]),)
@@ -335,8 +339,9 @@ def _eightbit_sum(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     i = elements_of(groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN))
     total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
@@ -348,10 +353,11 @@ def _eightbit_sum(
     tl.store(out + i, total, mask=i < n)
 
 
+@mergeable
 def eightbit_add_decoded(scales: Tensor, codes: Tensor, out: Tensor, kind: str, block: int, scale: float) -> None:
     """The operation on a GPU; a block of 0 runs its reference there."""
     if block == 0:
-        ops.eightbit_add_decoded.reference(scales, codes, out, kind, block, scale)
+        by_reference(ops.eightbit_add_decoded, scales, codes, out, kind, block, scale)
         return
     (ranks, n), count, part = codes.shape, scales.size(1), tile(block)
     grid = (triton.cdiv(count, part["ROWS"]), triton.cdiv(part["GROUPS"], part["SPAN"]))

@@ -54,6 +54,7 @@ class Natural(Compressor):
 
     name = "natural"
     fine = True
+    takes_pieces = True
     reference = "S. Horvath, C.-Y. Ho, L. Horvath, A. N. Sahu, M. Canini, P. Richtarik, Natural Compression, MSML 2022"
 
     def __post_init__(self) -> None:

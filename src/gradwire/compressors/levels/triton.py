@@ -11,11 +11,12 @@ from torch import Tensor
 from gradwire.compressors.levels import ops
 from gradwire.compressors.levels.ops import top_of
 from gradwire.ops.checks import float32
-from gradwire.ops.triton.launch import BLOCK, launch
+from gradwire.ops.triton.launch import BLOCK, by_reference, launch
 from gradwire.ops.triton.levels import blocks, elements, groups, largest, load, norm_of, store, tile
 from gradwire.ops.triton.many import mergeable
 from gradwire.ops.triton.philox import philox_words
 from gradwire.ops.triton.status import flag_nonfinite
+from gradwire.ops.triton.stored import code_scale, write_rows
 
 __all__ = [
     "loco_encode",
@@ -35,8 +36,6 @@ _SIGN = tl.constexpr(-0x80000000)
 _MAGNITUDE = tl.constexpr(0x7FFFFFFF)
 _FRACTION = tl.constexpr(0x7FFFFF)
 _MIDDLE = tl.constexpr(12582912.0)
-_INFINITY = tl.constexpr(0x7F800000)
-_LEAST = tl.constexpr(2.0**-100)
 ROUND_GROUPS = BLOCK // 8
 """What a program rounds with one norm."""
 
@@ -156,7 +155,7 @@ def qsgd_encode(
 ) -> None:
     """The operation on a GPU; norm "l2" and the grid "powers" run its reference there."""
     if norm == "l2" or grid == "powers":
-        ops.qsgd_encode.reference(x, norms, codes, bits, block, norm, key, step, levels, grid)
+        by_reference(ops.qsgd_encode, x, norms, codes, bits, block, norm, key, step, levels, grid)
         return
     n, count, size, part = x.numel(), norms.numel(), codes.numel(), tile(block)
     form = {"BITS": bits, "TOP": top_of(bits, levels), **part}
@@ -246,7 +245,7 @@ def qsgd_encode_feedback(
     """The operation on a GPU; norm "l2" and the grid "powers" run its reference there."""
     tensors = grad, residual, norms, codes
     if norm == "l2" or grid == "powers":
-        ops.qsgd_encode_feedback.reference(*tensors, bits, block, norm, key, step, status, shrink, levels, grid)
+        by_reference(ops.qsgd_encode_feedback, *tensors, bits, block, norm, key, step, status, shrink, levels, grid)
         return
     n, count, size, part = grad.numel(), norms.numel(), codes.numel(), tile(block)
     form = {"BITS": bits, "TOP": top_of(bits, levels), **part}
@@ -302,7 +301,7 @@ def qsgd_add_decoded(
 ) -> None:
     """The operation on a GPU; the grid "powers" runs its reference there."""
     if grid == "powers":
-        ops.qsgd_add_decoded.reference(norms, codes, out, bits, block, scale, levels, grid, fresh)
+        by_reference(ops.qsgd_add_decoded, norms, codes, out, bits, block, scale, levels, grid, fresh)
         return
     (ranks, size), count, part = codes.shape, norms.size(1), tile(block)
     rows = norms, norms.stride(0), codes, codes.stride(0), ranks
@@ -438,8 +437,9 @@ def _natural(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     magnitude = largest(load(x, groups(block, 0, GROUPS, SPAN), n))
     for start in range(SPAN, GROUPS, SPAN):
         magnitude = tl.maximum(magnitude, largest(load(x, groups(block, start, GROUPS, SPAN), n)))
@@ -451,6 +451,7 @@ def _natural(
         store(codes, code.to(tl.uint8), group, n)
 
 
+@mergeable
 def natural_encode(x: Tensor, bases: Tensor, codes: Tensor, rounding: str, block: int, key: int, step: int) -> None:
     """The operation on a GPU."""
     n, count, part = x.numel(), bases.numel(), tile(block)
@@ -473,8 +474,9 @@ def _natural_feedback(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     _, x = _sum(grad, residual, groups(block, 0, GROUPS, SPAN), n)
     magnitude = largest(x)
     for start in range(SPAN, GROUPS, SPAN):
@@ -493,6 +495,7 @@ def _natural_feedback(
         _keep(grad, residual, group, n, old, kept, status is not None)
 
 
+@mergeable
 def natural_encode_feedback(
     grad: Tensor,
     residual: Tensor,
@@ -524,8 +527,9 @@ def _add_powers(
     GROUPS: tl.constexpr,
     SPAN: tl.constexpr,
     ROWS: tl.constexpr,
+    program: tl.tensor = None,
 ) -> None:
-    block = blocks(ROWS)
+    block = blocks(ROWS, program)
     i = elements(groups(block, tl.program_id(1) * SPAN, GROUPS, SPAN))
     total = tl.load(out + i, mask=i < n)
     for _ in range(ranks):
@@ -538,6 +542,7 @@ def _add_powers(
     tl.store(out + i, total, mask=i < n)
 
 
+@mergeable
 def natural_add_decoded(bases: Tensor, codes: Tensor, out: Tensor, block: int, scale: float) -> None:
     """The operation on a GPU."""
     (ranks, n), count, part = codes.shape, bases.size(1), tile(block)
@@ -605,15 +610,6 @@ def loco_encode(x: Tensor, norms: Tensor, codes: Tensor, block: int) -> None:
 
 
 @triton.jit
-def _scale_of(magnitude: tl.tensor) -> tl.tensor:
-    """The scale of 8-bit codes by the largest magnitude of each block, rounded as in ``gradwire.ops.stored``."""
-    largest_one = magnitude.to(tl.float32, bitcast=True)
-    exact = tl.div_rn(largest_one, tl.full(magnitude.shape, 127.0, tl.float32)).to(tl.int32, bitcast=True)
-    scale = ((exact + 127) & ~127).to(tl.float32, bitcast=True)
-    return tl.where(magnitude >= _INFINITY, float("inf"), tl.where(largest_one < _LEAST, 0.0, scale))
-
-
-@triton.jit
 def _loco_averaged(
     grad: tl.tensor,
     error: tl.tensor,
@@ -634,9 +630,9 @@ def _loco_averaged(
     group = groups(block, 0, GROUPS, SPAN)
     i = elements(group)
     column = tl.arange(0, SPAN)[None, :, None] * 8 + tl.arange(0, 8)[None, None, :]
-    room = (column < GROUPS * 8) & (block < count)[:, None, None]
-    place = block[:, None, None] * (GROUPS * 8 + 4) + column
-    code = tl.load(error + place, mask=i < n, other=0).to(tl.int8, bitcast=True)
+    code = tl.load(error + block[:, None, None] * (GROUPS * 8 + 4) + column, mask=i < n, other=0).to(
+        tl.int8, bitcast=True
+    )
     byte = tl.arange(0, 4)[None, :]
     behind = error + block[:, None] * (GROUPS * 8 + 4) + GROUPS * 8 + byte
     stored = tl.load(behind, mask=(block < count)[:, None], other=0).to(tl.int32) << byte * 8
@@ -649,14 +645,9 @@ def _loco_averaged(
     q = _nearest(x, norm)
     _store_nibbles(codes, q, group, size)
     now = tl.where(i < n, m * share + (x - _step_of(norm, 7)[:, None, None] * q), 0.0)
-    scale = _scale_of(largest(now))
-    parts = scale.to(tl.int32, bitcast=True)[:, None] >> byte * 8
-    tl.store(behind, parts.to(tl.uint8), mask=(block < count)[:, None])
+    scale = code_scale(largest(now))
     flag_nonfinite(scale, status)
-    usable = (scale > 0.0) & (scale < float("inf"))
-    inverse = tl.where(usable, tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale), 0.0)
-    rounded = (now * inverse[:, None, None] + _MIDDLE).to(tl.int32, bitcast=True) & 0xFF
-    tl.store(error + place, tl.where(usable[:, None, None], rounded, 0).to(tl.uint8), mask=room)
+    write_rows(error, now, scale, block, count, GROUPS, SPAN)
     tl.store(grad + i, m, mask=i < n)
 
 

@@ -33,6 +33,7 @@ class SignCode(Compressor):
     elementwise = True
     votes = True
     settles = True
+    takes_pieces = True
 
     def __post_init__(self) -> None:
         require(self.ties in ("positive", "zero"), f"{type(self).__name__}.ties", "'positive' or 'zero'", self.ties)
